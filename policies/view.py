@@ -1,0 +1,121 @@
+"""What a policy sees and what it answers: immutable, made of numbers, JSON-safe.
+
+The same objects are filled by the live router, by shadow policies and by the simulator, so a
+policy cannot tell where it runs. Everything a policy may depend on is in the `Snapshot`: time,
+decision number and seed included. Token counts are tokens, not blocks; times are milliseconds
+unless a name ends in `_s`.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+from msgspec import Struct
+
+CandidateId = NewType("CandidateId", str)
+"""One (replica, data-parallel rank) a request can be sent to: `r1`, or `r1#2` for rank 2."""
+
+
+class CostModel(Struct, frozen=True, kw_only=True, gc=False):
+    """Learned time parameters of one replica class; all non-negative.
+
+    prefill(u, c) = base_ms + ms_per_token * u + ms_per_mtoken2 * u * (c + u / 2) / 1e6
+    for u uncached tokens behind c cached ones: linear layers cost by token, attention by
+    (token, context) pair. Source of the shape: FAST'25 Mooncake, Eq. 1 (a*n^2*d + b*n*d^2).
+    """
+
+    base_ms: float = 20.0
+    ms_per_token: float = 0.1
+    ms_per_mtoken2: float = 0.5
+    ms_per_running: float = 0.0  # what each request that already decodes adds to a first token
+    ms_per_fetched_token: float = 0.01  # reading a token's KV from the cpu tier or the pool
+    error_ms: float = 0.0  # mean absolute error of recent predictions; 0.0 before the first
+
+    def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
+        """Predict the time to compute `num_uncached_tokens` behind `num_cached_tokens`."""
+        u = num_uncached_tokens
+        return (
+            self.base_ms
+            + self.ms_per_token * u
+            + self.ms_per_mtoken2 * u * (num_cached_tokens + 0.5 * u) * 1e-6
+        )
+
+
+class RequestView(Struct, frozen=True, kw_only=True, gc=False):
+    """The request to place.
+
+    `first_blocks_hash` digests the prompt's first blocks (64 bits, None where tokens are not
+    known); `session_hash` digests the session id (None: no session known).
+    """
+
+    num_tokens: int
+    session_hash: int | None = None
+    session_candidate: CandidateId | None = None  # where the session's last turn ran
+    first_blocks_hash: int | None = None
+
+
+class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
+    """One candidate as it stands for this request. Ineligible ones are not offered.
+
+    Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu; gpu includes what a
+    request in flight there is computing right now (owned speculation), whose remaining work is
+    in `queue_ms`. The engine recomputes the last token of a full hit: matches are already
+    capped to what it can reuse.
+    """
+
+    id: CandidateId
+    num_gpu_tokens: int = 0
+    num_cpu_tokens: int = 0  # leading tokens in gpu or cpu tier: >= num_gpu_tokens
+    num_requests: int = 0  # in flight, from dispatch to last byte
+    num_waiting: int = 0  # of those, before their first token
+    num_queued_tokens: int = 0  # uncached tokens of the waiting ones
+    queue_ms: float = 0.0  # predicted time until the prefills ahead are done
+    cost: CostModel = CostModel()
+
+
+class Snapshot(Struct, frozen=True, kw_only=True, gc=False):
+    """All a decision may depend on.
+
+    `number` counts this router's decisions from 0; `seed` is fixed for the process. `replicas`
+    is non-empty and ordered by configuration, ranks in order.
+    """
+
+    now_s: float
+    number: int
+    seed: int
+    request: RequestView
+    replicas: tuple[ReplicaView, ...]
+    num_pool_tokens: int | None = None  # leading tokens in the shared pool; None: no pool asked
+
+
+class CandidateCost(Struct, frozen=True, kw_only=True, gc=False):
+    """What sending the request to one candidate is predicted to cost, in milliseconds.
+
+    ttft_ms = queue_ms + fetch_ms + prefill_ms; `others_ms` is the policy's price for the delay
+    of everyone else; `total_ms` is what the policy compares (lower wins).
+    """
+
+    id: CandidateId
+    num_uncached_tokens: int
+    num_fetched_tokens: int
+    queue_ms: float
+    fetch_ms: float
+    prefill_ms: float
+    others_ms: float
+    total_ms: float
+
+    @property
+    def ttft_ms(self) -> float:
+        """Predict the time to the first token, without the network."""
+        return self.queue_ms + self.fetch_ms + self.prefill_ms
+
+
+class Decision(Struct, frozen=True, kw_only=True, gc=False):
+    """Where the request goes, and why in a few words (no prompt text).
+
+    `costs` holds one entry per candidate for policies that compare costs, else it is empty.
+    """
+
+    candidate: CandidateId
+    reason: str
+    costs: tuple[CandidateCost, ...] = ()
