@@ -38,4 +38,4 @@ def session_of(
 
 def session_hash(session: str, model: str) -> int:
     """Digest a session id (63 bits): what is kept, compared and logged instead of the id."""
-    return xxhash.xxh3_64_intdigest(f"{model}\0{session}") >> 1
+    return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode()) >> 1

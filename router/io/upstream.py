@@ -81,19 +81,35 @@ class Answer:
         """Whether the whole body has been read."""
         return self._response.content.at_eof()
 
+    async def gather(self, limit_bytes: int) -> None:
+        """Read the rest of the body into `first`, up to about `limit_bytes`.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: the answer broke off.
+        """
+        parts = [self.first]
+        num_bytes = len(self.first)
+        while num_bytes < limit_bytes and not self.complete:
+            chunk = await self._next()
+            parts.append(chunk)
+            num_bytes += len(chunk)
+        self.first = b"".join(parts)
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body after `first`, as it arrives.
 
         Raises:
             UpstreamBroken, UpstreamTimeout: after what was yielded the answer broke off.
         """
-        content = self._response.content
-        while not content.at_eof():
-            with _mapped(self._replica, "between two pieces of its answer"):
-                async with asyncio.timeout(self._idle_s):
-                    chunk = await content.readany()
+        while not self.complete:
+            chunk = await self._next()
             if chunk:
                 yield chunk
+
+    async def _next(self) -> bytes:
+        with _mapped(self._replica, "inside its answer"):
+            async with asyncio.timeout(self._idle_s):
+                return await self._response.content.readany()
 
     def close(self) -> None:
         """Give the connection back, or cut it where the answer was not read to its end."""
