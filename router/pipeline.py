@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 import orjson
@@ -32,7 +32,7 @@ from router.api.sessions import session_hash, session_of
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.config import Config
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
-from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, UpstreamError
+from router.errors import BadRequest, RouterError, UpstreamError
 from router.fleet import Candidate, Fleet, Lease, Outcome
 from router.index import Caches, Speculation
 from router.io.decision_log import DecisionLog
