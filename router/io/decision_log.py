@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Final
 import msgspec
 
 from router.records import DecisionRecord
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 10_000  # records; more are dropped and counted
 _FLUSH_S: Final = 0.2
@@ -51,7 +54,17 @@ class DecisionLog:
         return records
 
     def _write(self, records: list[DecisionRecord]) -> None:
-        if records:
-            lines = b"".join(self._encoder.encode(record) + b"\n" for record in records)
+        """Append; a full or vanished disk loses these records, nothing else."""
+        if not records:
+            return
+        lines = b"".join(self._encoder.encode(record) + b"\n" for record in records)
+        try:
             with self._path.open("ab") as file:
                 file.write(lines)
+        except OSError as exc:
+            for _ in records:
+                self._on_drop()
+            logger.warning(
+                "decision records lost",
+                extra={"file": str(self._path), "records": len(records), "reason": exc.strerror},
+            )
