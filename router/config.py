@@ -66,6 +66,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, Any],
         Meta(description="NAME=VALUE, repeatable", extra={"flag": "policy-param"}),
     ] = {}
+    first_blocks_tokens: Annotated[
+        int, Meta(gt=0, description="prompt tokens that prefix_hash looks at")
+    ] = 2048
 
 
 class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

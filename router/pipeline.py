@@ -31,10 +31,10 @@ from router.api.failures import error_event
 from router.api.sessions import session_hash, session_of
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.config import Config
-from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.errors import BadRequest, RouterError, UpstreamError
 from router.fleet import Candidate, Fleet, Lease, Outcome
-from router.index import Caches, Speculation
+from router.index import Caches
 from router.io.decision_log import DecisionLog
 from router.io.engine_api import EngineApi
 from router.io.upstream import Answer, Upstream, end_to_end
@@ -97,6 +97,7 @@ class Job(Struct, kw_only=True):
     completion: openai.CompletionRequest | None = None
     extra: ExtraKeys = NO_EXTRA
     tokens: Tokens | None = None
+    way: str = "unknown"  # local | engine | unknown: where the tokens come from
     num_tokens: int = 0
     tries: list[Try] = []
     tokenized_s: float = 0.0
@@ -110,9 +111,7 @@ class Placement(Struct, kw_only=True):
     decision: Decision
     snapshot: Snapshot
     lease: Lease
-    speculation: Speculation | None
-    keys: list[BlockKey]
-    contract: HashContract | None
+    claim: Claim | None
     num_cached_tokens: int
     num_gpu_tokens: int
     num_cpu_tokens: int
@@ -273,16 +272,15 @@ class Pipeline:
 
     # ---------------------------------------------------------------- 5 decide, 6 admit
 
-    def _place(self, job: Job, tried: set[str]) -> Placement:
-        """Choose a candidate and take it: from here on its load and its blocks count.
+    def _look(self, job: Job, tried: set[str], now_s: float) -> tuple[list[Candidate], Snapshot]:
+        """Freeze all that the decision may depend on.
 
         Raises:
             UnknownModel, NoReplicaAvailable: nobody serves the model, or nobody who does is up.
         """
-        now_s = self._clock()
         candidates = self._fleet.candidates(job.model, now_s, without=tried)
         matches = self._match(job, candidates)
-        snapshot = Snapshot(
+        return candidates, Snapshot(
             now_s=now_s,
             number=self._number,
             seed=self._seed,
@@ -294,16 +292,22 @@ class Pipeline:
             ),
             replicas=self._fleet.views(candidates, matches, now_s),
         )
+
+    def _place(self, job: Job, tried: set[str]) -> Placement:
+        """Choose a candidate and take it: from here on its load and its blocks count.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: nobody serves the model, or nobody who does is up.
+        """
+        now_s = self._clock()
+        candidates, snapshot = self._look(job, tried, now_s)
         self._number += 1
         policy = self._policy if job.inbound.api != "other" else self._fallback_policy
         decision = policy.decide(snapshot)
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
         candidate, view = candidates[index], snapshot.replicas[index]
-        contract = self._caches.contract(candidate.id)
-        keys = job.tokens.keys(contract, job.extra) if job.tokens and contract else []
         num_cached = max(view.num_gpu_tokens, view.num_cpu_tokens)
         num_uncached = max(job.num_tokens - num_cached, 0)
-        predicted_ms = view.queue_ms + view.cost.prefill_ms(num_uncached, num_cached)
         lease = self._fleet.begin(
             candidate.id,
             num_uncached_tokens=num_uncached,
@@ -311,10 +315,14 @@ class Pipeline:
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
             now_s=now_s,
         )
-        speculation = None
-        if contract is not None and keys:
-            new = keys[view.num_gpu_tokens // contract.block_size :]
-            speculation = self._caches.speculate(candidate.id, new)
+        contract = self._caches.contract(candidate.id)
+        claim = None
+        if job.tokens is not None and contract is not None:
+            claim = self._caches.claim(
+                candidate.id,
+                job.tokens.keys(contract, job.extra),
+                view.num_gpu_tokens // contract.block_size,
+            )
         state = self._caches.state(candidate.id)
         self._metrics.decisions.labels(policy.name, state).inc()
         self._fleet.saw_session(job.session_hash, candidate.id, now_s)
@@ -324,15 +332,53 @@ class Pipeline:
             decision=decision,
             snapshot=snapshot,
             lease=lease,
-            speculation=speculation,
-            keys=keys,
-            contract=contract,
+            claim=claim,
             num_cached_tokens=num_cached,
             num_gpu_tokens=view.num_gpu_tokens,
             num_cpu_tokens=num_cached - view.num_gpu_tokens,
             state=state,
-            predicted_ttft_ms=predicted_ms,
+            predicted_ttft_ms=view.queue_ms + view.cost.prefill_ms(num_uncached, num_cached),
         )
+
+    def _first_blocks(self, job: Job, candidates: list[Candidate]) -> int | None:
+        """Digest the prompt's first blocks: the key of the last of them, for it is chained."""
+        contract = self._caches.contract(candidates[0].id)
+        if job.tokens is None or contract is None:
+            return None
+        keys = job.tokens.keys(contract, job.extra)
+        if not keys:
+            return None
+        num_blocks = max(1, self._config.policy.first_blocks_tokens // contract.block_size)
+        return keys[min(num_blocks, len(keys)) - 1]
+
+    async def explain(self, inbound: Inbound, *, with_tokens: bool) -> dict[str, Any]:
+        """Decide as for a request, change nothing, and tell everything the decision saw.
+
+        Raises:
+            RouterError: as `route` would.
+        """
+        job = self._receive(inbound, "explain")
+        await self._tokenize(job)
+        candidates, snapshot = self._look(job, set(), self._clock())
+        decision = self._policy.decide(snapshot)
+        explained: dict[str, Any] = {
+            "model": job.model,
+            "num_tokens": job.num_tokens,
+            "way": job.way,
+            "policy": self._policy.name,
+            "decision": decision,
+            "request": snapshot.request,
+            "candidates": [
+                {"state": self._caches.state(view.id), "view": view} for view in snapshot.replicas
+            ],
+        }
+        if with_tokens and job.tokens is not None:
+            contract = self._caches.contract(decision.candidate)
+            keys = job.tokens.keys(contract, job.extra) if contract is not None else []
+            explained["contract"] = contract
+            explained["token_ids"] = list(job.tokens.ids())
+            explained["keys"] = [f"{key:015x}" for key in keys]
+        return explained
 
     # ---------------------------------------------------------------- 7 forward
 
@@ -454,8 +500,8 @@ class Pipeline:
     def _give_back(self, placement: Placement, outcome: Outcome) -> None:
         """End the request's claims: its load, and its blocks' being "computed there"."""
         self._fleet.end(placement.lease, self._clock(), outcome)
-        if placement.speculation is not None:
-            self._caches.end(placement.speculation, succeeded=outcome is Outcome.OK)
+        if placement.claim is not None:
+            self._caches.release(placement.claim, computed=outcome is Outcome.OK)
 
     # ---------------------------------------------------------------- 8 observe
 
