@@ -1,8 +1,8 @@
 """vLLM's KV events on the wire: both shapes in, one shape out; and back, for the emulator.
 
 A message is three ZMQ frames: topic, sequence (8 bytes, big-endian), msgpack payload
-`[ts, [event, ...], dp_rank]`. Events are maps tagged `type` (vLLM >= 0.2x) or arrays with the tag
-first (before). Source: vllm/distributed/kv_events.py, 0.32.0 (maps) and 0.17 (arrays).
+`[ts, [event, ...], dp_rank]`. Events are maps tagged `type`, or arrays with the tag first (older
+releases). Source: vllm/distributed/kv_events.py, 0.32.0 (maps) and 0.17 (arrays).
 
 Decoding is tolerant where engines differ (missing and surplus fields, unknown event types) and
 strict where a guess would corrupt an index (no hashes, wrong types): those raise `ValueError`.
@@ -10,30 +10,40 @@ strict where a guess would corrupt an index (no hashes, wrong types): those rais
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct, field
+from msgspec.msgpack import Decoder, Encoder
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 
 ExternalHash = int | bytes
 
 
+def _null() -> None:
+    """Default of a field that is nullable but always written (a factory is never omitted)."""
+
+
+def _no_tokens() -> list[int]:
+    return []
+
+
 class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     """Blocks that became reusable, in chain order behind `parent_block_hash`.
 
-    `token_ids` is empty where the decoder was told to skip it. `medium` None means GPU (old
-    engines). `group_idx` None means the only group.
+    `token_ids` is empty where the decoder was told to skip it. `block_size` 0: not told (the
+    offloading connector's placeholders). `medium` None means GPU (old engines). `group_idx` None
+    means the only group. As in vLLM the first seven are always written, the others if set.
     """
 
     block_hashes: list[ExternalHash]
-    parent_block_hash: ExternalHash | None = None
-    token_ids: list[int] = []
-    block_size: int = 0
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
+    parent_block_hash: ExternalHash | None = field(default_factory=_null)
+    token_ids: list[int] = field(default_factory=_no_tokens)
+    block_size: int = field(default_factory=int)
+    lora_id: int | None = field(default_factory=_null)
+    medium: str | None = field(default_factory=_null)
+    lora_name: str | None = field(default_factory=_null)
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -43,7 +53,7 @@ class BlockRemoved(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True)
     """Blocks that are gone from `medium`; one event per copy the engine had."""
 
     block_hashes: list[ExternalHash]
-    medium: str | None = None
+    medium: str | None = field(default_factory=_null)
     group_idx: int | None = None
 
 
@@ -51,18 +61,181 @@ class AllBlocksCleared(Struct, tag=True, gc=False):
     """Everything is gone, from every medium of this rank."""
 
 
-class UnknownEvent(Struct, gc=False):
+class UnknownEvent(Struct, tag=True, gc=False):
     """An event of a type this release does not know; counted, never applied."""
 
-    type: str
+    type: str = field(name="unknown_type")  # `type` on the wire is the tag
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared | UnknownEvent
+WireShape = Literal["map", "array"]
 
 
-class EventBatch(Struct, gc=False):
+class EventBatch(Struct, array_like=True, gc=False):
     """What one engine step changed."""
 
     ts: float
     events: list[KvEvent]
     dp_rank: int | None = None
+
+
+def decode(payload: bytes, *, with_tokens: bool) -> EventBatch:
+    """Decode one message's payload, in either shape.
+
+    Args:
+        payload: The third frame, msgpack.
+        with_tokens: False leaves every `token_ids` empty; they are skipped without being built.
+
+    Raises:
+        ValueError: Not an event batch, or an event of a known type without what it needs.
+    """
+    try:
+        return (_MAPS if with_tokens else _MAPS_BARE).decode(payload)
+    except msgspec.ValidationError:
+        return _decode_each(payload, with_tokens)
+    except msgspec.DecodeError as exc:
+        raise ValueError(f"not msgpack: {exc}") from exc
+
+
+def encode(batch: EventBatch, *, shape: WireShape = "map") -> bytes:
+    """Encode a batch as vLLM does: `map` as 0.32, `array` as 0.17."""
+    if shape == "map":
+        return _ENCODER.encode(batch)
+    events = [_as_array(event) for event in batch.events]
+    return _ENCODER.encode([batch.ts, events, batch.dp_rank])
+
+
+# -- map shape: the fast path ------------------------------------------------------------------
+
+
+class _BareStored(BlockStored, tag="BlockStored", omit_defaults=True, gc=False, kw_only=True):
+    """BlockStored whose `token_ids` is never on the wire, so that C skips the real one."""
+
+    token_ids: list[int] = field(default_factory=_no_tokens, name="-")
+
+
+class _BareBatch(EventBatch, array_like=True, gc=False):
+    events: list[_BareStored | BlockRemoved | AllBlocksCleared | UnknownEvent]  # type: ignore[assignment]
+
+
+_MAPS = Decoder(EventBatch)
+_MAPS_BARE = Decoder(_BareBatch)
+_ENCODER = Encoder()
+
+
+# -- array shape, mixtures and events nobody knows ---------------------------------------------
+
+
+class _ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
+    """Fields in wire order; releases before 0.17 lack some of the last ones."""
+
+    block_hashes: list[ExternalHash]
+    parent_block_hash: ExternalHash | None = None
+    token_ids: Raw = Raw(b"\x90")
+    block_size: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+
+
+class _ArrayRemoved(Struct, tag="BlockRemoved", array_like=True, gc=False):
+    block_hashes: list[ExternalHash]
+    medium: str | None = None
+
+
+class _ArrayCleared(Struct, tag="AllBlocksCleared", array_like=True, gc=False):
+    pass
+
+
+class _RawBatch(Struct, array_like=True, gc=False):
+    ts: float
+    events: list[Raw]
+    dp_rank: int | None = None
+
+
+class _Tag(Struct, gc=False):
+    type: str
+
+
+_RAW = Decoder(_RawBatch)
+_MAP = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
+_MAP_BARE = Decoder(_BareStored | BlockRemoved | AllBlocksCleared)
+_ARRAY = Decoder(_ArrayStored | _ArrayRemoved | _ArrayCleared)
+_TOKENS = Decoder(list[int])
+_MAP_TAG = Decoder(_Tag)
+_KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+def _decode_each(payload: bytes, with_tokens: bool) -> EventBatch:
+    try:
+        batch = _RAW.decode(payload)
+        events = [_decode_event(raw, with_tokens) for raw in batch.events]
+    except msgspec.DecodeError as exc:
+        raise ValueError(f"not a KV event batch: {exc}") from exc
+    return EventBatch(ts=batch.ts, events=events, dp_rank=batch.dp_rank)
+
+
+def _decode_event(raw: Raw, with_tokens: bool) -> KvEvent:
+    try:
+        if not _is_array(raw):
+            event: KvEvent = (_MAP if with_tokens else _MAP_BARE).decode(raw)
+            return event
+        return _from_array(_ARRAY.decode(raw), with_tokens)
+    except msgspec.ValidationError:
+        tag = _tag(raw)
+        if tag in _KNOWN:
+            raise
+        return UnknownEvent(tag)
+
+
+def _is_array(raw: Raw) -> bool:
+    first = bytes(memoryview(raw)[:1])[0]
+    return first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
+
+
+def _tag(raw: Raw) -> str:
+    if not _is_array(raw):
+        return _MAP_TAG.decode(raw).type
+    items = msgspec.msgpack.decode(raw)
+    if not items or not isinstance(items[0], str):
+        raise msgspec.ValidationError("event array does not start with its type")
+    return items[0]
+
+
+def _from_array(event: _ArrayStored | _ArrayRemoved | _ArrayCleared, with_tokens: bool) -> KvEvent:
+    if isinstance(event, _ArrayCleared):
+        return AllBlocksCleared()
+    if isinstance(event, _ArrayRemoved):
+        return BlockRemoved(block_hashes=event.block_hashes, medium=event.medium)
+    return BlockStored(
+        block_hashes=event.block_hashes,
+        parent_block_hash=event.parent_block_hash,
+        token_ids=_TOKENS.decode(event.token_ids) if with_tokens else [],
+        block_size=event.block_size,
+        lora_id=event.lora_id,
+        medium=event.medium,
+        lora_name=event.lora_name,
+        extra_keys=event.extra_keys,
+    )
+
+
+def _as_array(event: KvEvent) -> Any:
+    match event:
+        case BlockStored():
+            return _ArrayStored(
+                block_hashes=event.block_hashes,
+                parent_block_hash=event.parent_block_hash,
+                token_ids=Raw(_ENCODER.encode(event.token_ids)),
+                block_size=event.block_size,
+                lora_id=event.lora_id,
+                medium=event.medium,
+                lora_name=event.lora_name,
+                extra_keys=event.extra_keys,
+            )
+        case BlockRemoved():
+            return _ArrayRemoved(block_hashes=event.block_hashes, medium=event.medium)
+        case AllBlocksCleared():
+            return _ArrayCleared()
+        case UnknownEvent():
+            return [event.type]
