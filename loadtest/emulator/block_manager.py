@@ -319,6 +319,7 @@ class BlockManager:
     def _cache(self, sequence: CachedSequence, num_full_blocks: int) -> None:
         """Make blocks [num_cached_blocks, num_full_blocks) findable, reported as one event."""
         start = sequence.num_cached_blocks
+        num_full_blocks = min(num_full_blocks, len(sequence.digests))  # none where caching is off
         if start >= num_full_blocks:
             return
         digests = sequence.digests[start:num_full_blocks]
