@@ -44,8 +44,8 @@ class _Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            exc.message += f" Commands: {', '.join(self.list_commands(ctx))}."
-            raise
+            known = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"{exc.message} Commands: {known}.", ctx) from exc
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -43,13 +43,12 @@ NO_MATCH = Match(0, 0)
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
     """What an engine's own `/metrics` said about one rank.
 
-    Source: vllm:num_requests_running, vllm:num_requests_waiting, vllm:kv_cache_usage_perc (blocks
-    of running requests only; it says nothing about what is cached).
+    Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
+    counts blocks of running requests only and says nothing about what is cached.
     """
 
     num_running: int
     num_waiting: int
-    kv_usage_ratio: float
     at_s: float
 
 
@@ -183,9 +182,22 @@ class Fleet:
         self._by_model.clear()
         return True
 
-    def drain(self, name: str) -> None:
-        """Offer a replica no more; what runs there goes on. KeyError if unknown."""
-        self.add(self._replicas[name].drained())
+    def drain(self, name: str, *, draining: bool = True) -> None:
+        """Offer a replica no more (or again); what runs there goes on. KeyError if unknown."""
+        self.add(replace(self._replicas[name], draining=draining))
+
+    def model(self, name: str) -> ServedModel | None:
+        """Find a served model or adapter by name."""
+        for replica in self._replicas.values():
+            for served in replica.models:
+                if served.id == name:
+                    return served
+        return None
+
+    def is_up(self, name: str, now_s: float) -> bool:
+        """Say whether requests may be sent to a replica, as far as its health goes."""
+        health = self._health.get(name)
+        return health is not None and health.can_accept(now_s)
 
     def is_idle(self, name: str) -> bool:
         """Say whether nothing is in flight at a replica: it was drained, or has no work."""
