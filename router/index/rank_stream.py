@@ -139,7 +139,6 @@ class RankStream:
     def connected(self) -> None:
         """The publisher is (again) there: ask for what was missed, and whether it is the same."""
         self._disconnected_s = None
-        self._history.trust_replay()
         self.verify()
 
     def disconnected(self, now_s: float) -> None:
@@ -162,6 +161,7 @@ class RankStream:
         Cheap (one batch comes back); for quiet streams and after a health probe's suspicion.
         """
         if self._history.wanted is None:
+            self._history.trust_replay()
             self._history.ask()
 
     # -- batches and replay ------------------------------------------------------------------
