@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from router.errors import UpstreamError
-from router.index.block_index import BlockIndex
 from router.index.rank_stream import RankStream
 from router.io.engine_events import EngineEvents, Message
 
@@ -40,7 +40,6 @@ class Pace(Struct, frozen=True, kw_only=True):
     tick_s: float = 0.5
     quiet_s: float = 10.0  # without a batch for so long, ask whether one was missed
     settle_s: float = 1.0  # the same after connecting: a subscription takes a moment to arrive
-    reply_s: float = 2.0  # between two replay replies; the engine looks every 0.1 s
     min_pause_s: float = 0.5  # after a failure, doubled up to the maximum, with jitter
     max_pause_s: float = 30.0
 
@@ -55,16 +54,16 @@ def _ignore(stream: RankStream) -> None:
 async def follow(
     stream: RankStream,
     source: EngineEvents,
-    index: BlockIndex,
     *,
+    clock: Callable[[], float] = time.monotonic,
     on_change: Callable[[RankStream], None] = _ignore,
     pace: Pace = _PATIENT,
 ) -> None:
-    """Keep `index` equal to what one rank says, until cancelled. Closes `source`.
+    """Keep the index equal to what one rank says, until cancelled. Closes `source`.
 
     `on_change` is called after state, reason, epoch or contract of the stream have changed.
     """
-    follower = _Follower(stream, source, index, on_change, pace)
+    follower = _Follower(stream, source, clock, on_change, pace)
     num_failures = 0
     try:
         while True:
@@ -87,7 +86,6 @@ class _Follower:
 
     __slots__ = (
         "_clock",
-        "_index",
         "_num_failed",
         "_on_change",
         "_pace",
@@ -102,17 +100,17 @@ class _Follower:
         self,
         stream: RankStream,
         source: EngineEvents,
-        index: BlockIndex,
+        clock: Callable[[], float],
         on_change: Callable[[RankStream], None],
         pace: Pace,
     ) -> None:
         self._stream = stream
         self._source = source
-        self._index = index
         self._on_change = on_change
         self._pace = pace
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock
         self._told = _standing(stream)
+        stream.opened(has_replay=source.has_replay)
         self._quiet_at_s = float("inf")  # not before it is connected
         self._replay_at_s = 0.0
         self._num_failed = 0
@@ -132,7 +130,6 @@ class _Follower:
             await self._replay()
         self._stream.tick(self._clock())
         self._tell()
-        self._index.sweep()
 
     def _note_link(self, is_up: bool | None) -> None:
         if is_up:
@@ -149,7 +146,7 @@ class _Follower:
         start = self._stream.begin_replay()
         try:
             async with self._source.replay(start) as replies:
-                while messages := await replies.receive(self._pace.reply_s):
+                while messages := await replies.receive():
                     await self._apply(messages, self._stream.replayed)
                 is_complete = replies.is_complete
         except (UpstreamError, ValueError) as exc:
@@ -180,7 +177,7 @@ class _Follower:
         state, reason = self._stream.standing()
         logger.info(
             "event stream changed",
-            extra={"candidate": self._stream.candidate, "state": state.value, "reason": reason},
+            extra={"candidate": self._stream.candidate, "state": state, "reason": reason},
         )
         self._told = standing
         self._on_change(self._stream)

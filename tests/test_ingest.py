@@ -12,34 +12,34 @@ from policies.view import CandidateId
 from router.index.block_index import BlockIndex
 from router.index.rank_stream import RankStream, StreamState
 from router.ingest import Pace, follow
-from router.io.engine_events import EngineEvents
-from tests.engine import CONTRACT, batch, hashes, prompt, removed, stored
+from router.io.engine_events import EngineEvents, Received
+from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored
 from tests.io.publisher import Publisher
 
 R1 = CandidateId("r1")
-QUICK = Pace(tick_s=0.02, quiet_s=0.1, settle_s=0.05, reply_s=0.3, min_pause_s=0.02)
+QUICK = Pace(tick_s=0.02, quiet_s=0.1, settle_s=0.05, min_pause_s=0.02)
 
 
-class WatchedIndex(BlockIndex):
-    """Tells when a turn of the loop is over: it is swept then."""
+class WatchedEvents(EngineEvents):
+    """Tells when a turn of the loop is over: it comes back for more."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
+        super().__init__(endpoint, replay_endpoint, "kv", replay_timeout_s=0.3)
         self.turned = asyncio.Event()
 
-    def sweep(self, max_blocks: int = 20_000) -> bool:
+    async def receive(self, timeout_s: float) -> Received:
         self.turned.set()
-        return super().sweep(max_blocks)
+        return await super().receive(timeout_s)
 
 
 class Followed:
     """A stream that is being followed, and a way to wait for what it becomes."""
 
     def __init__(self, publisher: Publisher, *, has_replay: bool = True) -> None:
-        self.index = WatchedIndex()
-        self.stream = RankStream(self.index, R1, contract=CONTRACT, has_replay=has_replay)
+        self.index = BlockIndex()
+        self.stream = RankStream(R1, self.index, block_size=BLOCK_SIZE, capacity_blocks=100)
         replay_endpoint = publisher.replay_endpoint if has_replay else None
-        self.source = EngineEvents(publisher.endpoint, replay_endpoint, "kv")
+        self.source = WatchedEvents(publisher.endpoint, replay_endpoint)
         self.states: list[StreamState] = []
 
     def num_matched(self, tokens: list[int]) -> int:
@@ -49,8 +49,8 @@ class Followed:
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not is_so():
-                self.index.turned.clear()
-                await self.index.turned.wait()
+                self.source.turned.clear()
+                await self.source.turned.wait()
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ async def following(publisher: Publisher, *, has_replay: bool = True) -> AsyncIt
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
-            follow(followed.stream, followed.source, followed.index, on_change=note, pace=QUICK)
+            follow(followed.stream, followed.source, on_change=note, pace=QUICK)
         )
         try:
             yield followed
@@ -80,8 +80,8 @@ async def test_history_before_joining_is_replayed(has_topic: bool) -> None:
             await followed.until(lambda: followed.num_matched(prompt(2)) == 3)
 
             assert followed.num_matched(prompt(1)) == 2
-            assert followed.stream.state is StreamState.EXACT
-            assert followed.stream.history_counters.num_truncated == 0
+            assert followed.stream.state == "exact"
+            assert followed.stream.counters.num_truncated == 0
 
 
 async def test_live_batches_are_applied_and_a_gap_is_replayed() -> None:
@@ -96,8 +96,8 @@ async def test_live_batches_are_applied_and_a_gap_is_replayed() -> None:
             await followed.until(lambda: followed.num_matched(prompt(3)) == 3)
 
             assert followed.num_matched(prompt(2)) == 3
-            assert followed.stream.state is StreamState.EXACT
-            assert followed.states[-1] is StreamState.EXACT
+            assert followed.stream.state == "exact"
+            assert followed.states[-1] == "exact"
 
 
 async def test_a_batch_lost_at_the_end_is_found_in_the_quiet() -> None:
@@ -110,7 +110,7 @@ async def test_a_batch_lost_at_the_end_is_found_in_the_quiet() -> None:
             publisher.lose(batch(stored(prompt(2))))
             await followed.until(lambda: followed.num_matched(prompt(2)) == 3)
 
-            assert followed.stream.history_counters.num_gaps == 0
+            assert followed.stream.counters.num_gaps == 0
 
 
 async def test_truncated_history_is_accepted() -> None:
@@ -122,7 +122,7 @@ async def test_truncated_history_is_accepted() -> None:
             await followed.until(lambda: followed.num_matched(prompt(4)) == 3)
 
             assert [followed.num_matched(prompt(n)) for n in range(5)] == [0, 0, 0, 3, 3]
-            assert followed.stream.state is StreamState.DEGRADED
+            assert followed.stream.state == "degraded"
             assert "lost" in followed.stream.reason
 
 
@@ -141,8 +141,8 @@ async def test_an_engine_that_restarts_in_silence_is_noticed() -> None:
                 await followed.until(lambda: followed.num_matched(prompt(3)) == 3)
 
                 assert followed.num_matched(prompt(1)) == 0
-                assert followed.stream.state is StreamState.EXACT
-                assert followed.stream.history_counters.num_restarts == 1
+                assert followed.stream.state == "exact"
+                assert followed.stream.counters.num_restarts == 1
 
 
 async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
@@ -151,7 +151,7 @@ async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
         other.close()
         async with following(publisher) as followed:
             followed.source._replay_endpoint = other.replay_endpoint
-            await followed.until(lambda: followed.stream.history_counters.num_failed_replays >= 3)
+            await followed.until(lambda: followed.stream.counters.num_failed_replays >= 3)
             number = iter(range(10_000))
 
             def heard() -> bool:
@@ -171,7 +171,7 @@ async def test_without_replay_the_stream_begins_where_it_joined() -> None:
             await followed.until(lambda: followed.num_matched(prompt(2)) == 3)
 
             assert followed.num_matched(prompt(1)) == 0
-            assert followed.stream.state is StreamState.DEGRADED
+            assert followed.stream.state == "degraded"
 
 
 async def test_a_long_history_arrives_whole() -> None:
@@ -182,4 +182,4 @@ async def test_a_long_history_arrives_whole() -> None:
         async with following(publisher) as followed:
             await followed.until(lambda: followed.index.num_blocks(R1) == 10_000)
 
-            assert followed.stream.state is StreamState.EXACT
+            assert followed.stream.state == "exact"

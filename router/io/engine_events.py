@@ -60,6 +60,7 @@ class EngineEvents:
         endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.
         replay_endpoint: Where it replays; None: nowhere.
         topic: Prefix of the topics wanted; empty for all.
+        replay_timeout_s: Longest wait for the next replay reply.
 
     Raises:
         ConfigError: ZeroMQ cannot make sense of the endpoint.
@@ -71,10 +72,12 @@ class EngineEvents:
         replay_endpoint: str | None = None,
         topic: str = "",
         *,
+        replay_timeout_s: float = 5.0,
         context: zmq.asyncio.Context | None = None,
     ) -> None:
         self._context = context or zmq.asyncio.Context.instance()
         self._replay_endpoint = replay_endpoint
+        self._replay_timeout_s = replay_timeout_s
         self.endpoint = endpoint
         self._sub = self._context.socket(zmq.SUB)
         _configure(self._sub, endpoint, _SUB_HWM)
@@ -142,7 +145,7 @@ class EngineEvents:
             _configure(dealer, self._replay_endpoint, _REPLAY_HWM)
             _connect(dealer, self._replay_endpoint)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-            yield Replies(dealer)
+            yield Replies(dealer, self._replay_timeout_s)
         except zmq.ZMQError as exc:
             raise UpstreamUnreachable(self._replay_endpoint, f"replay failed: {exc}") from exc
         finally:
@@ -152,13 +155,14 @@ class EngineEvents:
 class Replies:
     """The answer to one replay request, in pieces."""
 
-    __slots__ = ("_dealer", "is_complete")
+    __slots__ = ("_dealer", "_timeout_s", "is_complete")
 
-    def __init__(self, dealer: zmq.asyncio.Socket) -> None:
+    def __init__(self, dealer: zmq.asyncio.Socket, timeout_s: float) -> None:
         self._dealer = dealer
+        self._timeout_s = timeout_s
         self.is_complete = False  # the end marker was seen
 
-    async def receive(self, timeout_s: float) -> list[Message]:
+    async def receive(self) -> list[Message]:
         """Wait for replies and take what is there; empty: the end, or nothing came in time.
 
         Raises:
@@ -166,7 +170,7 @@ class Replies:
         """
         if self.is_complete:
             return []
-        await self._dealer.poll(round(timeout_s * 1000))
+        await self._dealer.poll(round(self._timeout_s * 1000))
         messages: list[Message] = []
         for frames in _drain(self._dealer, MAX_DRAINED):
             message = parse_reply(frames)
