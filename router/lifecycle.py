@@ -26,13 +26,11 @@ from typing import Any, Final
 import msgspec
 import uvloop
 from aiohttp import web
-from msgspec.structs import replace
 
 from policies.registry import create
 from policies.view import CandidateId
 from router import logs
 from router.config import Config, ReplicaConfig
-from router.contracts import ALGORITHMS, Algorithm, HashContract
 from router.errors import (
     ConfigError,
     RouterError,
@@ -280,11 +278,7 @@ class Router:
         self.fleet.add(replica)
         self.fleet.probe_ok(name, self._now())
         for candidate in candidates_of(replica):
-            self.caches.add(
-                candidate.id,
-                self._stream(candidate.id, replica, facts),
-                capacity_blocks=facts.num_gpu_blocks or _DEFAULT_CAPACITY,
-            )
+            self.caches.add(candidate.id, self._stream(candidate.id, replica))
         self._waiting_for.pop(name, None)
         logger.info(
             "replica found",
@@ -315,18 +309,13 @@ class Router:
             }
         return facts.event_sources
 
-    def _stream(self, candidate: CandidateId, replica: Replica, facts: EngineFacts) -> RankStream:
-        """Begin a rank's stream with the likeliest contract: what the replica says, or defaults."""
-        seeds = self._config.hash.seeds
-        algorithm: Algorithm = next((a for a in ALGORITHMS if a == facts.hash_algorithm), "sha256")
-        guess = HashContract(
-            algorithm=algorithm, block_size=replica.block_size or _DEFAULT_BLOCK_SIZE
-        )
+    def _stream(self, candidate: CandidateId, replica: Replica) -> RankStream:
         return RankStream(
-            self.caches.index,
             candidate,
-            contract=replace(guess, seed=seeds[0]) if seeds else guess,
-            seeds=seeds,
+            self.caches.index,
+            block_size=replica.block_size or _DEFAULT_BLOCK_SIZE,
+            capacity_blocks=replica.num_blocks or _DEFAULT_CAPACITY,
+            seeds=self._config.hash.seeds,
             lora_paths={m.id: m.root for m in replica.models if m.parent and m.root},
         )
 
@@ -526,13 +515,9 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
 
 
 def _event_counts(stream: RankStream) -> dict[str, int]:
-    """Put all counters of a stream side by side, `num_` cut off: labels of one metric."""
-    parts = (stream.counters, stream.block_counters, stream.history_counters)
-    return {
-        name.removeprefix("num_"): value
-        for part in parts
-        for name, value in msgspec.structs.asdict(part).items()
-    }
+    """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
+    counters = msgspec.structs.asdict(stream.counters)
+    return {name.removeprefix("num_"): value for name, value in counters.items()}
 
 
 def _probe_failure(error: UpstreamError) -> ProbeFailure:

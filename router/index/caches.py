@@ -14,7 +14,7 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation
-from router.index.rank_stream import RankStream, StreamState
+from router.index.rank_stream import RankStream
 
 TRUST_DECAY = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS = 20  # nothing is concluded from fewer
@@ -39,25 +39,22 @@ class _Trust(Struct):
 class Caches:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_capacity", "_streams", "_trust", "index")
+    __slots__ = ("_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
-        self._capacity: dict[CandidateId, int] = {}
         self._streams: dict[CandidateId, RankStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
 
-    def add(self, candidate: CandidateId, stream: RankStream, *, capacity_blocks: int) -> None:
-        """Begin to answer for a candidate whose cache holds `capacity_blocks`."""
+    def add(self, candidate: CandidateId, stream: RankStream) -> None:
+        """Begin to answer for a candidate."""
         self._streams[candidate] = stream
-        self._capacity[candidate] = capacity_blocks
         self._trust[candidate] = _Trust()
 
     def drop(self, candidate: CandidateId) -> None:
         """Forget a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
-        self._capacity.pop(candidate, None)
         self.index.clear(candidate)
 
     def stream(self, candidate: CandidateId) -> RankStream | None:
@@ -72,7 +69,7 @@ class Caches:
     def state(self, candidate: CandidateId) -> str:
         """Return `exact`, `degraded` or `blind`."""
         stream = self._streams.get(candidate)
-        return StreamState.BLIND.value if stream is None else stream.state.value
+        return "blind" if stream is None else stream.state
 
     def trust(self, candidate: CandidateId) -> float:
         """Return the share of recent predictions that were right, recent ones counting more."""
@@ -103,8 +100,8 @@ class Caches:
         if claim.speculation is not None:
             claim.speculation.end()
         stream = self._streams.get(claim.candidate)
-        if computed and stream is not None and stream.state is StreamState.BLIND:
-            self.index.remember(claim.candidate, claim.keys, self._capacity[claim.candidate])
+        if computed and stream is not None and stream.state == "blind":
+            self.index.remember(claim.candidate, claim.keys, stream.capacity_blocks)
 
     def audit(
         self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
@@ -117,7 +114,7 @@ class Caches:
         trust.ratio = TRUST_DECAY * trust.ratio + (1 - TRUST_DECAY) * right
         trust.num_audits += 1
         if trust.num_audits >= MIN_AUDITS and trust.ratio < DISTRUST_BELOW:
-            if stream.state is StreamState.EXACT:
+            if stream.state == "exact":
                 stream.distrust(f"only {trust.ratio:.0%} of recent predictions were right")
                 stream.resync()
             self._trust[candidate] = _Trust()

@@ -85,11 +85,6 @@ class History:
         self._replay_from = 0
         self._num_failed = 0
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a history, be it empty, and nothing of it is being asked for."""
-        return self._next is not None and self.wanted is None
-
     # -- live batches ------------------------------------------------------------------------
 
     def live(self, sequence: int, mark: bytes) -> Verdict:

@@ -100,16 +100,6 @@ class RankStream:
         return self._distrust is not None
 
     @property
-    def has_history(self) -> bool:
-        """Whether what the engine did before we joined is known, as far as it can be."""
-        return self._history.is_known
-
-    @property
-    def is_distrusted(self) -> bool:
-        """Whether the audit found it wrong, and history has not been read again since."""
-        return self._distrust is not None
-
-    @property
     def state(self) -> StreamState:
         """How much the index can be believed about this candidate."""
         return self.standing()[0]
