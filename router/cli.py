@@ -5,7 +5,6 @@ of the group `warmroute.commands`, loaded when called: router does not import lo
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from importlib.metadata import entry_points, version
@@ -166,6 +165,8 @@ def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> No
     click.echo(json.dumps(answer.json(), indent=2) if as_json else table(answer.json()), nl=False)
 
 
+# transformers announces at import that there is no torch; here that is meant.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 if __name__ == "__main__":
-    logging.captureWarnings(True)
     main()

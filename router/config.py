@@ -245,11 +245,18 @@ def load(
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
     try:
-        config = msgspec.convert(tree, Config, strict=False)
+        config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
         raise _explained(str(exc)) from exc
     _check(config)
     return config
+
+
+def _path(kind: type, value: Any) -> Any:
+    """Decode what msgspec does not know: file names."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"expected {kind.__name__}")
 
 
 def _check(config: Config) -> None:

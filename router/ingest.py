@@ -177,7 +177,7 @@ class _Follower:
         state, reason = self._stream.standing()
         logger.info(
             "event stream changed",
-            extra={"candidate": self._stream.candidate, "state": state, "reason": reason},
+            extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
         )
         self._told = standing
         self._on_change(self._stream)

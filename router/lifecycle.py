@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from aiohttp import web
 from policies.registry import create
 from policies.view import CandidateId
 from router import logs
+from router.api.openai import parse_chat
 from router.config import Config, ReplicaConfig
 from router.errors import (
     ConfigError,
@@ -56,6 +57,8 @@ from router.metrics import Metrics, RankState
 from router.pipeline import Pipeline
 from router.prompt.book import Prompters
 from router.prompt.loading import load_prompter
+from router.prompt.needs_engine import NeedsEngine
+from router.prompt.prompter import Prompter
 from router.prompt.renderer import EngineOptions
 from router.stages.observe import Observer
 from router.stages.tokenize import Tokenizer
@@ -77,7 +80,7 @@ class Router:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.metrics = Metrics()
-        self.fleet = Fleet()
+        self.fleet = Fleet(order=[name for name, _ in _named(config.replicas)])
         self.caches = Caches(BlockIndex())
         self.prompters = Prompters()
         self._upstream = Upstream(config.forward)
@@ -365,7 +368,7 @@ class Router:
             started_s = self._now()
             prompter = await asyncio.get_running_loop().run_in_executor(
                 self._encoders,
-                partial(load_prompter, source, options, max_bytes=tokens.cache_bytes),
+                partial(_warm_prompter, source, options, tokens.cache_bytes),
             )
             self.prompters.finish(model.id, prompter)
             fields = {
@@ -512,6 +515,15 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
         return create(name, params)
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
+
+
+def _warm_prompter(source: str, options: EngineOptions, max_bytes: int) -> Prompter:
+    """Load a model's prompter and use it once: the first request need not compile a template."""
+    prompter = load_prompter(source, options, max_bytes=max_bytes)
+    request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
+    with suppress(NeedsEngine, RouterError):
+        prompter.plan_chat(request).encode()
+    return prompter
 
 
 def _event_counts(stream: RankStream) -> dict[str, int]:

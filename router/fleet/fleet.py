@@ -113,6 +113,7 @@ class Fleet:
         "_fits",
         "_health",
         "_num_leases",
+        "_order",
         "_prior",
         "_replicas",
         "_rules",
@@ -126,6 +127,7 @@ class Fleet:
         rules: HealthRules | None = None,
         prior: CostModel = PRIOR,
         engine_load_max_age_s: float = 15.0,
+        order: Sequence[str] = (),
     ) -> None:
         self._rules = rules or HealthRules()
         self._prior = prior
@@ -137,12 +139,13 @@ class Fleet:
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
         self._unsettled: set[str] = set()  # replicas whose health restricts them
         self._num_leases = 0
+        self._order = {name: position for position, name in enumerate(order)}
 
     # Membership
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All replicas in the order they were added."""
+        """All replicas: those of `order` in that order, then others as they were added."""
         return tuple(self._replicas.values())
 
     def replica(self, name: str) -> Replica:
@@ -159,6 +162,8 @@ class Fleet:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
         self._replicas[replica.name] = replica
+        if self._order:
+            self._replicas = dict(sorted(self._replicas.items(), key=self._position))
         health, fit = self._health[replica.name], self._fit_of(replica)
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
         for slot in self._slots_of(replica.name):
@@ -384,6 +389,9 @@ class Fleet:
         )
 
     # Private
+
+    def _position(self, item: tuple[str, Replica]) -> int:
+        return self._order.get(item[0], len(self._order))
 
     def _watch(self, name: str) -> None:
         """Keep apart the replicas that `candidates` must look at one by one: mostly none."""

@@ -126,5 +126,7 @@ def _digest(token: str) -> bytes:
 
 def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+        status=status,
+        body=msgspec.json.encode(value, enc_hook=str),  # paths
+        content_type="application/json",
     )
