@@ -388,7 +388,11 @@ class Pipeline:
         _explain_in(headers, job, placement)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
-            return usage_of_body(answer.first) if answer.status == 200 else None
+            if answer.status != 200 or job.prompt is None:
+                return None
+            # A short stream is here as a whole, too.
+            read = usage_of_stream if answer.is_event_stream else usage_of_body
+            return read(answer.first)
         await reply.start(answer.status, headers)
         try:
             await reply.write(answer.first)
