@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgspec
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.registry import create
 from policies.view import CandidateId
@@ -89,6 +90,8 @@ class Router:
             ca_file=str(config.forward.ca_file) if config.forward.ca_file else None,
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        # Of its own: a model hub that does not answer must not hold up prompts of other models.
+        self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._decision_log = (
             DecisionLog(config.log.decisions, self.metrics.records_dropped.inc)
             if config.log.decisions is not None
@@ -100,6 +103,7 @@ class Router:
             encoders=self._encoders,
             engine_api=self._engine_api,
             engine_address=self._engine_address,
+            max_tokens=self._max_tokens,
             metrics=self.metrics,
         )
         self.pipeline = Pipeline(
@@ -134,6 +138,8 @@ class Router:
             ConfigError: a port cannot be bound, a file cannot be read.
         """
         async with AsyncExitStack() as stack:
+            if self._decision_log is not None:  # last: answers in flight at the end have records
+                stack.callback(self._decision_log.close)
             await stack.enter_async_context(self._upstream)
             await stack.enter_async_context(self._engine_api)
             data_url = await self._listen(
@@ -155,7 +161,8 @@ class Router:
                 await stop.wait()
                 for task in tasks:
                     task.cancel()
-        self._encoders.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._encoders, self._loaders):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(
         self, stack: AsyncExitStack, app: web.Application, host: str, port: int
@@ -164,6 +171,7 @@ class Router:
             app,
             handler_cancellation=True,  # a client that leaves cancels its request at once
             access_log=None,
+            logger=_http_logger(),
             auto_decompress=False,  # the body goes on as it came
             shutdown_timeout=_DRAIN_S,
             max_line_size=self._config.limits.header_bytes,
@@ -229,13 +237,14 @@ class Router:
         while True:
             facts = await self._discover(name, config)
             replica = self._register(name, config, facts)
+            unloaded = self._claim_prompters(replica)
             try:
                 async with asyncio.TaskGroup() as tg:
                     followers = [
                         tg.create_task(work, name=f"follow {candidate}")
                         for candidate, work in self._followers(replica, config, facts)
                     ]
-                    tg.create_task(self._load_prompters(replica), name=f"tokenizer {name}")
+                    tg.create_task(self._load_prompters(unloaded), name=f"tokenizer {name}")
                     tg.create_task(self._await_history(replica), name=f"history {name}")
                     await self._probe(replica, facts)
                     for follower in followers:
@@ -263,7 +272,11 @@ class Router:
             pause_s = min(pause_s * 1.6, longest_s)
 
     def _register(self, name: str, config: ReplicaConfig, facts: EngineFacts) -> Replica:
-        """Put a discovered replica into the fleet, its ranks' caches unknown as yet."""
+        """Put a discovered replica into the fleet, its ranks' caches unknown as yet.
+
+        One that was draining when it went away drains on: whoever restarts it wants to say when.
+        """
+        known = {replica.name: replica for replica in self.fleet.replicas}.get(name)
         replica = Replica(
             name=name,
             url=config.url.rstrip("/"),
@@ -277,12 +290,16 @@ class Router:
             version=facts.version,
             publishes_events=bool(self._sources(config, facts)),
             cost_class=facts.models[0].id,
+            draining=known is not None and known.draining,
         )
         self.fleet.add(replica)
         self.fleet.probe_ok(name, self._now())
         for candidate in candidates_of(replica):
             self.caches.add(candidate.id, self._stream(candidate.id, replica))
-        self._waiting_for.pop(name, None)
+        if replica.publishes_events:
+            self._waiting_for[name] = _HISTORY
+        else:
+            self._waiting_for.pop(name, None)
         logger.info(
             "replica found",
             extra={
@@ -330,20 +347,20 @@ class Router:
             source, stream = sources.get(rank), self.caches.stream(candidate.id)
             if source is None or stream is None:
                 continue
-            events = EngineEvents(
-                reachable_endpoint(source.endpoint, replica.url),
-                reachable_endpoint(source.replay_endpoint, replica.url)
-                if source.replay_endpoint
-                else None,
-                topic=source.topic,
-            )
+            try:
+                events = _events(source, replica.url, self._config.events.replay_timeout_s)
+            except (ValueError, ConfigError) as exc:  # what an engine says must not end the router
+                logger.warning(
+                    "event stream not usable: routing to it is approximate",
+                    extra={"candidate": candidate.id, "reason": str(exc)},
+                )
+                continue
             yield candidate.id, follow(stream, events)
 
     async def _await_history(self, replica: Replica) -> None:
         """Hold readiness back for the replica's event history, but not for ever."""
         if not replica.publishes_events:
             return
-        self._waiting_for[replica.name] = _HISTORY
         deadline_s = self._now() + _HISTORY_S
         streams = [self.caches.stream(c.id) for c in candidates_of(replica)]
         while self._now() < deadline_s:
@@ -352,12 +369,15 @@ class Router:
             await asyncio.sleep(0.02)
         self._waiting_for.pop(replica.name, None)
 
-    async def _load_prompters(self, replica: Replica) -> None:
-        """Load the tokenizer and template of each model that nobody loaded yet."""
+    def _claim_prompters(self, replica: Replica) -> list[ServedModel]:
+        """List the models whose tokenizer nobody loads yet; at once, so that readiness waits."""
         adapters = {m.id: m.parent for m in replica.models if m.parent is not None}
-        for model in replica.models:
-            if model.parent is not None or not self.prompters.begin(model.id, adapters):
-                continue
+        bases = [m for m in replica.models if m.parent is None]
+        return [m for m in bases if self.prompters.begin(m.id, adapters)]
+
+    async def _load_prompters(self, models: list[ServedModel]) -> None:
+        """Load the tokenizer and template of each model."""
+        for model in models:
             tokens = self._config.tokens
             source = tokens.models.get(model.id) or model.root or model.id
             template = tokens.chat_templates.get(model.id)
@@ -367,7 +387,7 @@ class Router:
             )
             started_s = self._now()
             prompter = await asyncio.get_running_loop().run_in_executor(
-                self._encoders,
+                self._loaders,
                 partial(_warm_prompter, source, options, tokens.cache_bytes),
             )
             self.prompters.finish(model.id, prompter)
@@ -392,6 +412,13 @@ class Router:
         views = self.fleet.views(candidates, {}, self._now())
         least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
         return least[1].replica.name, least[1].replica.url
+
+    def _max_tokens(self, model: str) -> int | None:
+        """Find the longest prompt a model takes; an adapter's is its base model's."""
+        served = self.fleet.model(model)
+        if served is not None and served.max_model_len is None and served.parent is not None:
+            served = self.fleet.model(served.parent)
+        return served.max_model_len if served is not None else None
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""
@@ -510,6 +537,42 @@ def _named(replicas: tuple[ReplicaConfig, ...]) -> Iterator[tuple[str, ReplicaCo
         yield replica.name or f"r{i + 1}", replica
 
 
+def _events(source: EventSource, url: str, replay_timeout_s: float) -> EngineEvents:
+    """Open a rank's event stream.
+
+    Raises:
+        ValueError, ConfigError: the endpoint is none.
+    """
+    replay = source.replay_endpoint
+    return EngineEvents(
+        reachable_endpoint(source.endpoint, url),
+        reachable_endpoint(replay, url) if replay else None,
+        topic=source.topic,
+        replay_timeout_s=replay_timeout_s,
+    )
+
+
+class _WithoutBytes(logging.Filter):
+    """Keeps the client's bytes out of the log: an error of the HTTP parser quotes them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = "not HTTP", None
+            record.reason = type(error).__name__
+        return True
+
+
+def _http_logger() -> logging.Logger:
+    """Give the HTTP server a logger fit for what clients may send."""
+    http_logger = logging.getLogger("router.http.server")
+    if not http_logger.filters:
+        http_logger.addFilter(_WithoutBytes())
+    return http_logger
+
+
 def _policy(name: str, params: dict[str, Any]) -> Any:
     try:
         return create(name, params)
@@ -518,11 +581,17 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
 
 
 def _warm_prompter(source: str, options: EngineOptions, max_bytes: int) -> Prompter:
-    """Load a model's prompter and use it once: the first request need not compile a template."""
-    prompter = load_prompter(source, options, max_bytes=max_bytes)
+    """Load a model's prompter and use it once: the first request need not compile a template.
+
+    Whatever a model directory does to the libraries that read it, the engine can tokenize.
+    """
     request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
-    with suppress(NeedsEngine, RouterError):
-        prompter.plan_chat(request).encode()
+    try:
+        prompter = load_prompter(source, options, max_bytes=max_bytes)
+        with suppress(NeedsEngine, RouterError):
+            prompter.plan_chat(request).encode()
+    except Exception as exc:
+        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}", max_bytes=max_bytes)
     return prompter
 
 

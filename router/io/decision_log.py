@@ -26,6 +26,7 @@ class DecisionLog:
         self._path = path
         self._on_drop = on_drop
         self._waiting: deque[DecisionRecord] = deque()
+        self._is_failing = False
         self._encoder = msgspec.json.Encoder()
 
     def add(self, record: DecisionRecord) -> None:
@@ -42,7 +43,11 @@ class DecisionLog:
                 await asyncio.sleep(_FLUSH_S)
                 await self._flush()
         finally:
-            self._write(self._take())
+            self.close()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._write(self._take())
 
     async def _flush(self) -> None:
         if self._waiting:
@@ -64,7 +69,11 @@ class DecisionLog:
         except OSError as exc:
             for _ in records:
                 self._on_drop()
-            logger.warning(
-                "decision records lost",
-                extra={"file": str(self._path), "records": len(records), "reason": exc.strerror},
-            )
+            if not self._is_failing:  # said once; the metric counts on
+                logger.warning(
+                    "decision records lost",
+                    extra={"file": str(self._path), "reason": exc.strerror},
+                )
+            self._is_failing = True
+        else:
+            self._is_failing = False

@@ -10,9 +10,11 @@ from aiohttp import web
 from msgspec import Struct
 from multidict import CIMultiDict
 
+from loadtest.tiny_model import MODEL_DIR
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "/nowhere"}]}
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": str(MODEL_DIR)}]}
 
 
 class Received(Struct):

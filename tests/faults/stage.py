@@ -124,7 +124,7 @@ class Stage:
 
     async def ask(
         self,
-        body: Json | bytes | None = None,
+        body: Json | bytes | io.BytesIO | None = None,
         path: str = "/v1/chat/completions",
         *,
         method: str = "POST",
@@ -137,7 +137,7 @@ class Stage:
     @asynccontextmanager
     async def asking(
         self,
-        body: Json | bytes | None = None,
+        body: Json | bytes | io.BytesIO | None = None,
         path: str = "/v1/chat/completions",
         *,
         method: str = "POST",

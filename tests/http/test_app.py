@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import io
 
 import orjson
 import pytest
@@ -55,12 +56,12 @@ async def test_a_body_arrives_byte_for_byte(body: bytes) -> None:
 )
 async def test_path_and_query_arrive_as_they_are(target: str) -> None:
     """Percent signs, dots and double slashes are the engine's business."""
+    body = orjson.dumps(chat("a"))
     async with FakeEngine() as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:
-            await client.send(b"POST " + target.encode() + HTTP + b"Content-Length: 2\r\n\r\n{}")
-            await client.head()
-        if not engine.received:  # a chat without messages is refused here
-            await stage.ask(chat("a"), target)
+            length = b"Content-Length: %d\r\n\r\n" % len(body)
+            await client.send(b"POST " + target.encode() + HTTP + length + body)
+            assert await client.status() == 200
 
         assert engine.received[0].target == target
 
@@ -144,7 +145,7 @@ async def test_a_body_of_20_mib_arrives() -> None:
         return web.Response(body=await request.read(), content_type="application/json")
 
     async with FakeEngine(echo) as engine, on_stage(engine) as stage:
-        reply = await stage.ask(body)
+        reply = await stage.ask(io.BytesIO(body))
 
         assert reply.status == 200
         assert hashlib.sha256(reply.body).digest() == hashlib.sha256(body).digest()
@@ -391,7 +392,7 @@ async def test_a_target_cannot_change_the_host(line: bytes) -> None:
             await client.send(line + b"\r\nHost: evil\r\n\r\n")
             head = await client.head()
 
-            assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+            assert head.split(b" ")[1] in (b"400", b"404")
         assert engine.received == []
 
 
