@@ -253,10 +253,10 @@ def load(
 
 
 def _path(kind: type, value: Any) -> Any:
-    """Decode what msgspec does not know: file names."""
-    if kind is Path and isinstance(value, str):
+    """Decode what msgspec does not know: file names. What is wrong it reports with its place."""
+    if kind is Path and isinstance(value, str | Path) and str(value):
         return Path(value)
-    raise NotImplementedError(f"expected {kind.__name__}")
+    raise ValueError("Expected a file name")
 
 
 def _check(config: Config) -> None:

@@ -71,7 +71,7 @@ class Tokenizer:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
 
         Raises:
-            TemplateFailed: the chat template refuses the prompt, and it is proven to be the engine's.
+            TemplateFailed: the chat template, proven to be the engine's, refuses the prompt.
         """
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is not None and job.prompt is not None:

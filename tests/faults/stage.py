@@ -8,18 +8,21 @@ blocks, no open answer, gauges at zero), and the secret is in no log line, metri
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import aiohttp
 import orjson
 from multidict import CIMultiDictProxy
 
 from loadtest.emulator import Emulator, EmulatorOptions
+from loadtest.emulator import replica as replica_module
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router import config
@@ -154,6 +157,14 @@ class Stage:
                 if not answer.content.at_eof():
                     answer.close()
 
+    @asynccontextmanager
+    async def hanging_up(self, body: Json) -> AsyncIterator[None]:
+        """Have a request under way; at the end of the block its client is gone."""
+        async with asyncio.TaskGroup() as tg:
+            task = tg.create_task(self.ask(body))
+            yield
+            task.cancel()
+
     async def admin(
         self, path: str, body: Json | bytes | None = None, headers: Json | None = None
     ) -> Reply:
@@ -205,7 +216,7 @@ class Stage:
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait for a condition that the router will bring about."""
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
+            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
                 await asyncio.sleep(0.002)
 
     async def ready(self) -> None:
@@ -310,18 +321,29 @@ def listening() -> Iterator[io.StringIO]:
         ours.setLevel(levels[1])
 
 
+_tokenizer = functools.cache(replica_module.ChatTokenizer)
+_writer = functools.cache(replica_module.ReplyWriter)
+
+
 class Engines:
     """Several emulated engines, alike but for what is said: `async with Engines(2) as (a, b)`."""
 
     def __init__(self, number: int = 2, **options: Any) -> None:
-        base = {"time_model": INSTANT, "tick_ms": 0.1, "reply_tokens": 4}
+        base = {
+            "time_model": INSTANT,
+            "tick_ms": 0.1,
+            "reply_tokens": 4,
+            "num_gpu_blocks": 2048,
+        }
         self._emulators = [Emulator(EmulatorOptions(**(base | options))) for _ in range(number)]
         self._entered: list[Emulator] = []
 
     async def __aenter__(self) -> Sequence[Emulator]:
-        for emulator in self._emulators:
-            await emulator.__aenter__()
-            self._entered.append(emulator)
+        # One tokenizer for all engines of this process: a tenth of a second of each test.
+        with mock.patch.multiple(replica_module, ChatTokenizer=_tokenizer, ReplyWriter=_writer):
+            for emulator in self._emulators:
+                await emulator.__aenter__()
+                self._entered.append(emulator)
         return self._entered
 
     async def __aexit__(self, *exc: Any) -> None:
