@@ -19,6 +19,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
@@ -320,7 +321,7 @@ class Pipeline:
             error: UpstreamError | None = None
             failure: str | None = None
             try:
-                answer = await self._ask(job, placement)
+                answer = await self._ask(job, placement, partial(self._may_retry, job, tried))
                 failure = f"status_{answer.status}" if answer.status in RETRYABLE else None
             except UpstreamError as exc:
                 error, failure = exc, exc.code
@@ -328,11 +329,7 @@ class Pipeline:
                 self._give_back(placement, Outcome.CLIENT_GONE)
                 raise
             job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
-            may_retry = (
-                failure is not None
-                and len(tried) < self._config.forward.max_tries
-                and self._is_anybody_left(job, tried)
-            )
+            may_retry = failure is not None and self._may_retry(job, tried)
             if answer is not None and not may_retry:
                 return placement, answer
             is_refused = isinstance(error, UpstreamUnreachable)
@@ -345,7 +342,7 @@ class Pipeline:
             if answer is not None:
                 answer.close()
 
-    async def _ask(self, job: Job, placement: Placement) -> Answer:
+    async def _ask(self, job: Job, placement: Placement, may_move_on: Callable[[], bool]) -> Answer:
         """Send one try; an answer that is not a stream is read whole, so it can still move on."""
         answer = await self._upstream.open(
             placement.candidate.replica.name,
@@ -353,6 +350,7 @@ class Pipeline:
             method=job.inbound.method,
             headers=_upstream_headers(job, placement),
             body=job.inbound.body,
+            may_move_on=may_move_on,
         )
         try:
             if not answer.is_event_stream:
@@ -362,7 +360,10 @@ class Pipeline:
             raise
         return answer
 
-    def _is_anybody_left(self, job: Job, tried: set[str]) -> bool:
+    def _may_retry(self, job: Job, tried: set[str]) -> bool:
+        """Say whether a failed try may be followed by one more, at somebody else."""
+        if len(tried) >= self._config.forward.max_tries:
+            return False
         try:
             return bool(self._fleet.candidates(job.model, self._clock(), exclude=tried))
         except RouterError:
