@@ -52,6 +52,9 @@ RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
 
+CLIENT_LEFT: Final = 499
+"""Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
+
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"})
 _NOT_RETURNED: Final = frozenset({"content-length"})
 _SMALL_ANSWER: Final = 1024 * 1024
@@ -327,16 +330,17 @@ class Pipeline:
                 error, failure = exc, exc.code
             except BaseException:  # the client left while we waited
                 self._give_back(placement, Outcome.CLIENT_GONE)
+                self._note_unanswered(job, placement, CLIENT_LEFT, Outcome.CLIENT_GONE)
                 raise
             job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
             may_retry = failure is not None and self._may_retry(job, tried)
             if answer is not None and not may_retry:
                 return placement, answer
             is_refused = isinstance(error, UpstreamUnreachable)
-            self._give_back(
-                placement, Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
-            )
+            outcome = Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
+            self._give_back(placement, outcome)
             if error is not None and not may_retry:
+                self._note_unanswered(job, placement, error.status, outcome)
                 raise error
             self._note_failover(job, placement, str(failure))
             if answer is not None:
@@ -375,6 +379,20 @@ class Pipeline:
         logger.warning(
             "moved on before the first byte",
             extra={"request": job.request_id, "replica": name, "reason": reason},
+        )
+
+    def _note_unanswered(
+        self, job: Job, placement: Placement, status: int, outcome: Outcome
+    ) -> None:
+        """Record a request that ended without a byte of an answer."""
+        self._observer.finished(
+            job,
+            placement,
+            status=status,
+            outcome=outcome,
+            usage=None,
+            first_s=None,
+            now_s=self._clock(),
         )
 
     async def _pass_through(
