@@ -226,6 +226,7 @@ class History:
 
     def _answered(self) -> None:
         self.wanted = None
+        self._is_fresh = False
         self._num_failed = 0
 
     def _fail(self, replay: _Replay) -> None:
