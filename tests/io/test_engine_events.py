@@ -194,14 +194,18 @@ async def test_a_nonsensical_replay_endpoint_is_refused_when_it_is_asked() -> No
         source.close()
 
 
+async def replay_over_a_closed_socket(source: EngineEvents) -> None:
+    async with source.replay(0) as replies:
+        replies._dealer.close(linger=0)
+        await replies.receive()
+
+
 async def test_a_socket_that_fails_is_an_error_of_our_own() -> None:
     """Nobody above knows ZeroMQ's exceptions."""
     with Publisher() as publisher:
         source = EngineEvents(publisher.endpoint, publisher.replay_endpoint)
         with pytest.raises(UpstreamUnreachable, match="replay failed"):
-            async with source.replay(0) as replies:
-                replies._dealer.close(linger=0)
-                await replies.receive()
+            await replay_over_a_closed_socket(source)
         source.close()
         with pytest.raises(UpstreamUnreachable, match="event stream failed"):
             await source.receive(0.01)
