@@ -18,8 +18,8 @@ from msgspec import structs
 
 from router.contracts import HashContract, StoredView, find_contract, obeys
 
-MAX_MISSES: Final = 8
-"""Plain events that obey no contract before translation; old engines hide salts, so not one."""
+MAX_MISSES: Final = 3
+"""Plain events that obey no contract before translation; old engines hide salts, so one is not enough."""
 
 VERIFY_EVERY: Final = 256
 """Of the events that start a prompt, one in so many is verified with tokens."""
