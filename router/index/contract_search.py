@@ -19,7 +19,7 @@ from msgspec import structs
 from router.contracts import HashContract, StoredView, find_contract, obeys
 
 MAX_MISSES: Final = 3
-"""Plain events that obey no contract before translation; old engines hide salts, so one is not enough."""
+"""Plain events that obey none before translation: an old engine hides salts, so not one."""
 
 VERIFY_EVERY: Final = 256
 """Of the events that start a prompt, one in so many is verified with tokens."""
