@@ -14,6 +14,7 @@ the ones this router sends there.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import exp
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -27,6 +28,10 @@ from router.fleet.ledger import NO_FOREIGN, Foreign, Lease, Ledger
 from router.fleet.replica import Candidate, Replica, ServedModel, candidates_of
 
 _MEAN_DECAY = 0.9
+_LATELY_S = 300.0
+"""Time constant of "computed of late": a few turns of an agent. Between 60 and 600 s it made no
+difference in the queue model."""
+
 _MAX_RETRY_AFTER_S = 30.0
 
 
@@ -67,6 +72,7 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_queued_tokens: int
     queue_ms: float
+    cache_pressure: float
     engine_load: EngineLoad | None
     cost: CostModel
     num_observations: int
@@ -84,6 +90,8 @@ class _Slot:
         "health",
         "ledger",
         "mean_tokens",
+        "num_written_tokens",
+        "written_s",
     )
 
     def __init__(self, candidate: Candidate, health: Health, fit: CostFit) -> None:
@@ -95,6 +103,22 @@ class _Slot:
         self.foreign = NO_FOREIGN
         self.foreign_until_s = 0.0
         self.mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
+        self.num_written_tokens = 0.0  # tokens that entered this cache lately, as of `written_s`
+        self.written_s = 0.0
+
+    def write(self, num_tokens: int, now_s: float) -> None:
+        """Count tokens that enter this candidate's cache."""
+        fade = exp(min(0.0, (self.written_s - now_s) / _LATELY_S))
+        self.num_written_tokens = self.num_written_tokens * fade + num_tokens
+        self.written_s = now_s
+
+    def cache_pressure(self, now_s: float) -> float:
+        """Tell the share of the cache that was overwritten lately; 0.0 if its size is unknown."""
+        capacity = self.candidate.capacity_tokens
+        if not capacity or not self.num_written_tokens:
+            return 0.0
+        fade = exp(min(0.0, (self.written_s - now_s) / _LATELY_S))
+        return self.num_written_tokens * fade / capacity
 
     def foreign_at(self, now_s: float) -> Foreign:
         """Tell the load others put on this candidate; none if the reading is too old."""
@@ -264,6 +288,7 @@ class Fleet:
                 num_waiting=ledger.num_waiting,
                 num_queued_tokens=ledger.num_queued_tokens,
                 queue_ms=queue_ms,
+                cache_pressure=slot.cache_pressure(now_s),
                 cost=cost,
             )
             if now_s < slot.foreign_until_s:
@@ -305,6 +330,7 @@ class Fleet:
             now_s=now_s,
         )
         slot.mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - slot.mean_tokens)
+        slot.write(num_uncached_tokens + num_fetched_tokens, now_s)
         slot.health.began(lease.number, now_s)
         return lease
 
@@ -473,6 +499,7 @@ def _status(slot: _Slot, now_s: float) -> CandidateStatus:
         num_waiting=ledger.num_waiting,
         num_queued_tokens=ledger.num_queued_tokens,
         queue_ms=ledger.queue_ms(cost, now_s),
+        cache_pressure=slot.cache_pressure(now_s),
         engine_load=slot.engine_load,
         cost=cost,
         num_observations=slot.fit.num_observations,

@@ -62,6 +62,13 @@ class Candidate(Struct, frozen=True, kw_only=True):
     replica: Replica
     rank: int | None = None
 
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens this candidate's cache holds; None: not known."""
+        if self.replica.block_size is None or self.replica.num_blocks is None:
+            return None
+        return self.replica.block_size * self.replica.num_blocks
+
 
 def candidate_id(name: str, rank: int | None) -> CandidateId:
     return CandidateId(name if rank is None else f"{name}#{rank}")
