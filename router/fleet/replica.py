@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from msgspec import Struct
-from msgspec.structs import replace
 
 from policies.view import CandidateId
 
@@ -47,10 +49,6 @@ class Replica(Struct, frozen=True, kw_only=True):
         bases = [model.id for model in self.models if model.parent is None]
         return bases[0] if bases else ""
 
-    def drained(self) -> Replica:
-        """Copy with `draining` set: no new requests, those in flight go on."""
-        return replace(self, draining=True)
-
 
 class Candidate(Struct, frozen=True, kw_only=True):
     """One place a request can be sent to: a replica, or one of its data-parallel ranks.
@@ -80,3 +78,23 @@ def candidates_of(replica: Replica) -> tuple[Candidate, ...]:
     return tuple(
         Candidate(id=candidate_id(replica.name, rank), replica=replica, rank=rank) for rank in ranks
     )
+
+
+def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
+    """List the union of served models as entries of `/v1/models`, the first replica's first."""
+    union: dict[str, ServedModel] = {}
+    for replica in replicas:
+        for model in replica.models:
+            union.setdefault(model.id, model)
+    return [
+        {
+            "id": model.id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "vllm",
+            "root": model.root,
+            "parent": model.parent,
+            "max_model_len": model.max_model_len,
+        }
+        for model in union.values()
+    ]
