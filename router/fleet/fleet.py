@@ -18,8 +18,10 @@ from router.fleet.cost_fit import PRIOR, CostFit
 from router.fleet.eligibility import eligible
 from router.fleet.health import Health, HealthRules, Outcome, ProbeFailure
 from router.fleet.ledger import Lease
-from router.fleet.replica import Candidate, Replica, candidates_of, model_entries
+from router.fleet.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.fleet.slot import NO_MATCH, CandidateStatus, EngineLoad, Match, Slot
+
+__all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
 _MAX_RETRY_AFTER_S = 30.0
 
@@ -37,6 +39,7 @@ class Fleet:
         "_fits",
         "_health",
         "_num_leases",
+        "_order",
         "_prior",
         "_replicas",
         "_rules",
@@ -50,6 +53,7 @@ class Fleet:
         rules: HealthRules | None = None,
         prior: CostModel = PRIOR,
         engine_load_max_age_s: float = 15.0,
+        order: Sequence[str] = (),
     ) -> None:
         self._rules = rules or HealthRules()
         self._prior = prior
@@ -61,12 +65,13 @@ class Fleet:
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
         self._unsettled: set[str] = set()  # replicas whose health restricts them
         self._num_leases = 0
+        self._order = {name: position for position, name in enumerate(order)}
 
     # Membership
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All replicas in the order they were added."""
+        """All replicas: those of `order` in that order, then others as they were added."""
         return tuple(self._replicas.values())
 
     def replica(self, name: str) -> Replica:
@@ -86,6 +91,8 @@ class Fleet:
         elif known.draining:
             replica = replace(replica, draining=True)
         self._replicas[replica.name] = replica
+        if self._order:
+            self._replicas = dict(sorted(self._replicas.items(), key=self._position))
         health, fit = self._health[replica.name], self._fit_of(replica)
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
         for slot in self._slots_of(replica.name):
@@ -113,6 +120,19 @@ class Fleet:
         """Offer a replica no more (or again); what runs there goes on. KeyError if unknown."""
         self._replicas[name] = replace(self._replicas[name], draining=draining)
         self.add(self._replicas[name])
+
+    def model(self, name: str) -> ServedModel | None:
+        """Find a served model or adapter by name."""
+        for replica in self._replicas.values():
+            for served in replica.models:
+                if served.id == name:
+                    return served
+        return None
+
+    def is_up(self, name: str, now_s: float) -> bool:
+        """Say whether requests may be sent to a replica, as far as its health goes."""
+        health = self._health.get(name)
+        return health is not None and health.can_accept(now_s)
 
     def is_idle(self, name: str) -> bool:
         """Say whether nothing is in flight at a replica: it was drained, or has no work."""
@@ -239,6 +259,9 @@ class Fleet:
         return tuple(slot.status(now_s) for name in self._replicas for slot in self._slots_of(name))
 
     # Private
+
+    def _position(self, item: tuple[str, Replica]) -> int:
+        return self._order.get(item[0], len(self._order))
 
     def _watch(self, name: str) -> None:
         """Keep apart the replicas that `candidates` must look at one by one: mostly none."""

@@ -40,13 +40,12 @@ NO_MATCH = Match(0, 0)
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
     """What an engine's own `/metrics` said about one rank.
 
-    Source: vllm:num_requests_running, vllm:num_requests_waiting, vllm:kv_cache_usage_perc (blocks
-    of running requests only; it says nothing about what is cached).
+    Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
+    counts blocks of running requests only and says nothing about what is cached.
     """
 
     num_running: int
     num_waiting: int
-    kv_usage_ratio: float
     at_s: float
 
 
