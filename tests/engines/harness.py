@@ -281,6 +281,10 @@ class Router(Process):
     def __exit__(self, *_: object) -> None:
         self.kill(signal.SIGTERM)
 
+    def chat(self, body: Mapping[str, Any]) -> httpx.Response:
+        """Send a chat request and return the whole answer, whatever its status."""
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=120)
+
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Dry-run a request: its `token_ids`, its block `keys` (hex), the candidates' costs."""
         response = httpx.post(
