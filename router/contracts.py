@@ -14,16 +14,16 @@ PYTHONHASHSEED if set, else `vllm-none-hash` for SHA-256 and 32 random bytes for
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
+from hashlib import sha256
 from typing import Any, Literal, NewType, get_args
 
 import cbor2
-import xxhash
+import numpy as np
 from msgspec import Struct
+from xxhash import xxh3_64_digest, xxh3_128_digest
 
 BlockKey = NewType("BlockKey", int)
 """The name of one block in every index: the low `KEY_BITS` bits of the engine's digest."""
@@ -93,24 +93,31 @@ class HashContract(Struct, frozen=True, kw_only=True):
             Keys, shape (num_tokens // block_size,), and the last block's digest (`parent`
             if there was no full block).
         """
-        size = self.block_size
-        num_blocks = len(token_ids) // size
-        if num_blocks == 0:
-            return [], parent
-        digest_of = _DIGEST[self.algorithm]
+        digests = self.digests(parent, token_ids, extra)
+        return (_keys(digests), digests[-1]) if digests else ([], parent)
+
+    def digests(
+        self,
+        parent: bytes | None,
+        token_ids: Sequence[int],
+        extra: ExtraKeys = NO_EXTRA,
+    ) -> list[bytes]:
+        """Hash as `extend` does, to the full digests: shape (num_tokens // block_size,)."""
+        # zip over one iterator cuts full blocks in C and drops the partial one.
+        blocks = list(zip(*[iter(token_ids)] * self.block_size, strict=False))
+        if not blocks:
+            return []
+        hash_block = _BLOCK_HASH[self.algorithm]
         first_extra, later_extra = self._extra_tuples(extra)
         if parent is None:
-            digest, block_extra = none_hash(self.algorithm, self.seed), first_extra
+            digest = hash_block(none_hash(self.algorithm, self.seed), blocks[0], first_extra)
         else:
-            digest, block_extra = parent, later_extra
-        keys: list[BlockKey] = []
-        tokens = iter(token_ids)
-        from_bytes = int.from_bytes
-        for _ in range(num_blocks):
-            digest = digest_of((digest, tuple(islice(tokens, size)), block_extra))
-            keys.append(from_bytes(digest[-8:], "big") & KEY_MASK)  # type: ignore[arg-type]
-            block_extra = later_extra
-        return keys, digest
+            digest = hash_block(parent, blocks[0], later_extra)
+        digests = [digest]
+        for block in blocks[1:]:
+            digest = hash_block(digest, block, later_extra)
+            digests.append(digest)
+        return digests
 
     def _extra_tuples(
         self, extra: ExtraKeys
@@ -121,7 +128,10 @@ class HashContract(Struct, frozen=True, kw_only=True):
         lora: tuple[Any, ...] = ()
         salt: tuple[Any, ...] = ()
         if extra.lora is not None:
-            lora = (("lora", *extra.lora),) if self.tagged else (extra.lora[0],)
+            name, path = extra.lora
+            if path is name:  # pickle writes the same object once, the engine has two
+                path = path.encode().decode()
+            lora = (("lora", name, path),) if self.tagged else (name,)
         if extra.cache_salt is not None:
             salt = (("cache_salt", extra.cache_salt),) if self.tagged else (extra.cache_salt,)
         return (lora + salt) or None, lora or None
@@ -130,7 +140,8 @@ class HashContract(Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=256)
 def none_hash(algorithm: Algorithm, seed: str) -> bytes:
     """Compute the digest that stands for "no parent"."""
-    return _DIGEST[algorithm](seed)
+    text = cbor2.dumps(seed) if algorithm.endswith("_cbor") else pickle.dumps(seed, _PROTOCOL)
+    return _HASH[algorithm](text)
 
 
 class StoredView(Struct, frozen=True, gc=False):
@@ -143,43 +154,62 @@ class StoredView(Struct, frozen=True, gc=False):
     lora_name: str | None = None
     extra_keys: Sequence[Sequence[Any] | None] | None = None
 
+    @property
+    def is_telling(self) -> bool:
+        """Whether its first hash can be computed at all: the prompt's start, tokens and size."""
+        return (
+            self.parent_block_hash is None
+            and len(self.block_hashes) > 0
+            and 0 < self.block_size <= len(self.token_ids)
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but tokens went into the first digest."""
+        return self.lora_name is None and not (self.extra_keys and self.extra_keys[0])
+
 
 def find_contract(
     stored: StoredView,
     *,
     seeds: Iterable[str] = (),
-    lora_paths: dict[str, str] | None = None,
+    lora_paths: Mapping[str, str] | None = None,
 ) -> HashContract | None:
     """Find the contract that yields this event's first hash, None if none does.
 
     Only an event whose parent is None can tell (a later digest needs its parent's full digest,
-    events carry 64 bits of it). `seeds` are tried before the defaults; `lora_paths` maps adapter
-    name to path for events that carry an adapter.
+    events carry 64 bits of it); one with multimodal items cannot. A plain event leaves `tagged`
+    open and True is returned; `obeys` on one that is not plain settles it. `seeds` are tried
+    before the defaults; `lora_paths` maps adapter name to path for events that carry an adapter.
     """
-    if stored.parent_block_hash is not None or not stored.block_hashes or stored.block_size <= 0:
-        return None
-    first_block = stored.token_ids[: stored.block_size]
-    if len(first_block) < stored.block_size:
-        return None
-    wanted = block_key(stored.block_hashes[0])
-    extra = _extra_of(stored, lora_paths or {})
-    if extra is None:
-        return None
-    for algorithm in ALGORITHMS:
-        if algorithm == "warmroute":
-            continue
-        for seed in dict.fromkeys((*seeds, DEFAULT_SEED, "0")):
-            for tagged in (True, False):
+    for seed in dict.fromkeys((*seeds, DEFAULT_SEED, "0")):
+        for algorithm in ALGORITHMS:
+            for tagged in (True,) if stored.is_plain else (True, False):
                 contract = HashContract(
                     algorithm=algorithm, block_size=stored.block_size, seed=seed, tagged=tagged
                 )
-                keys, _ = contract.extend(None, first_block, extra)
-                if keys[0] == wanted:
+                if algorithm != "warmroute" and obeys(contract, stored, lora_paths=lora_paths):
                     return contract
     return None
 
 
-def _extra_of(stored: StoredView, lora_paths: dict[str, str]) -> ExtraKeys | None:
+def obeys(
+    contract: HashContract,
+    stored: StoredView,
+    *,
+    lora_paths: Mapping[str, str] | None = None,
+) -> bool | None:
+    """Tell whether the event's first hash is what the contract says; None: it cannot tell."""
+    if not stored.is_telling or stored.block_size != contract.block_size:
+        return None
+    extra = extra_of(stored, lora_paths or {})
+    if extra is None:
+        return None
+    keys, _ = contract.extend(None, stored.token_ids[: stored.block_size], extra)
+    return keys[0] == block_key(stored.block_hashes[0])
+
+
+def extra_of(stored: StoredView, lora_paths: Mapping[str, str]) -> ExtraKeys | None:
     """Rebuild the first block's extra keys from the untagged ones; None: cannot be known."""
     bare = list((stored.extra_keys or [None])[0] or [])
     lora: tuple[str, str] | None = None
@@ -192,30 +222,98 @@ def _extra_of(stored: StoredView, lora_paths: dict[str, str]) -> ExtraKeys | Non
     return ExtraKeys(lora=lora, cache_salt=bare[0] if bare else None)
 
 
-def _sha256(value: Any) -> bytes:
-    return hashlib.sha256(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).digest()
+# -- one block -----------------------------------------------------------------------------------
+
+_PROTOCOL = 5  # pickle's highest in every Python that runs vLLM, named so that ours cannot differ
+
+_ExtraTuple = tuple[Any, ...] | None
 
 
-def _sha256_cbor(value: Any) -> bytes:
-    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+def _keys(digests: list[bytes]) -> list[BlockKey]:
+    """Take the low bits of all digests at once: 0.03 us a block instead of 0.2 one by one."""
+    words = np.frombuffer(b"".join(digests), dtype=">u8")
+    step = len(digests[0]) // 8
+    keys: list[BlockKey] = (words[step - 1 :: step] & np.uint64(KEY_MASK)).tolist()
+    return keys
 
 
-def _xxhash(value: Any) -> bytes:
-    return xxhash.xxh3_128_digest(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+def _sha256(data: bytes) -> bytes:
+    return sha256(data).digest()
 
 
-def _xxhash_cbor(value: Any) -> bytes:
-    return xxhash.xxh3_128_digest(cbor2.dumps(value, canonical=True))
+def _sha256_pickle(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+    return sha256(pickle.dumps((parent, block, extra), _PROTOCOL)).digest()
 
 
-def _warmroute(value: Any) -> bytes:
-    return xxhash.xxh3_64_digest(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+def _sha256_cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+    return sha256(_cbor(parent, block, extra)).digest()
 
 
-_DIGEST: dict[str, Callable[[Any], bytes]] = {
+def _xxhash_pickle(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+    return xxh3_128_digest(pickle.dumps((parent, block, extra), _PROTOCOL))
+
+
+def _xxhash_cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+    return xxh3_128_digest(_cbor(parent, block, extra))
+
+
+def _warmroute(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+    return xxh3_64_digest(pickle.dumps((parent, block, extra), _PROTOCOL))
+
+
+def _cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+    """Write cbor2.dumps((parent, block, extra), canonical=True): cbor2 takes 3 us more a block."""
+    return b"".join(
+        (
+            b"\x83",
+            _cbor_head(2, len(parent)),
+            parent,
+            _cbor_head(4, len(block)),
+            *map(_CBOR_TOKENS.__getitem__, block),
+            _cbor_extra(extra),
+        )
+    )
+
+
+class _CborTokens(dict[int, bytes]):
+    """Token ids as canonical CBOR, remembered: as many as the vocabularies have."""
+
+    limit = 1 << 20
+
+    def __missing__(self, token: int) -> bytes:
+        encoded = cbor2.dumps(token)
+        if len(self) < self.limit:
+            self[token] = encoded
+        return encoded
+
+
+_CBOR_TOKENS = _CborTokens()
+
+
+@lru_cache(maxsize=256)
+def _cbor_head(major: int, length: int) -> bytes:
+    """Encode a CBOR head (RFC 8949, section 3): major type and argument, shortest form."""
+    head = cbor2.dumps(length)
+    return bytes([head[0] | major << 5]) + head[1:]
+
+
+@lru_cache(maxsize=1024)
+def _cbor_extra(extra: _ExtraTuple) -> bytes:
+    return cbor2.dumps(extra, canonical=True)
+
+
+_HASH: dict[Algorithm, Callable[[bytes], bytes]] = {
     "sha256": _sha256,
+    "sha256_cbor": _sha256,
+    "xxhash": xxh3_128_digest,
+    "xxhash_cbor": xxh3_128_digest,
+    "warmroute": xxh3_64_digest,
+}
+
+_BLOCK_HASH: dict[Algorithm, Callable[[bytes, tuple[int, ...], _ExtraTuple], bytes]] = {
+    "sha256": _sha256_pickle,
     "sha256_cbor": _sha256_cbor,
-    "xxhash": _xxhash,
+    "xxhash": _xxhash_pickle,
     "xxhash_cbor": _xxhash_cbor,
     "warmroute": _warmroute,
 }

@@ -237,5 +237,4 @@ def _as_array(event: KvEvent) -> Any:
             return _ArrayRemoved(block_hashes=event.block_hashes, medium=event.medium)
         case AllBlocksCleared():
             return _ArrayCleared()
-        case UnknownEvent():
-            return [event.type]
+    return [event.type]

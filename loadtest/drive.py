@@ -1,0 +1,193 @@
+"""Drive agent sessions against any OpenAI base URL and measure every turn.
+
+A session sends its next turn when the reply to the last one is complete, its tools have run
+(`Turn.wait_s`) and its sub-agents have reported: closed loop, as agents are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import httpx
+import orjson
+
+from loadtest.agents import Session, Turn
+from loadtest.results import TurnResult, parse_predicted
+
+
+async def drive(
+    base_url: str,
+    sessions: Iterable[Session],
+    *,
+    concurrency: int = 16,
+    headers: Mapping[str, str] | None = None,
+    session_header: str | None = None,
+    scripted: bool = False,
+    timeout_s: float = 300.0,
+    on_result: Callable[[TurnResult], None] | None = None,
+) -> list[TurnResult]:
+    """Run the sessions to their ends and return every turn's result, in order of completion.
+
+    Args:
+        base_url: Of the router or the engine, without `/v1`.
+        sessions: Started in order.
+        concurrency: Sessions that run at once; sub-agents run beside their parent.
+        headers: Sent with every request.
+        session_header: Header that carries the session id; None: no session id is sent.
+        scripted: Go on with scripted replies instead of the model's, so that every run sends
+            the same prompts.
+        timeout_s: Longest silence on a connection.
+        on_result: Called after every turn.
+
+    A session whose turn fails ends there, its sub-agents excepted; errors are results, not
+    exceptions.
+    """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency * 4)
+    async with httpx.AsyncClient(
+        base_url=base_url, headers=headers, timeout=timeout_s, limits=limits
+    ) as client:
+        driver = _Driver(client, session_header, scripted, on_result)
+        gate = asyncio.Semaphore(concurrency)
+
+        async def run_gated(session: Session) -> None:
+            async with gate:
+                await driver.run(session)
+
+        async with asyncio.TaskGroup() as group:
+            for session in sessions:
+                group.create_task(run_gated(session), name=f"session {session.id}")
+    return driver.results
+
+
+class _Driver:
+    __slots__ = ("_client", "_on_result", "_scripted", "_session_header", "_start_s", "results")
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        session_header: str | None,
+        scripted: bool,
+        on_result: Callable[[TurnResult], None] | None,
+    ) -> None:
+        self.results: list[TurnResult] = []
+        self._client = client
+        self._session_header = session_header
+        self._scripted = scripted
+        self._on_result = on_result
+        self._start_s = time.monotonic()
+
+    async def run(self, session: Session) -> None:
+        while (turn := session.next_turn()) is not None:
+            await asyncio.sleep(turn.wait_s)
+            reply = await self._send(turn)
+            if reply is None:
+                return
+            children = session.advance(None if self._scripted else reply)
+            async with asyncio.TaskGroup() as group:
+                for child in children:
+                    group.create_task(self.run(child), name=f"sub-agent {child.id}")
+
+    async def _send(self, turn: Turn) -> str | None:
+        """Send one turn and record it; return the reply, None if it failed."""
+        headers = {"content-type": "application/json"}
+        if self._session_header is not None:
+            headers[self._session_header] = turn.session_id
+        body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
+        exchange = _Exchange(turn, time.monotonic() - self._start_s)
+        try:
+            async with self._client.stream(
+                "POST", "/v1/chat/completions", content=orjson.dumps(body), headers=headers
+            ) as response:
+                exchange.begin(response)
+                if response.status_code != 200:
+                    exchange.refuse(await response.aread())
+                else:
+                    async for line in response.aiter_lines():
+                        exchange.receive(line, time.monotonic() - self._start_s)
+                    exchange.close()
+        except httpx.TimeoutException as exc:
+            exchange.fail("timeout", repr(exc))
+        except httpx.ConnectError as exc:
+            exchange.fail("connect", repr(exc))
+        except httpx.HTTPError as exc:
+            exchange.fail("broken", repr(exc))
+        result = exchange.result(time.monotonic() - self._start_s)
+        self.results.append(result)
+        if self._on_result is not None:
+            self._on_result(result)
+        return exchange.reply if result.error is None else None
+
+
+class _Exchange:
+    """What is known so far of one request and its streamed answer."""
+
+    __slots__ = ("_done", "_fields", "_text", "_turn")
+
+    def __init__(self, turn: Turn, start_s: float) -> None:
+        self._turn = turn
+        self._fields: dict[str, Any] = {"start_s": start_s}
+        self._text: list[str] = []
+        self._done = False
+
+    @property
+    def reply(self) -> str:
+        return "".join(self._text)
+
+    def begin(self, response: httpx.Response) -> None:
+        headers = response.headers
+        ms = headers.get("x-warmroute-ms")
+        self._fields |= {
+            "status": response.status_code,
+            "replica": headers.get("x-warmroute-replica"),
+            "predicted": parse_predicted(headers.get("x-warmroute-cached")),
+            "policy": headers.get("x-warmroute-policy"),
+            "arm": headers.get("x-warmroute-arm"),
+            "request_id": headers.get("x-warmroute-request-id"),
+            "router_ms": float(ms) if ms else None,
+        }
+
+    def refuse(self, body: bytes) -> None:
+        self.fail(f"http_{self._fields['status']}", body[:500].decode(errors="replace"))
+
+    def fail(self, kind: str, message: str) -> None:
+        self._fields |= {"error": kind, "error_message": message}
+
+    def receive(self, line: str, now_s: float) -> None:
+        """Take one line of the event stream."""
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self._done = True
+            return
+        event = orjson.loads(data)
+        if "error" in event:
+            self.fail("stream", str(event["error"])[:500])
+        if event.get("choices"):
+            self._fields.setdefault("ttft_s", now_s - self._fields["start_s"])
+            self._text.append(event["choices"][0].get("delta", {}).get("content") or "")
+        if event.get("usage"):
+            self._count(event["usage"])
+
+    def close(self) -> None:
+        if not self._done and "error" not in self._fields:
+            self.fail("broken", "the stream ended without [DONE]")
+
+    def result(self, now_s: float) -> TurnResult:
+        return TurnResult(
+            session_id=self._turn.session_id,
+            number=self._turn.number,
+            total_s=now_s - self._fields["start_s"],
+            **self._fields,
+        )
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        details = usage.get("prompt_tokens_details") or {}
+        self._fields |= {
+            "num_prompt_tokens": usage.get("prompt_tokens"),
+            "num_output_tokens": usage.get("completion_tokens"),
+            "num_cached_tokens": details.get("cached_tokens"),
+        }

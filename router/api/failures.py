@@ -1,0 +1,50 @@
+"""Errors in each API's own JSON, as a whole answer and as an event inside a stream.
+
+Source: vLLM 0.32 entrypoints/serve/exception_handling (OpenAI routes: `code` is the status) and
+Anthropic's error object for `/v1/messages`.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from router.errors import NoReplicaAvailable, RouterError
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_body(error: RouterError, path: str) -> bytes:
+    """Write `error` as the API behind `path` would."""
+    if path.startswith("/v1/messages"):
+        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
+    return orjson.dumps(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.status,
+            }
+        }
+    )
+
+
+def error_event(error: RouterError, path: str) -> bytes:
+    """Write `error` as a server-sent event; the empty line first ends a broken one."""
+    name = b"event: error\n" if path.startswith("/v1/messages") else b""
+    return b"\n\n" + name + b"data: " + error_body(error, path) + b"\n\n"
+
+
+def error_headers(error: RouterError) -> dict[str, str]:
+    """Give the headers that belong to the answer."""
+    if isinstance(error, NoReplicaAvailable):
+        return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    return {}

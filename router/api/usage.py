@@ -1,0 +1,55 @@
+"""What an engine reports about a finished request, read from the bytes that pass through.
+
+Nothing is added to a request to get it: a stream whose client did not ask for usage has none.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+TAIL_BYTES = 16 * 1024
+"""How much of a stream's end is kept: vLLM sends usage in the last event before `[DONE]`."""
+
+
+class PromptDetails(Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(Struct, frozen=True):
+    """`cached_tokens` is None where the engine runs without --enable-prompt-tokens-details."""
+
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Count the prompt tokens the engine took from a cache; None: not reported."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
+
+
+class _WithUsage(Struct):
+    usage: Usage | None = None
+
+
+_decoder = msgspec.json.Decoder(_WithUsage)
+
+
+def usage_of_body(body: bytes) -> Usage | None:
+    """Read the usage of a non-streaming answer; None: there is none, or it is not JSON."""
+    try:
+        return _decoder.decode(body).usage
+    except msgspec.DecodeError:
+        return None
+
+
+def usage_of_stream(tail: bytes) -> Usage | None:
+    """Read the usage from the end of an event stream (its last `TAIL_BYTES` or more)."""
+    for line in reversed(tail.splitlines()):
+        if line.startswith(b"data:") and b'"usage"' in line:
+            usage = usage_of_body(line[5:].strip())
+            if usage is not None:
+                return usage
+    return None

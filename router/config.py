@@ -1,0 +1,361 @@
+"""The one configuration tree: sections, defaults, units; and how it is read.
+
+A default exists in one place, the Struct field. `load` merges, weakest first: defaults, the YAML
+file, `WARMROUTE_…` variables, command-line flags. Unknown keys are refused with the nearest
+known one. No other module reads the environment; a module receives its section, not the whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from router.errors import ConfigError
+
+Seconds = Annotated[float, Meta(gt=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One vLLM server. Everything but `url` is found out; set it to overrule."""
+
+    url: Annotated[str, Meta(description="base URL, e.g. http://10.0.0.5:8000")]
+    name: Annotated[
+        str | None, Meta(description="name in metrics and headers; default r1, r2, …")
+    ] = None
+    events: Annotated[
+        tuple[str, ...],
+        Meta(description="KV event PUB endpoints, one per rank, e.g. tcp://10.0.0.5:5557"),
+    ] = ()
+    replay: Annotated[
+        tuple[str, ...], Meta(description="KV event replay endpoints, one per rank")
+    ] = ()
+
+
+class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, Meta(description="address to listen on", extra={"flag": "host"})] = (
+        "0.0.0.0"
+    )
+    port: Annotated[
+        Port, Meta(description="port to listen on (0: any)", extra={"flag": "port"})
+    ] = 8080
+
+
+class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, Meta(description="address of the admin API")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="port of the admin API (0: any)")] = 8081
+    token_file: Annotated[
+        Path | None,
+        Meta(description="file with the admin bearer token; required off loopback"),
+    ] = None
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[
+        str, Meta(description="routing policy (see `warmroute policies`)", extra={"flag": "policy"})
+    ] = "kv_aware"
+    params: Annotated[
+        dict[str, Any],
+        Meta(description="NAME=VALUE, repeatable", extra={"flag": "policy-param"}),
+    ] = {}
+    first_blocks_tokens: Annotated[
+        int, Meta(gt=0, description="prompt tokens that prefix_hash looks at")
+    ] = 2048
+
+
+class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    models: Annotated[
+        dict[str, str],
+        Meta(description="served model -> directory or hub name of its tokenizer, NAME=PATH"),
+    ] = {}
+    chat_templates: Annotated[
+        dict[str, Path],
+        Meta(description="served model -> template file, if the engine got --chat-template"),
+    ] = {}
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="the engines run with --trust-request-chat-template")
+    ] = False
+    cache_tokens: Annotated[
+        int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
+    ] = 20_000_000
+    inline_chars: Annotated[
+        int, Meta(ge=0, description="encodes with more new text than this leave the event loop")
+    ] = 32_768
+    prove_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="share of requests encoded twice to prove exactness")
+    ] = 0.01
+    engine_timeout_s: Annotated[
+        Seconds, Meta(description="deadline for an engine that tokenizes for us")
+    ] = 2.0
+
+
+class HashConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seeds: Annotated[
+        tuple[str, ...],
+        Meta(description="PYTHONHASHSEED of the engines, if set; tried first"),
+    ] = ()
+
+
+class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: Annotated[bool, Meta(description="follow the engines' KV events")] = True
+    replay_timeout_s: Annotated[Seconds, Meta(description="deadline for one replay")] = 5.0
+
+
+class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    body_bytes: Annotated[int, Meta(gt=0, description="largest request body")] = 32 * 1024 * 1024
+    header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
+    receive_timeout_s: Annotated[
+        Seconds, Meta(description="time a client has to send its body")
+    ] = 60.0
+
+
+class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    connect_timeout_s: Annotated[Seconds, Meta(description="time to connect to a replica")] = 2.0
+    first_byte_timeout_s: Annotated[
+        Seconds, Meta(description="time to the first byte of the answer")
+    ] = 600.0
+    idle_timeout_s: Annotated[Seconds, Meta(description="longest silence inside an answer")] = 120.0
+    max_tries: Annotated[
+        int, Meta(ge=1, description="replicas tried before a client sees a failure")
+    ] = 3
+    keepalive_s: Annotated[
+        Seconds,
+        Meta(description="idle time of pooled connections; below the engine's own 5 s"),
+    ] = 4.0
+    ca_file: Annotated[Path | None, Meta(description="CA bundle for https replicas")] = None
+
+
+class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    interval_s: Annotated[Seconds, Meta(description="pause between health probes")] = 2.0
+    timeout_s: Annotated[Seconds, Meta(description="deadline of one probe")] = 2.0
+    load_interval_s: Annotated[
+        Seconds, Meta(description="pause between reads of an engine's /metrics")
+    ] = 5.0
+
+
+class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    headers: Annotated[
+        tuple[str, ...], Meta(description="request headers that may carry a session id, in order")
+    ] = (
+        "x-session-id",
+        "x-claude-code-session-id",
+        "x-session-affinity",
+        "session-id",
+        "session_id",
+    )
+    ttl_s: Annotated[Seconds, Meta(description="a session is forgotten after this silence")] = (
+        3600.0
+    )
+    max_sessions: Annotated[int, Meta(gt=0, description="sessions remembered")] = 100_000
+
+
+class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="log level")] = (
+        "info"
+    )
+    json: Annotated[bool, Meta(description="log JSON lines")] = False
+    decisions: Annotated[
+        Path | None,
+        Meta(description="file for decision records (JSON lines)", extra={"flag": "decision-log"}),
+    ] = None
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    replicas: Annotated[
+        tuple[ReplicaConfig, ...],
+        Meta(description="base URL of a vLLM server, repeatable", extra={"flag": "replica"}),
+    ] = ()
+    listen: ListenConfig = ListenConfig()
+    admin: AdminConfig = AdminConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tokens: TokensConfig = TokensConfig()
+    hash: HashConfig = HashConfig()
+    events: EventsConfig = EventsConfig()
+    limits: LimitsConfig = LimitsConfig()
+    forward: ForwardConfig = ForwardConfig()
+    health: HealthConfig = HealthConfig()
+    session: SessionConfig = SessionConfig()
+    log: LogConfig = LogConfig()
+
+
+class Option(NamedTuple):
+    """One leaf of the tree as the command line shows it."""
+
+    path: tuple[str, ...]  # ("listen", "port")
+    flag: str  # "port"
+    variable: str  # "WARMROUTE_LISTEN_PORT"
+    description: str
+    default: Any
+    kind: type | None  # bool, int, float, str; None: a list
+    mapping: bool = False
+
+
+def options(section: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Yield every option of the tree, in order."""
+    hints = get_type_hints(section, include_extras=True)
+    for field in msgspec.structs.fields(section):
+        path = (*prefix, field.name)
+        hint = hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            yield from options(hint, path)
+            continue
+        metas = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Meta)]
+        described = next(m for m in reversed(metas) if m.description)
+        base = get_args(hint)[0] if metas else hint
+        origin = get_origin(base)
+        yield Option(
+            path=path,
+            flag=(described.extra or {}).get("flag", "-".join(path).replace("_", "-")),
+            variable="_".join(("WARMROUTE", *path)).upper(),
+            description=described.description or "",
+            default=None if field.default is msgspec.NODEFAULT else field.default,
+            kind=None if origin in (tuple, dict) else _scalar(base),
+            mapping=origin is dict,
+        )
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[tuple[str, ...], Any] | None = None,
+) -> Config:
+    """Read the configuration.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, value of the wrong type or range; the message
+            names the key and what is allowed.
+    """
+    tree: dict[str, Any] = _read_yaml(file) if file is not None else {}
+    for option in options():
+        text = (environ or {}).get(option.variable)
+        if text is not None:
+            _put(tree, option.path, _from_text(option, text))
+        value = (flags or {}).get(option.path)
+        if value is not None:
+            _put(tree, option.path, value)
+    for i, replica in enumerate(tree.get("replicas") or []):
+        if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
+            tree["replicas"][i] = {"url": replica}
+    try:
+        config = msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as exc:
+        raise _explained(str(exc)) from exc
+    _check(config)
+    return config
+
+
+def _check(config: Config) -> None:
+    """Refuse what types cannot: URLs without a host, names used twice, an open admin port."""
+    names: set[str] = set()
+    for i, replica in enumerate(config.replicas):
+        key = f"replicas[{i}]"
+        url = urlsplit(replica.url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError(
+                f"{key}.url: {replica.url!r} is not a base URL; write http://HOST:PORT",
+                param=f"{key}.url",
+            )
+        if url.query or url.fragment:
+            raise ConfigError(f"{key}.url: no query or fragment allowed", param=f"{key}.url")
+        name = replica.name or f"r{i + 1}"
+        if name in names:
+            raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+            raise ConfigError(
+                f"{key}.name: {name!r} may hold letters, digits, '.', '_' and '-' (64 at most)",
+                param=f"{key}.name",
+            )
+        if replica.replay and len(replica.replay) != len(replica.events):
+            raise ConfigError(
+                f"{key}.replay: name one endpoint per entry of {key}.events, or none",
+                param=f"{key}.replay",
+            )
+        names.add(name)
+    if config.admin.host not in ("127.0.0.1", "::1", "localhost") and not config.admin.token_file:
+        raise ConfigError(
+            f"admin.host: {config.admin.host!r} is reachable from outside; set admin.token_file",
+            param="admin.token_file",
+        )
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{file}: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file}: not YAML: {exc}") from exc
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: the top level must be a mapping of {_known(Config)}")
+    return tree
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        node = tree.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key}: must be a mapping", param=key)
+        tree = node
+    tree[path[-1]] = value
+
+
+def _from_text(option: Option, text: str) -> Any:
+    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs."""
+    if option.kind is not None:
+        return text
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return pairs(option, parts) if option.mapping else parts
+
+
+def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
+    """Split NAME=VALUE pairs; numbers become numbers."""
+    result: dict[str, Any] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--{option.flag}: {part!r} is not NAME=VALUE", param=option.flag)
+        result[name] = yaml.safe_load(value) if value else ""
+    return result
+
+
+def _scalar(base: Any) -> type:
+    inner = [a for a in get_args(base) if a is not type(None)]
+    if get_origin(base) is Annotated:
+        return _scalar(get_args(base)[0])
+    if inner:
+        return _scalar(inner[0])
+    return base if base in (bool, int, float) else str
+
+
+def _known(section: type[Struct]) -> str:
+    return ", ".join(field.name for field in msgspec.structs.fields(section))
+
+
+def _explained(message: str) -> ConfigError:
+    """Turn msgspec's message into one that names the key and what is allowed there."""
+    text, _, where = message.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".").replace("[...]", "[]")
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if unknown is None:
+        return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
+    section: Any = Config
+    for step in re.findall(r"[a-z_]+", path):
+        hint = get_type_hints(section)[step]
+        section = next((a for a in get_args(hint) if isinstance(a, type)), hint)
+    allowed = [field.name for field in msgspec.structs.fields(section)]
+    key = f"{path}.{unknown[1]}" if path else unknown[1]
+    near = difflib.get_close_matches(unknown[1], allowed, n=1)
+    hint_text = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(
+        f"unknown key {key!r}: {hint_text}Known here: {', '.join(allowed)}", param=key
+    )

@@ -1,0 +1,197 @@
+"""The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
+
+No routing here: a request becomes an `Inbound`, its connection a `Reply`, the rest is
+router.pipeline. The router's own pages are /healthz, /readyz, /metrics and /v1/models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from router.api.failures import error_body, error_headers
+from router.config import LimitsConfig
+from router.errors import BadRequest, NoReplicaAvailable, PayloadTooLarge, RouterError
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.pipeline import Api, Inbound, Pipeline
+
+logger = logging.getLogger(__name__)
+
+_APIS: Final[dict[tuple[str, str], Api]] = {
+    ("POST", "/v1/chat/completions"): "chat",
+    ("POST", "/v1/completions"): "completions",
+}
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class InternalError(RouterError):
+    """Our own bug; the log has the traceback, the client a request id."""
+
+
+class WebReply:
+    """A client's connection, as the pipeline writes to it."""
+
+    __slots__ = ("_request", "response")
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.response: web.StreamResponse | None = None
+
+    async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        """Send a whole answer."""
+        self.response = web.Response(status=status, headers=headers, body=body)
+
+    async def start(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Begin an answer of unknown length."""
+        self.response = web.StreamResponse(status=status, headers=headers)
+        await self.response.prepare(self._request)
+
+    async def write(self, chunk: bytes) -> None:
+        """Send the next piece, at once."""
+        assert self.response is not None
+        if chunk:
+            await self.response.write(chunk)
+
+
+class DataApp:
+    """The handlers of the data port."""
+
+    def __init__(
+        self,
+        *,
+        pipeline: Pipeline,
+        fleet: Fleet,
+        metrics: Metrics,
+        limits: LimitsConfig,
+        not_ready: Callable[[], str | None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._fleet = fleet
+        self._metrics = metrics
+        self._limits = limits
+        self._not_ready = not_ready
+
+    def build(self) -> web.Application:
+        """Build the aiohttp application."""
+        app = web.Application(client_max_size=self._limits.body_bytes)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics_page)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_route("*", "/{tail:.*}", self._route)
+        return app
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        arrived_s = asyncio.get_running_loop().time()
+        given = request.headers.get("X-Request-Id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        reply = WebReply(request)
+        try:
+            if request.headers.get("Upgrade", "").lower() == "websocket":
+                raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
+            inbound = Inbound(
+                api=_APIS.get((request.method, request.path), "other"),
+                method=request.method,
+                path=request.path,
+                target=request.raw_path,
+                headers=request.headers,
+                body=await self._body(request),
+                arrived_s=arrived_s,
+            )
+            await self._pipeline.route(inbound, reply, request_id)
+        except RouterError as error:
+            return self._failed(request, reply, error, request_id)
+        except ConnectionError:
+            return self._gone(request, reply)
+        except Exception:
+            logger.exception("internal error", extra={"request": request_id})
+            error = InternalError(f"internal error; see the router's log for {request_id}")
+            return self._failed(request, reply, error, request_id)
+        assert reply.response is not None
+        return reply.response
+
+    async def _body(self, request: web.Request) -> bytes | None:
+        """Read the body once, bounded in size and time.
+
+        Raises:
+            PayloadTooLarge, BadRequest: larger than allowed; not sent in time.
+        """
+        if not request.body_exists:
+            return None
+        try:
+            async with asyncio.timeout(self._limits.receive_timeout_s):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge as exc:
+            raise PayloadTooLarge(
+                f"the body is larger than {self._limits.body_bytes} bytes (limits.body_bytes)"
+            ) from exc
+        except TimeoutError as exc:
+            raise BadRequest(
+                f"the body did not arrive within {self._limits.receive_timeout_s:g} s"
+            ) from exc
+
+    def _failed(
+        self, request: web.Request, reply: WebReply, error: RouterError, request_id: str
+    ) -> web.StreamResponse:
+        """Answer an error, or cut the connection where an answer has begun."""
+        self._metrics.refused.labels(error.code).inc()
+        if reply.response is not None and reply.response.prepared:
+            if reply.response.content_type == "text/event-stream":
+                return reply.response  # the stream's client was told by an error event
+            return self._gone(request, reply)
+        logger.warning(
+            "refused",
+            extra={"request": request_id, "status": error.status, "why": error.message},
+        )
+        return web.Response(
+            status=error.status,
+            body=error_body(error, request.path),
+            content_type="application/json",
+            headers={"x-warmroute-request-id": request_id, **error_headers(error)},
+        )
+
+    def _gone(self, request: web.Request, reply: WebReply) -> web.StreamResponse:
+        """Close a connection whose answer cannot be finished: its length would be a lie."""
+        if request.transport is not None:
+            request.transport.abort()
+        return reply.response or web.Response(status=499)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        reason = self._not_ready()
+        if reason is None:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.render(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        """List what all replicas serve, each model once."""
+        models: list[dict[str, Any]] = self._fleet.models()
+        if not models:
+            error = NoReplicaAvailable("no replica has answered yet")
+            return web.Response(
+                status=error.status,
+                body=error_body(error, request.path),
+                content_type="application/json",
+                headers=error_headers(error),
+            )
+        return web.Response(
+            body=orjson.dumps({"object": "list", "data": models}),
+            content_type="application/json",
+        )

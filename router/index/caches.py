@@ -1,0 +1,119 @@
+"""What the data path asks about caches: contract, matches, trust, by candidate.
+
+One object in front of the block index and the event streams, so that routing does not care
+whether a candidate's blocks are known from its events, translated, or guessed. The audit lives
+here: predictions held against what engines report, and what follows when they disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from policies.view import CandidateId
+from router.contracts import BlockKey, HashContract
+from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation
+from router.index.rank_stream import RankStream
+
+TRUST_DECAY = 0.98  # half of the weight lies on the last 35 audits
+MIN_AUDITS = 20  # nothing is concluded from fewer
+DISTRUST_BELOW = 0.6
+"""Share of right predictions under which a stream is re-synced. Evictions between decision and
+schedule cost a few percent under pressure; a lost event costs nearly all of a session's turns."""
+
+
+class Claim(Struct, kw_only=True):
+    """What one request claims at a candidate until it ends."""
+
+    candidate: CandidateId
+    keys: Sequence[BlockKey]  # the whole chain
+    speculation: Speculation | None  # over what is not there yet; None: nothing to compute
+
+
+class _Trust(Struct):
+    ratio: float = 1.0
+    num_audits: int = 0
+
+
+class Caches:
+    """The caches of all candidates, as far as they are known."""
+
+    __slots__ = ("_streams", "_trust", "index")
+
+    def __init__(self, index: BlockIndex) -> None:
+        self.index = index
+        self._streams: dict[CandidateId, RankStream] = {}
+        self._trust: dict[CandidateId, _Trust] = {}
+
+    def add(self, candidate: CandidateId, stream: RankStream) -> None:
+        """Begin to answer for a candidate."""
+        self._streams[candidate] = stream
+        self._trust[candidate] = _Trust()
+
+    def drop(self, candidate: CandidateId) -> None:
+        """Forget a candidate and its blocks."""
+        self._streams.pop(candidate, None)
+        self._trust.pop(candidate, None)
+        self.index.clear(candidate)
+
+    def stream(self, candidate: CandidateId) -> RankStream | None:
+        """Return the candidate's event stream."""
+        return self._streams.get(candidate)
+
+    def contract(self, candidate: CandidateId) -> HashContract | None:
+        """Return how the candidate's blocks are named; None: it is not known at all."""
+        stream = self._streams.get(candidate)
+        return None if stream is None else stream.contract
+
+    def state(self, candidate: CandidateId) -> str:
+        """Return `exact`, `degraded` or `blind`."""
+        stream = self._streams.get(candidate)
+        return "blind" if stream is None else stream.state
+
+    def trust(self, candidate: CandidateId) -> float:
+        """Return the share of recent predictions that were right, recent ones counting more."""
+        trust = self._trust.get(candidate)
+        return 1.0 if trust is None else trust.ratio
+
+    def match(
+        self, chain: Sequence[BlockKey], candidates: Iterable[CandidateId]
+    ) -> dict[CandidateId, Match]:
+        """Count the leading blocks of `chain` that each candidate holds and is believed to."""
+        matches = self.index.match(chain, candidates)
+        for candidate in matches:
+            stream = self._streams.get(candidate)
+            if stream is not None and stream.is_distrusted:
+                matches[candidate] = NO_MATCH
+        return matches
+
+    def claim(
+        self, candidate: CandidateId, keys: Sequence[BlockKey], num_held_blocks: int
+    ) -> Claim:
+        """Claim the chain for a request that is about to be sent: siblings see it as held."""
+        new = keys[num_held_blocks:]
+        speculation = self.index.begin(candidate, new) if new else None
+        return Claim(candidate=candidate, keys=keys, speculation=speculation)
+
+    def release(self, claim: Claim, *, computed: bool) -> None:
+        """End a claim; what a candidate without events has computed is remembered as a guess."""
+        if claim.speculation is not None:
+            claim.speculation.end()
+        stream = self._streams.get(claim.candidate)
+        if computed and stream is not None and stream.state == "blind":
+            self.index.remember(claim.candidate, claim.keys, stream.capacity_blocks)
+
+    def audit(
+        self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
+    ) -> None:
+        """Note how a prediction came out; a stream whose predictions fail is re-synced."""
+        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
+        if stream is None or trust is None:
+            return
+        right = num_predicted_tokens == num_reported_tokens
+        trust.ratio = TRUST_DECAY * trust.ratio + (1 - TRUST_DECAY) * right
+        trust.num_audits += 1
+        if trust.num_audits >= MIN_AUDITS and trust.ratio < DISTRUST_BELOW:
+            if stream.state == "exact":
+                stream.distrust(f"only {trust.ratio:.0%} of recent predictions were right")
+            self._trust[candidate] = _Trust()

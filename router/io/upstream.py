@@ -1,0 +1,232 @@
+"""HTTP to the replicas: one request, its phases' deadlines, and what can go wrong, named.
+
+An answer is handed out with its first body bytes already read: up to there a failure costs the
+client nothing and the data path moves on. aiohttp's errors end here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from router.config import ForwardConfig
+from router.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+
+_LARGE_BODY: Final = 512 * 1024
+_PIECE: Final = 256 * 1024
+_SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+# Source: RFC 9110 section 7.6.1, and what RFC 2616 named; lower case.
+HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+Headers = Iterable[tuple[str, str]]
+
+
+def end_to_end(headers: Headers, *, drop: frozenset[str] = frozenset()) -> CIMultiDict[str]:
+    """Copy headers without the hop-by-hop ones, those `Connection` names, and `drop`."""
+    kept: CIMultiDict[str] = CIMultiDict()
+    named: set[str] = set()
+    for name, value in headers:
+        lower = name.lower()
+        if lower == "connection":
+            named.update(part.strip().lower() for part in value.split(","))
+        if lower not in HOP_BY_HOP and lower not in drop:
+            kept.add(name, value)
+    for name in named:
+        kept.popall(name, None)
+    return kept
+
+
+class Answer:
+    """A replica's answer, first bytes in hand. Close it in a `finally`."""
+
+    __slots__ = ("_idle_s", "_replica", "_response", "first", "headers", "status")
+
+    def __init__(
+        self, replica: str, response: aiohttp.ClientResponse, first: bytes, idle_s: float
+    ) -> None:
+        self._replica = replica
+        self._response = response
+        self._idle_s = idle_s
+        self.status = response.status
+        self.headers = response.headers
+        self.first = first
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the body is server-sent events."""
+        return self._response.content_type == "text/event-stream"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been read."""
+        return self._response.content.at_eof()
+
+    async def gather(self, limit_bytes: int) -> None:
+        """Read the rest of the body into `first`, up to about `limit_bytes`.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: the answer broke off.
+        """
+        parts = [self.first]
+        num_bytes = len(self.first)
+        while num_bytes < limit_bytes and not self.complete:
+            chunk = await self._next()
+            parts.append(chunk)
+            num_bytes += len(chunk)
+        self.first = b"".join(parts)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body after `first`, as it arrives.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: after what was yielded the answer broke off.
+        """
+        while not self.complete:
+            chunk = await self._next()
+            if chunk:
+                yield chunk
+
+    async def _next(self) -> bytes:
+        with _mapped(self._replica, "inside its answer"):
+            async with asyncio.timeout(self._idle_s):
+                return await self._response.content.readany()
+
+    def close(self) -> None:
+        """Give the connection back, or cut it where the answer was not read to its end."""
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+
+
+class Upstream:
+    """The pooled client to all replicas. Use as an async context manager."""
+
+    def __init__(self, config: ForwardConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+        self._first_bytes: dict[str, set[asyncio.Timeout]] = {}
+
+    async def __aenter__(self) -> Self:
+        context: ssl.SSLContext | bool = True
+        if self._config.ca_file is not None:
+            context = ssl.create_default_context(cafile=self._config.ca_file)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
+            ),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=self._config.connect_timeout_s, sock_read=None
+            ),
+            auto_decompress=False,
+            skip_auto_headers=_SKIPPED,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            read_bufsize=256 * 1024,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def open(
+        self,
+        replica: str,
+        url: str,
+        *,
+        method: str,
+        headers: CIMultiDict[str],
+        body: bytes | None,
+    ) -> Answer:
+        """Send one request and wait for the first bytes of its answer.
+
+        Args:
+            replica: Name for errors and for `abort`.
+            url: Absolute, already encoded; sent as it is.
+            headers: End-to-end headers, without Host and Content-Length.
+            body: Sent as it is; None for none.
+
+        Raises:
+            UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
+        """
+        assert self._session is not None
+        data: Any = body
+        if body is not None and len(body) > _LARGE_BODY:
+            # In pieces: one write of megabytes would hold the loop; the length stays declared.
+            headers["Content-Length"] = str(len(body))
+            data = _pieces(body)
+        waiting = self._first_bytes.setdefault(replica, set())
+        response: aiohttp.ClientResponse | None = None
+        with _mapped(replica, "before its first byte"):
+            deadline = asyncio.timeout(self._config.first_byte_timeout_s)
+            waiting.add(deadline)
+            try:
+                async with deadline:
+                    response = await self._session.request(
+                        method,
+                        URL(url, encoded=True),
+                        headers=headers,
+                        data=data,
+                        allow_redirects=False,
+                    )
+                    first = await response.content.readany()
+            except BaseException:
+                if response is not None:
+                    response.close()
+                raise
+            finally:
+                waiting.discard(deadline)
+        return Answer(replica, response, first, self._config.idle_timeout_s)
+
+    def abort(self, replica: str) -> None:
+        """Fail every request that still waits for its first byte from `replica`, now.
+
+        For a replica that a probe has just found dead or hung: its requests move on at once
+        instead of waiting for their own deadline.
+        """
+        for deadline in self._first_bytes.get(replica, ()):
+            if not deadline.expired():
+                deadline.reschedule(0.0)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    view = memoryview(body)
+    for start in range(0, len(body), _PIECE):
+        yield bytes(view[start : start + _PIECE])
+
+
+@contextmanager
+def _mapped(replica: str, when: str) -> Any:
+    """Turn aiohttp's and the system's errors into ours, most specific first."""
+    try:
+        yield
+    except TimeoutError as exc:
+        # Also aiohttp's ConnectionTimeoutError: to the caller both are a replica that is silent.
+        raise UpstreamTimeout(replica, f"replica {replica} was silent {when}") from exc
+    except aiohttp.ClientConnectorError as exc:
+        raise UpstreamUnreachable(replica, f"replica {replica} refused the connection") from exc
+    except (aiohttp.ClientError, OSError) as exc:
+        raise UpstreamBroken(
+            replica, f"replica {replica} broke off {when} ({type(exc).__name__})"
+        ) from exc

@@ -1,0 +1,149 @@
+"""router.io.engine_api against servers that tell much, little, or nonsense."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from router.errors import BadRequest, UpstreamBroken, UpstreamUnreachable
+from router.io.engine_api import EngineApi, EventSource, ServedModel
+
+# As vLLM 0.32.0 writes it, shortened.
+METRICS = """# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
+process_start_time_seconds 1.79516382478e+09
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 9.0
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0",num_gpu_blocks="1200",prefix_caching_hash_algo="sha256"} 1.0
+"""  # noqa: E501
+SOURCES = {
+    "0": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": None},
+    "1": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5558", "topic": "kv"},
+}
+MODELS = {"data": [{"id": "tiny", "root": "/models/tiny", "parent": None, "max_model_len": 4096}]}
+
+Replica = Callable[[dict[str, object]], Awaitable[str]]
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[Replica]:
+    """Serve fixed answers by path; gives the base URL. A tuple is (status, text)."""
+    servers: list[TestServer] = []
+
+    async def start(pages: dict[str, object]) -> str:
+        async def handler(request: web.Request) -> web.Response:
+            page = pages.get(request.path, (404, "not found"))
+            if isinstance(page, tuple):
+                return web.Response(status=page[0], text=page[1])
+            return web.json_response(page)
+
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", handler)
+        server = TestServer(app)
+        await server.start_server()
+        servers.append(server)
+        return str(server.make_url("")).rstrip("/")
+
+    yield start
+    for server in servers:
+        await server.close()
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[EngineApi]:
+    """A client with a short deadline."""
+    async with EngineApi(timeout_s=2) as client:
+        yield client
+
+
+async def test_a_vllm_replica_tells_everything(replica: Replica, api: EngineApi) -> None:
+    """Models, block size, capacity, ranks, event sources, start time."""
+    url = await replica(
+        {
+            "/v1/models": MODELS,
+            "/version": {"version": "0.32.0"},
+            "/kv_event_sources": SOURCES,
+            "/metrics": (200, METRICS),
+        }
+    )
+
+    facts = await api.facts("r1", url)
+    load = await api.load("r1", url)
+
+    assert facts.models == (ServedModel("tiny", "/models/tiny", None, 4096),)
+    assert (facts.version, facts.block_size, facts.num_gpu_blocks) == ("0.32.0", 32, 1200)
+    assert (facts.prefix_caching, facts.hash_algorithm, facts.num_ranks) == (True, "sha256", 2)
+    assert facts.event_sources == {
+        0: EventSource("tcp://*:5557"),
+        1: EventSource("tcp://*:5558", topic="kv"),
+    }
+    assert load is not None
+    assert load.started_s == facts.started_s == 1795163824.78
+    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+
+
+async def test_a_server_that_tells_little_is_served_with_less(
+    replica: Replica, api: EngineApi
+) -> None:
+    """Only a model list: everything else is unknown, not wrong."""
+    url = await replica({"/v1/models": MODELS, "/version": (200, "x"), "/kv_event_sources": [1]})
+
+    facts = await api.facts("r1", url)
+
+    assert facts.models[0].id == "tiny"
+    assert (facts.version, facts.block_size, facts.num_gpu_blocks, facts.started_s) == (None,) * 4
+    assert (facts.num_ranks, facts.event_sources) == (1, {})
+    assert await api.load("r1", url) is None
+
+
+@pytest.mark.parametrize("page", [(200, "<html>"), (404, "no"), {"data": []}, {"models": 1}])
+async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page: object) -> None:
+    """The message says what was asked and what came."""
+    url = await replica({"/v1/models": page})
+
+    with pytest.raises(UpstreamBroken, match="/v1/models"):
+        await api.facts("r1", url)
+
+
+async def test_nobody_there_is_unreachable(api: EngineApi) -> None:
+    """A refused connection is told from a wrong answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    with pytest.raises(UpstreamUnreachable, match="refused"):
+        await api.ping("r1", f"http://127.0.0.1:{port}")
+
+
+async def test_health_is_the_engines_own_word(replica: Replica, api: EngineApi) -> None:
+    """200 is healthy, anything else is not."""
+    await api.ping("r1", await replica({"/health": (200, "")}))
+    with pytest.raises(UpstreamBroken, match="503"):
+        await api.ping("r1", await replica({"/health": (503, "")}))
+
+
+async def test_an_engine_tokenizes_for_us(replica: Replica, api: EngineApi) -> None:
+    """Ids come back as they are."""
+    url = await replica({"/tokenize": {"count": 2, "tokens": [5, 6], "max_model_len": 1}})
+
+    assert await api.tokenize("r1", url, b"{}", timeout_s=1) == [5, 6]
+
+
+async def test_a_prompt_the_engine_refuses_is_the_clients_fault(
+    replica: Replica, api: EngineApi
+) -> None:
+    """Its reason is passed on; a server error is not the client's."""
+    refusal = json.dumps({"error": {"message": "bad role", "code": 400}})
+
+    with pytest.raises(BadRequest, match="bad role"):
+        await api.tokenize("r1", await replica({"/tokenize": (400, refusal)}), b"", timeout_s=1)
+    with pytest.raises(BadRequest, match="no reason given"):
+        await api.tokenize("r1", await replica({"/tokenize": (422, "x")}), b"", timeout_s=1)
+    with pytest.raises(UpstreamBroken, match="500"):
+        await api.tokenize("r1", await replica({"/tokenize": (500, "x")}), b"", timeout_s=1)

@@ -1,0 +1,209 @@
+"""router.io.upstream against a real server: phases, errors by name, nothing left open."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from multidict import CIMultiDict
+
+from router.config import ForwardConfig
+from router.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from router.io.upstream import Upstream, end_to_end
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[Handler], Awaitable[str]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Serve one handler on a free port; gives the base URL."""
+    servers: list[TestServer] = []
+
+    async def start(handler: Handler) -> str:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{tail:.*}", handler)
+        server = TestServer(app)
+        await server.start_server()
+        servers.append(server)
+        return str(server.make_url("")).rstrip("/")
+
+    yield start
+    for server in servers:
+        await server.close()
+
+
+def test_hop_by_hop_headers_stay_here() -> None:
+    """Also those that Connection names; everything else goes on, twice if it came twice."""
+    kept = end_to_end(
+        [
+            ("Connection", "close, X-Private"),
+            ("x-private", "1"),
+            ("Transfer-Encoding", "chunked"),
+            ("Host", "a"),
+            ("X-A", "1"),
+            ("x-a", "2"),
+        ],
+        drop=frozenset({"host"}),
+    )
+
+    assert list(kept.items()) == [("X-A", "1"), ("x-a", "2")]
+
+
+@pytest.mark.parametrize("size", [0, 10, 3 * 1024 * 1024])
+async def test_the_body_and_the_query_arrive_as_they_are(serve: Serve, size: int) -> None:
+    """Byte for byte, with a declared length, large bodies in pieces."""
+    sent = bytes(range(256)) * (size // 256 + 1)
+    got: dict[str, object] = {}
+
+    async def handler(request: web.Request) -> web.Response:
+        got["body"] = await request.read()
+        got["path"] = request.raw_path
+        got["length"] = request.headers.get("Content-Length")
+        got["agent"] = request.headers.get("User-Agent")
+        return web.Response(body=b"ok")
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open(
+            "r1", f"{url}/a%20b?x=%2F&y", method="POST", headers=CIMultiDict(), body=sent
+        )
+        await answer.gather(1 << 20)
+        answer.close()
+
+    assert got == {
+        "body": sent,
+        "path": "/a%20b?x=%2F&y",
+        "length": str(len(sent)),
+        "agent": None,
+    }
+    assert (answer.status, answer.first, answer.complete) == (200, b"ok", True)
+
+
+async def test_nobody_there_is_unreachable() -> None:
+    """A refused connection says so."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with Upstream(ForwardConfig()) as upstream:
+        with pytest.raises(UpstreamUnreachable, match="refused") as caught:
+            await upstream.open(
+                "r1", f"http://127.0.0.1:{port}/", method="GET", headers=CIMultiDict(), body=None
+            )
+
+    assert caught.value.replica == "r1"
+
+
+async def test_silence_before_the_first_byte_is_a_timeout(serve: Serve) -> None:
+    """Headers alone are not a first byte."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(60)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(first_byte_timeout_s=0.1)) as upstream:
+        with pytest.raises(UpstreamTimeout, match="silent before its first byte"):
+            await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+
+
+async def test_a_replica_found_dead_fails_its_waiting_requests_at_once(serve: Serve) -> None:
+    """`abort` does not wait for the first-byte deadline."""
+    reached = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        reached.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    url = await serve(handler)
+    async with (
+        Upstream(ForwardConfig(first_byte_timeout_s=50)) as upstream,
+        asyncio.TaskGroup() as tg,
+    ):
+
+        async def ask() -> None:
+            with pytest.raises(UpstreamTimeout):
+                await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+
+        tg.create_task(ask())
+        await reached.wait()
+        upstream.abort("r2")
+        upstream.abort("r1")
+
+
+@pytest.mark.parametrize("after", [b"", b"data: 1\n\n"])
+async def test_a_cut_connection_is_broken(serve: Serve, after: bytes) -> None:
+    """Before or after the first byte, the error names the replica."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if after:
+            await response.prepare(request)
+            await response.write(after)
+            await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream:
+
+        async def read() -> None:
+            answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+            assert answer.is_event_stream
+            assert answer.first == after
+            try:
+                async for _ in answer.chunks():
+                    pass
+            finally:
+                answer.close()
+
+        with pytest.raises(UpstreamBroken, match="r1 broke off"):
+            await read()
+
+
+async def test_silence_inside_an_answer_is_a_timeout(serve: Serve) -> None:
+    """The idle deadline starts anew with every piece."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"a")
+        await asyncio.sleep(60)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        with pytest.raises(UpstreamTimeout, match="inside its answer"):
+            await answer.gather(100)
+        answer.close()
+
+
+async def test_closing_an_unread_answer_cuts_its_connection(serve: Serve) -> None:
+    """The replica learns at once that its client is gone."""
+    cut = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x")
+                await asyncio.sleep(0.01)
+        finally:
+            cut.set()
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        answer.close()
+        async with asyncio.timeout(5):
+            await cut.wait()

@@ -1,0 +1,65 @@
+"""router.logs: a constant message, data in fields."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from router import logs
+
+
+def record(message: str, **fields: object) -> logging.LogRecord:
+    """Build what a logger passes to its handlers."""
+    return logging.getLogger("router.x").makeRecord(
+        "router.x", logging.INFO, "f", 1, message, (), None, extra=fields
+    )
+
+
+def test_text_is_one_line_with_fields() -> None:
+    """Values with spaces are quoted, None is left out, line breaks cannot forge a line."""
+    line = logs.TextFormatter().format(
+        record("routed", replica="r1", why="two words", reported=None, evil="a\nb")
+    )
+
+    assert line.endswith('info    routed replica=r1 why="two words" evil=a\\nb')
+
+
+def test_json_is_one_object() -> None:
+    """Fields are keys beside time, level and message."""
+    entry = json.loads(logs.JsonFormatter().format(record("routed", tokens=3)))
+
+    assert (entry["message"], entry["level"], entry["tokens"]) == ("routed", "info", 3)
+    assert entry["time"] > 0
+
+
+def test_a_traceback_is_kept() -> None:
+    """In both shapes."""
+    try:
+        raise ValueError("boom")
+    except ValueError as exc:
+        failed = record("failed")
+        failed.exc_info = (type(exc), exc, exc.__traceback__)
+
+    assert "ValueError: boom" in logs.TextFormatter().format(failed)
+    assert "ValueError: boom" in json.loads(logs.JsonFormatter().format(failed))["traceback"]
+
+
+def test_lines_are_written_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    """`start` logs router's loggers at the level asked for; the listener flushes at its stop."""
+    root, ours = logging.getLogger(), logging.getLogger("router")
+    before = (root.handlers[:], root.level, ours.level)
+    try:
+        listener = logs.start(level="info", as_json=False)
+        logging.getLogger("router.pipeline").info("routed", extra={"replica": "r1"})
+        logging.getLogger("router.pipeline").debug("hidden")
+        listener.stop()
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        ours.setLevel(before[2])
+
+    written = capsys.readouterr().err
+    assert "routed replica=r1" in written
+    assert "hidden" not in written
