@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from router.prompt.prompter import Prompter
 
 
 class Prompters:
-    """One prompter per served model; loaded once, whichever replica names the model first."""
+    """One prompter per served model; loaded once, whichever replica names the model first.
 
-    __slots__ = ("_by_model", "_loading")
+    Adapters share their base model's. Who asks before the loading is done gets None: such a
+    prompt is routed without tokens, it does not wait.
+    """
+
+    __slots__ = ("_bases", "_by_model", "_loading")
 
     def __init__(self) -> None:
         self._by_model: dict[str, Prompter] = {}
         self._loading: set[str] = set()
+        self._bases: dict[str, str] = {}
+
+    def adapt(self, adapters: Mapping[str, str]) -> None:
+        """Serve adapters (name to base model) with their base models' prompters."""
+        self._bases.update(adapters)
 
     def begin(self, model: str) -> bool:
         """Claim the loading of a model's prompter; False: it is loaded or being loaded."""
@@ -31,18 +42,5 @@ class Prompters:
         return sorted(self._loading)
 
     def get(self, model: str) -> Prompter | None:
-        """Return a model's prompter; None: not loaded (yet)."""
-        return self._by_model.get(model)
-
-    def needs_engine(self, model: str) -> str | None:
-        """Say why the engine must tokenize for a model; None: it is done here."""
-        prompter = self._by_model.get(model)
-        return "no tokenizer loaded" if prompter is None else prompter.engine_only
-
-    def audit(self, model: str, num_tokens: int, prompt_tokens: int) -> bool:
-        """Compare our count of a prompt made here with `usage.prompt_tokens`: do they agree?
-
-        After a disagreement the engine tokenizes for the model.
-        """
-        prompter = self._by_model.get(model)
-        return prompter is None or prompter.trust.observe_usage(num_tokens, prompt_tokens)
+        """Return the prompter of a model or adapter; None: not loaded (yet)."""
+        return self._by_model.get(self._bases.get(model, model))
