@@ -81,7 +81,9 @@ def record(seed: int = SEED, count: int = COUNT) -> dict[str, list[str | None]]:
             for name, engine in ((name, online(path)) for name, path in TEMPLATES.items())
         }
         engine = online(None)
-        found["completions"] = [await completion(engine, body) for body in completion_bodies(seed, count)]
+        found["completions"] = [
+            await completion(engine, body) for body in completion_bodies(seed, count)
+        ]
         return found
 
     return asyncio.run(everything())

@@ -77,8 +77,6 @@ def test_completion_ids_are_the_engines(prompters: dict[str, Prompter]) -> None:
     """Text and token-id prompts come out as the engine's ids."""
     seed, recorded = _entries("completions")
 
-    ours = [
-        _ours(prompters["model"], body) for body in completion_bodies(seed, len(recorded))
-    ]
+    ours = [_ours(prompters["model"], body) for body in completion_bodies(seed, len(recorded))]
 
     assert ours == recorded
