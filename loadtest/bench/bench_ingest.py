@@ -2,9 +2,9 @@
 
 From the payload of a ZeroMQ message (msgpack as vLLM writes it, `token_ids` included) to blocks
 in the index; sockets are not in it. The stream has found its contract, as all have after their
-first prompt. Half of the blocks are removed again, as in a full cache. Counted in CPU time: what one
-core could do if it did nothing else. Events of 1,000 blocks, one
-a message; events of one block, 100 a message (Mooncake's connector) and one a message.
+first prompt. Half of the blocks are removed again, as in a full cache. Events of 1,000 blocks, one
+a message; events of one block, 100 a message (Mooncake's connector) and one a message. Counted in
+CPU time: what one core does that has nothing else to do.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def run(setting: Setting) -> list[Line]:
     return lines
 
 
-def new_stream(index: BlockIndex) -> RankStream:
-    """Make a stream that has found its contract and the start of its history."""
-    stream = RankStream(_CANDIDATE, index, block_size=BLOCK_SIZE, capacity_blocks=_CAPACITY)
+def new_stream(index: BlockIndex, candidate: CandidateId = _CANDIDATE) -> RankStream:
+    """Make a stream that has found its contract and the start of its history: EXACT."""
+    stream = RankStream(candidate, index, block_size=BLOCK_SIZE, capacity_blocks=_CAPACITY)
     stream.opened(has_replay=False)
     tokens = list(range(BLOCK_SIZE))
     keys, _ = CONTRACT.extend(None, tokens)
