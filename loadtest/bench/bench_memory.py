@@ -86,7 +86,7 @@ def _blocks(num: int) -> tuple[float, int]:
 
 
 def _tokens(num: int, model: Path) -> tuple[float, int, float]:
-    prompter = load_prompter(str(model), local_files_only=True, max_bytes=1 << 34)
+    prompter = load_prompter(str(model), local_files_only=True, cache_tokens=1 << 31)
     next(growing(prompter, "first", _CONTEXT_TOKENS, 0))
     before_bytes, before_estimate = _rss_bytes(), prompter.size_bytes
     num_tokens = number = 0
