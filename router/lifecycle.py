@@ -327,13 +327,14 @@ class Router:
             source, stream = sources.get(rank), self.caches.stream(candidate.id)
             if source is None or stream is None:
                 continue
-            events = EngineEvents(
-                reachable_endpoint(source.endpoint, replica.url),
-                reachable_endpoint(source.replay_endpoint, replica.url)
-                if source.replay_endpoint
-                else None,
-                topic=source.topic,
-            )
+            try:
+                events = _open_events(source, replica.url, self._config.events.replay_timeout_s)
+            except (ValueError, ConfigError) as exc:
+                logger.error(
+                    "events cannot be followed; routing to it is approximate",
+                    extra={"candidate": candidate.id, "reason": str(exc)},
+                )
+                continue
             yield candidate.id, follow(stream, events)
 
     async def _await_history(self, replica: Replica) -> None:
@@ -527,6 +528,21 @@ def _event_counts(stream: RankStream) -> dict[str, int]:
     """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
     counters = msgspec.structs.asdict(stream.counters)
     return {name.removeprefix("num_"): value for name, value in counters.items()}
+
+
+def _open_events(source: EventSource, replica_url: str, replay_timeout_s: float) -> EngineEvents:
+    """Open one rank's event stream at the address that reaches it from here.
+
+    Raises:
+        ValueError, ConfigError: there is no such address.
+    """
+    replay = source.replay_endpoint
+    return EngineEvents(
+        reachable_endpoint(source.endpoint, replica_url),
+        reachable_endpoint(replay, replica_url) if replay else None,
+        source.topic,
+        replay_timeout_s=replay_timeout_s,
+    )
 
 
 def _probe_failure(error: UpstreamError) -> ProbeFailure:
