@@ -43,7 +43,8 @@ READY_S = 60.0
 RUN_S = 60.0
 
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<marker>(?:not run|run|keep)\b[^\n]*?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    r"^(?:<!-- (?P<marker>(?:not run|run|keep)\b[^\n]*?) -->\n)?"
+    r"```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _UNTIL = re.compile(r"run: in the background, until (\S+)")
