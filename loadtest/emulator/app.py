@@ -1,0 +1,235 @@
+"""The routes of an emulated replica.
+
+What must live here: HTTP in, HTTP out, and the faults done to it. What must not: what is
+generated, when, and from which cache (replica and below); the JSON shapes (wire).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from loadtest.emulator import metrics
+from loadtest.emulator.faults import REQUEST_FAULTS, Fault
+from loadtest.emulator.generation import Generate
+from loadtest.emulator.replica import Replica
+from loadtest.emulator.wire import VERSION, ApiError, invalid_type, parse_body
+from router.errors import ClientError
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class App:
+    """Answers requests for one replica.
+
+    Args:
+        on_fault: Called with faults that concern the whole replica (restart, kill).
+    """
+
+    def __init__(self, replica: Replica, on_fault: Callable[[Fault], None]) -> None:
+        self._replica = replica
+        self._on_fault = on_fault
+        generate = Generate(replica)
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/chat/completions": {"POST": generate.chat},
+            "/v1/completions": {"POST": generate.completion},
+            "/v1/chat/completions/render": {"POST": generate.render_chat},
+            "/v1/completions/render": {"POST": generate.render_completion},
+            "/v1/models": {"GET": self._models},
+            "/tokenize": {"POST": generate.tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/health": {"GET": self._empty},
+            "/ping": {"GET": self._empty, "POST": self._empty},
+            "/load": {"GET": self._load},
+            "/version": {"GET": self._version},
+            "/metrics": {"GET": self._metrics},
+            "/kv_event_sources": {"GET": self._kv_event_sources},
+            "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
+            "/emulator/faults": {
+                "GET": self._list_faults,
+                "POST": self._arm_faults,
+                "DELETE": self._clear_faults,
+            },
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; errors become vLLM's own JSON."""
+        response: web.StreamResponse
+        try:
+            methods = self._routes.get(request.path)
+            if methods is None:
+                return _json({"detail": "Not Found"}, status=404)
+            handler = methods.get(request.method)
+            if handler is None:
+                response = _json({"detail": "Method Not Allowed"}, status=405)
+                response.headers["Allow"] = ", ".join(methods)
+                return response
+            response = await handler(request)
+        except ApiError as error:
+            response = web.Response(
+                body=error.body, status=error.status, content_type="application/json"
+            )
+        except ClientError as error:
+            response = web.Response(
+                body=ApiError(error.status, error.message, param=error.param).body,
+                status=error.status,
+                content_type="application/json",
+            )
+        if not response.prepared:
+            response.headers["X-Request-Id"] = request_id(request)
+        return response
+
+    async def _empty(self, request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response()
+
+    async def _version(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json({"version": VERSION})
+
+    async def _load(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json({"server_load": self._replica.num_in_flight})
+
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(
+            body=self._replica.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE}
+        )
+
+    async def _kv_event_sources(self, request: web.BaseRequest) -> web.StreamResponse:
+        sources = {
+            str(number): msgspec.to_builtins(rank.publisher.config)
+            for number, rank in enumerate(self._replica.ranks)
+            if rank.publisher is not None
+        }
+        return _json(sources)
+
+    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+        replica = self._replica
+        base = replica.options.served_model_names[0]
+        root = str(replica.options.model_dir)
+        cards = [
+            _model_card(replica, name, root, None) for name in replica.options.served_model_names
+        ]
+        cards += [
+            _model_card(replica, name, path, base) for name, (_, path) in replica.loras.items()
+        ]
+        return _json({"object": "list", "data": cards})
+
+    async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list):
+            raise invalid_type("missing", "tokens", "Field required", body)
+        return _json({"prompt": self._replica.tokenizer.decode(tokens)})
+
+    async def _reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
+        preempt = request.query.get("reset_running_requests", "").lower() in ("true", "1")
+        return _json({"success": self._replica.reset_prefix_cache(preempt=preempt)})
+
+    async def _list_faults(self, request: web.BaseRequest) -> web.StreamResponse:
+        faults = self._replica.faults
+        return _json({"armed": msgspec.to_builtins(faults.armed()), "num_fired": faults.num_fired})
+
+    async def _arm_faults(self, request: web.BaseRequest) -> web.StreamResponse:
+        raw = await request.read()
+        try:
+            faults = msgspec.json.decode(raw, type=Fault | list[Fault])
+        except msgspec.DecodeError as error:
+            raise ApiError(400, f"not a fault: {error}") from error
+        for fault in faults if isinstance(faults, list) else [faults]:
+            self.arm(fault)
+        return await self._list_faults(request)
+
+    async def _clear_faults(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.clear_faults()
+        return await self._list_faults(request)
+
+    def arm(self, fault: Fault) -> None:
+        """Make a fault happen, now or to the next requests."""
+        if fault.kind in REQUEST_FAULTS:
+            self._replica.faults.arm(fault)
+            return
+        publishers = [rank.publisher for rank in self._replica.ranks if rank.publisher is not None]
+        match fault.kind:
+            case "slow":
+                for rank in self._replica.ranks:
+                    rank.engine.slowdown = fault.factor
+            case "drop_events":
+                for publisher in publishers:
+                    publisher.num_to_drop += fault.count or 1
+            case "silence_events":
+                for publisher in publishers:
+                    publisher.silent = True
+            case "truncate_replay":
+                for publisher in publishers:
+                    publisher.truncate(fault.num_kept)
+            case _:
+                self._on_fault(fault)
+
+    def clear_faults(self) -> None:
+        """Disarm everything; what is lost stays lost."""
+        self._replica.faults.clear()
+        for rank in self._replica.ranks:
+            rank.engine.slowdown = 1.0
+            if rank.publisher is not None:
+                rank.publisher.num_to_drop = 0
+                rank.publisher.silent = False
+
+
+def make_request(
+    message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+) -> web.BaseRequest:
+    """Build aiohttp's request with a body limit fit for long prompts (its own is 1 MiB)."""
+    return web.BaseRequest(
+        message,
+        payload,
+        protocol,
+        writer,
+        task,
+        asyncio.get_running_loop(),
+        client_max_size=MAX_BODY_BYTES,
+    )
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """Take the client's request id, or make one."""
+    return request.headers.get("X-Request-Id") or uuid.uuid4().hex
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+
+
+def _model_card(replica: Replica, name: str, root: str, parent: str | None) -> Mapping[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": None if parent is not None else replica.max_model_len,
+        "permission": [
+            {
+                "id": f"modelperm-{uuid.uuid4().hex[:16]}",
+                "object": "model_permission",
+                "created": replica.created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }

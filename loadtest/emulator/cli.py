@@ -1,0 +1,213 @@
+"""`warmroute emulate`: the options of one replica as flags; run it until interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import uvloop
+import zmq
+from msgspec.structs import replace
+
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.options import EmulatorOptions
+from loadtest.emulator.time_model import PRESETS, TimeModel
+from router.contracts import ALGORITHMS
+
+DEFAULTS = EmulatorOptions()
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class NamedPath(click.ParamType[tuple[str, str]]):
+    """NAME=PATH."""
+
+    name = "name=path"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, separator, path = str(value).partition("=")
+        if not (name and separator and path):
+            self.fail(f"{value!r} is not NAME=PATH", param, ctx)
+        return name, path
+
+
+def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command], Command]:
+    """Make a flag for one field of the options, with the field's own default."""
+    default = getattr(DEFAULTS, field)
+    return click.option(flag, field, default=default, show_default=True, help=text, **kwargs)
+
+
+@click.command(context_settings={"show_default": True, "max_content_width": 100})
+@option("--host", "host", "Address to listen on, for HTTP and events.")
+@option("--port", "port", "HTTP port; 0: any free one.")
+@click.option(
+    "--model",
+    "model_dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    help="Model directory (tokenizer, chat template, config.json; no weights). "
+    "[default: a bundled tiny one]",
+)
+@click.option(
+    "--served-model-name",
+    "served_model_names",
+    multiple=True,
+    help="Name in the API; repeatable. [default: tiny, or the --model directory]",
+)
+@click.option("--lora", "loras", type=NamedPath(), multiple=True, help="Adapter; repeatable.")
+@click.option(
+    "--max-model-len", type=int, default=None, help="Longest sequence. [default: what fits]"
+)
+@option("--block-size", "block_size", "Tokens per KV block.")
+@option("--num-gpu-blocks", "num_gpu_blocks", "KV blocks per rank, the null block among them.")
+@option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    "enable_prefix_caching",
+    "Reuse blocks of earlier prompts.",
+)
+@option(
+    "--hash-algorithm",
+    "hash_algorithm",
+    "How blocks are named (--prefix-caching-hash-algo of vLLM).",
+    type=click.Choice([name for name in ALGORITHMS if name != "warmroute"]),
+)
+@option("--hash-seed", "hash_seed", "Text behind the hash of nothing (PYTHONHASHSEED of vLLM).")
+@option(
+    "--hash-tagged/--no-hash-tagged",
+    "hash_tagged",
+    "Whether salts and adapters are hashed with their kind (vLLM 0.32) or bare (before).",
+)
+@option("--max-num-batched-tokens", "max_num_batched_tokens", "Token budget of a step.")
+@option("--max-num-seqs", "max_num_seqs", "Requests that run at once.")
+@option("--data-parallel-size", "data_parallel_size", "Ranks, each with its own cache and events.")
+@option("--events/--no-events", "events", "Publish KV events.")
+@option("--events-port", "events_port", "Rank 0's event port, rank r adds r; 0: any.")
+@option("--replay-port", "replay_port", "Rank 0's replay port, rank r adds r; 0: any.")
+@option("--events-topic", "events_topic", "Topic frame of the events.")
+@option(
+    "--event-shape",
+    "event_shape",
+    "Events as maps (vLLM 0.32) or arrays (0.17).",
+    type=click.Choice(["map", "array"]),
+)
+@option(
+    "--hash-form",
+    "hash_form",
+    "Blocks in events by 64-bit number or by all their bytes.",
+    type=click.Choice(["int", "bytes"]),
+)
+@option("--buffer-steps", "buffer_steps", "Event batches kept for replay.")
+@option(
+    "--replay-topic-frame/--no-replay-topic-frame",
+    "replay_topic_frame",
+    "Replay replies with the topic frame, or without (before the fix of vllm#45174).",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default="h100-8b",
+    help="Time model: GPU and model size.",
+)
+@click.option("--base-ms", type=float, default=None, help="Overrule: per step.")
+@click.option("--ms-per-prefill-token", type=float, default=None, help="Overrule.")
+@click.option(
+    "--ms-per-mtoken2", type=float, default=None, help="Overrule: per million (token, context)."
+)
+@click.option("--ms-per-decode", type=float, default=None, help="Overrule: per decoding request.")
+@click.option(
+    "--ms-per-mtoken-context",
+    type=float,
+    default=None,
+    help="Overrule: per million context tokens that decoding reads.",
+)
+@option("--speed", "speed", "Run so many times as fast.")
+@option("--tick-ms", "tick_ms", "Deliver the tokens of shorter steps together, at most this late.")
+@option(
+    "--reply",
+    "reply",
+    "Say pseudo-words, or the last message again.",
+    type=click.Choice(["words", "echo"]),
+)
+@option("--reply-tokens", "reply_tokens", "Median natural length of a reply.")
+@option("--reply-sigma", "reply_sigma", "Spread of it (log-normal); 0: always the median.")
+@option("--tool-call-ratio", "tool_call_ratio", "Share of requests with tools that call one.")
+@option("--seed", "seed", "Of replies and faults.")
+@click.option(
+    "--instant",
+    is_flag=True,
+    help="No time model, long ticks, no tokenization, cache or events: a fast upstream for "
+    "measuring what a router adds. With --tokenize only time is left out.",
+)
+@click.option(
+    "--tokenize/--no-tokenize", default=None, help="Count tokens and keep a cache. [default: yes]"
+)
+def emulate(preset: str, instant: bool, tokenize: bool | None, **flags: Any) -> None:
+    """Serve one vLLM-compatible replica without a model.
+
+    Same routes, KV cache, events and metrics as the engine; a time model instead of a GPU. POST
+    to /emulator/faults makes it fail on command.
+    """
+    try:
+        options = _options(preset, instant, tokenize, flags)
+        options.model_len()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        uvloop.run(_run(options))
+    except* (OSError, zmq.ZMQError) as errors:
+        raise click.ClickException(str(errors.exceptions[0])) from errors
+
+
+def _options(
+    preset: str, instant: bool, tokenize: bool | None, flags: dict[str, Any]
+) -> EmulatorOptions:
+    model = PRESETS["instant" if instant else preset]
+    overruled = {
+        name: value
+        for name in TimeModel.__struct_fields__
+        if (value := flags.pop(name)) is not None
+    }
+    flags = {name: value for name, value in flags.items() if value not in (None, ())}
+    if "model_dir" in flags and "served_model_names" not in flags:
+        flags["served_model_names"] = (str(flags["model_dir"]),)
+    if tokenize is None:
+        tokenize = not instant
+    if not tokenize:
+        flags["events"] = False
+    return EmulatorOptions(
+        **flags,
+        time_model=replace(model, **overruled),
+        tokenize=tokenize,
+        may_kill=True,
+    )
+
+
+async def _run(options: EmulatorOptions) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with Emulator(options) as replica:
+        click.echo(_ready_line(replica))
+        await stop.wait()
+
+
+def _ready_line(replica: Emulator) -> str:
+    parts = [f"emulating {replica.options.served_model_names[0]} at {replica.url}"]
+    parts.append(
+        f"{replica.options.num_gpu_blocks} blocks of {replica.options.block_size}, "
+        f"max_model_len {replica.replica.max_model_len}"
+    )
+    publishers = [r.publisher for r in replica.replica.ranks if r.publisher is not None]
+    if publishers:
+        endpoints = ", ".join(publisher.config.endpoint for publisher in publishers)
+        parts.append(f"events at {endpoints}")
+    return "; ".join(parts)

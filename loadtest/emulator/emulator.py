@@ -1,0 +1,140 @@
+"""A running replica: `async with Emulator(options) as replica: ... replica.url`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from loadtest.emulator.app import App, make_request
+from loadtest.emulator.faults import Fault
+from loadtest.emulator.options import EmulatorOptions
+from loadtest.emulator.replica import Replica
+
+
+class Emulator:
+    """One emulated replica, serving from entry to exit of the context.
+
+    `num_lives` counts starts: 1, and one more after each restart; `changed` is set at each
+    restart and death.
+
+    Raises (on entry):
+        ValueError: Options that contradict each other.
+        OSError, zmq.ZMQError: A port is taken, or the model directory has no tokenizer.
+    """
+
+    def __init__(self, options: EmulatorOptions | None = None) -> None:
+        self.options = options or EmulatorOptions()
+        self.port = self.options.port
+        self.num_lives = 0
+        self.changed = asyncio.Event()
+        self.replica: Replica
+        self.app: App
+        self._faults: asyncio.Queue[Fault] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._keeper: asyncio.Task[None]
+        self._group = asyncio.TaskGroup()
+        self._server: web.Server
+        self._runner: web.ServerRunner
+        self._site: web.TCPSite | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a trailing slash; its port changes if a restart says so."""
+        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
+        return f"http://{host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        self.replica = Replica(self.options)
+        self.app = App(self.replica, self._faults.put_nowait)
+        self._server = web.Server(
+            self.app.handle,
+            request_factory=make_request,
+            handler_cancellation=True,
+            access_log=None,
+        )
+        self._runner = web.ServerRunner(self._server)
+        await self._group.__aenter__()
+        try:
+            await self._runner.setup()
+            self.replica.start()
+            await self._open()
+        except BaseException:
+            self.replica.stop()
+            await self._runner.cleanup()
+            await self._group.__aexit__(None, None, None)
+            raise
+        self._keeper = self._group.create_task(self._keep(), name="emulator-faults")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._keeper.cancel()
+        await self._close()
+        await self._runner.cleanup()
+        await self._group.__aexit__(None, None, None)
+
+    async def serve(self) -> None:
+        """Wait until the replica is dead (`kill`) or the caller is cancelled."""
+        await asyncio.wait([self._keeper])
+
+    async def _open(self) -> None:
+        """Start the ranks' tasks and listen."""
+        for number, rank in enumerate(self.replica.ranks):
+            self._tasks.append(
+                self._group.create_task(rank.engine.run(), name=f"emulator-engine-{number}")
+            )
+            if rank.publisher is not None:
+                self._tasks.append(
+                    self._group.create_task(
+                        rank.publisher.serve_replays(), name=f"emulator-replay-{number}"
+                    )
+                )
+        self._site = web.TCPSite(
+            self._runner, self.options.host, self.port, reuse_address=True, backlog=1024
+        )
+        await self._site.start()
+        sockets = self._site._server.sockets  # type: ignore[union-attr]
+        self.port = sockets[0].getsockname()[1]
+        self.num_lives += 1
+        self.changed.set()
+
+    async def _close(self) -> list[tuple[int, int]]:
+        """Stop listening, cut all connections, end the ranks; return their event ports."""
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+        for connection in list(self._server.connections):
+            transport = connection.transport
+            if transport is not None:
+                transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        return self.replica.stop()
+
+    async def _keep(self) -> None:
+        """Do what faults do to the whole replica."""
+        while True:
+            fault = await self._faults.get()
+            if fault.kind == "kill":
+                if self.options.may_kill:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                await self._close()
+                self.changed.set()
+                return
+            ports = await self._close()
+            await asyncio.sleep(fault.down_s)
+            if fault.port is not None:
+                self.port = fault.port
+            self.replica.start(ports)
+            await self._open()

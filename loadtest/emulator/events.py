@@ -1,0 +1,142 @@
+"""KV events of one rank over ZMQ: a PUB socket, and a ROUTER that replays what was missed.
+
+Source: vllm/distributed/kv_events.py ZmqEventPublisher, 0.32.0. Frames are `[topic, sequence,
+payload]`, the sequence counts from 0; a replay request is one 8-byte sequence number, answered by
+every buffered batch from there on and an end marker with sequence -1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import zmq
+import zmq.asyncio
+from msgspec import Struct
+
+from router.kv_events import END_OF_REPLAY, EventBatch, KvEvent, WireShape, encode
+
+HIGH_WATER_MARK = 100_000
+
+
+class PublisherOptions(Struct, frozen=True, kw_only=True):
+    host: str
+    port: int  # 0: any
+    replay_port: int  # 0: any
+    topic: str = ""
+    shape: WireShape = "map"
+    buffer_steps: int = 10_000
+    replay_topic_frame: bool = True  # False: replies as before vllm#45174
+
+
+class PublisherConfig(Struct, frozen=True, kw_only=True):
+    """What `/kv_event_sources` says about one rank; field for field vLLM's KVEventsConfig."""
+
+    enable_kv_cache_events: bool
+    publisher: str
+    endpoint: str
+    replay_endpoint: str | None
+    buffer_steps: int
+    hwm: int = HIGH_WATER_MARK
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
+class EventPublisher:
+    """Publishes one rank's batches; create it inside the running loop, `close` it in the end.
+
+    `num_to_drop` batches are numbered and buffered but not sent (a gap); while `silent`, nothing
+    is sent at all.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_options",
+        "_pub",
+        "_rank",
+        "_replay",
+        "_topic",
+        "config",
+        "next_sequence",
+        "num_to_drop",
+        "ports",
+        "silent",
+    )
+
+    def __init__(self, options: PublisherOptions, rank: int) -> None:
+        self._options = options
+        self._rank = rank
+        self._topic = options.topic.encode()
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
+        self.next_sequence = 0
+        self.num_to_drop = 0
+        self.silent = False
+        context = zmq.asyncio.Context.instance()
+        self._pub: zmq.Socket[bytes] = zmq.Socket(context, zmq.PUB)
+        self._pub.set_hwm(HIGH_WATER_MARK)
+        self._replay = context.socket(zmq.ROUTER)
+        try:
+            port = _bind(self._pub, options.host, options.port)
+            replay_port = _bind(self._replay, options.host, options.replay_port)
+        except zmq.ZMQError:
+            self.close()
+            raise
+        self.ports = port, replay_port
+        self.config = PublisherConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=f"tcp://*:{port}",
+            replay_endpoint=f"tcp://*:{replay_port}",
+            buffer_steps=options.buffer_steps,
+            topic=options.topic,
+        )
+
+    def publish(self, events: list[KvEvent], ts: float) -> None:
+        """Send one batch; never blocks (a subscriber that is too slow loses it, as with vLLM)."""
+        payload = encode(
+            EventBatch(ts=ts, events=events, dp_rank=self._rank), shape=self._options.shape
+        )
+        sequence = self.next_sequence
+        self.next_sequence += 1
+        self._buffer.append((sequence, payload))
+        if self.num_to_drop > 0:
+            self.num_to_drop -= 1
+        elif not self.silent:
+            self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
+
+    def truncate(self, num_kept: int) -> None:
+        """Forget all but the last `num_kept` buffered batches."""
+        while len(self._buffer) > num_kept:
+            self._buffer.popleft()
+
+    async def serve_replays(self) -> None:
+        """Answer replay requests until cancelled."""
+        while True:
+            frames = await self._replay.recv_multipart()
+            if len(frames) == 3:  # anything else vLLM ignores too
+                await self._replay_from(frames[0], int.from_bytes(frames[2], "big"))
+
+    def close(self) -> None:
+        """Close both sockets, and with them the ports, at once."""
+        for socket in (self._pub, self._replay):
+            endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+            if isinstance(endpoint, bytes) and endpoint.strip(b"\0"):
+                socket.unbind(endpoint.rstrip(b"\0"))
+            socket.close(linger=0)
+
+    async def _replay_from(self, client: bytes, start: int) -> None:
+        head = [client, b""]
+        topic = [self._topic] if self._options.replay_topic_frame else []
+        for sequence, payload in tuple(self._buffer):
+            if sequence >= start:
+                frames = [*head, *topic, sequence.to_bytes(8, "big"), payload]
+                await self._replay.send_multipart(frames)
+        end = [b""] if self._options.replay_topic_frame else []
+        await self._replay.send_multipart([*head, *end, END_OF_REPLAY, b""])
+
+
+def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> int:
+    address = "*" if host in ("0.0.0.0", "::", "") else host
+    socket.bind(f"tcp://{address}:{port or '*'}")
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return int(endpoint.rstrip(b"\0").rpartition(b":")[2])

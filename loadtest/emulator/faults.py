@@ -1,0 +1,106 @@
+"""Faults on command: which of the next requests goes wrong, and how.
+
+What must live here: the switches and whose turn it is. What must not: doing it (app, emulator).
+A fault is armed for `count` requests, or for each request with `probability`, or until cleared.
+Same seed and same order of requests, same faults.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final, Literal
+
+from msgspec import Struct
+
+FaultKind = Literal[
+    "die_before",
+    "die_after",
+    "hang",
+    "refuse",
+    "status",
+    "slow",
+    "drop_events",
+    "silence_events",
+    "truncate_replay",
+    "restart",
+    "kill",
+]
+
+REQUEST_FAULTS: Final = frozenset({"die_before", "die_after", "hang", "refuse", "status"})
+
+
+class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One switch.
+
+    Per generation request, `count` times or by chance or until cleared:
+        die_before        close the connection instead of answering
+        die_after         close it after `after_tokens` tokens
+        hang              never answer (until the client goes)
+        refuse            503
+        status            HTTP status `status`, with vLLM's error body
+    At once:
+        slow              multiply step times by `factor` (1.0: as before)
+        drop_events       number the next `count` event batches but do not send them: a gap
+        silence_events    send no events until `clear`
+        truncate_replay   forget all but the last `num_kept` batches of the replay buffer
+        restart           empty cache, events from 0 again, requests lost; gone for `down_s`,
+                          then back on the same address, or on `port`
+        kill              end without saying goodbye
+    """
+
+    kind: FaultKind
+    count: int | None = None
+    probability: float | None = None
+    after_tokens: int = 1
+    status: int = 500
+    factor: float = 10.0
+    num_kept: int = 0
+    down_s: float = 0.0
+    port: int | None = None
+
+
+class Faults:
+    """The armed request faults, asked once per generation request."""
+
+    __slots__ = ("_armed", "_dice", "num_fired")
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._armed: list[tuple[Fault, int | None]] = []  # with how often it still fires
+        self.num_fired = 0
+
+    def arm(self, fault: Fault) -> None:
+        """Add a request fault; those armed first go first."""
+        if fault.kind not in REQUEST_FAULTS:
+            raise ValueError(f"{fault.kind} is not a fault of requests")
+        self._armed.append((fault, fault.count))
+
+    def clear(self) -> None:
+        self._armed.clear()
+
+    def armed(self) -> list[Fault]:
+        """List what is armed; `count` is what is left of it."""
+        return [
+            Fault(
+                kind=fault.kind,
+                count=left,
+                probability=fault.probability,
+                after_tokens=fault.after_tokens,
+                status=fault.status,
+            )
+            for fault, left in self._armed
+        ]
+
+    def next(self) -> Fault | None:
+        """Say what befalls the next request; None: nothing."""
+        for index, (fault, left) in enumerate(self._armed):
+            if fault.probability is not None and self._dice.random() >= fault.probability:
+                continue
+            if left is not None:
+                if left <= 1:
+                    del self._armed[index]
+                else:
+                    self._armed[index] = fault, left - 1
+            self.num_fired += 1
+            return fault
+        return None

@@ -1,0 +1,235 @@
+"""`/metrics` under the engine's own names, labels and buckets.
+
+Source: `/metrics` of vLLM 0.32.0. Those that describe hardware or features without a counterpart
+here (flops, sleep state, multimodal cache) are left out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from loadtest.emulator.engine import Engine
+from loadtest.emulator.options import EmulatorOptions
+
+CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
+
+_TTFT_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
+)
+_LATENCY_BUCKETS = (
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
+)
+
+
+class Histogram:
+    """Counts per bucket, the last for what is above all bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """List cumulative counts by upper bound, as Prometheus wants them."""
+        cumulative = 0
+        pairs: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            cumulative += count
+            pairs.append((bound, cumulative))
+        return pairs
+
+
+class RankStats:
+    """What the HTTP side counts for one rank."""
+
+    __slots__ = ("e2e_s", "finished", "queue_and_prefill_s")
+
+    def __init__(self) -> None:
+        self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.queue_and_prefill_s = Histogram(_TTFT_BUCKETS)
+        self.e2e_s = Histogram(_LATENCY_BUCKETS)
+
+
+class EngineMetrics(Collector):
+    """Reads all ranks when asked; costs the data path nothing."""
+
+    def __init__(self, options: EmulatorOptions, engines: list[Engine], stats: list[RankStats]):
+        self._options = options
+        self._ranks = list(zip(engines, stats, strict=True))
+        self._model = options.served_model_names[0]
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+        yield self._cache_config()
+
+    def _gauges(self) -> Iterator[Metric]:
+        yield self._gauge(
+            "num_requests_running",
+            "Number of requests in model execution batches.",
+            [len(engine.scheduler.running) for engine, _ in self._ranks],
+        )
+        yield self._gauge(
+            "num_requests_waiting",
+            "Number of requests waiting to be processed.",
+            [len(engine.scheduler.waiting) for engine, _ in self._ranks],
+        )
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "KV-cache usage. 1 means 100 percent usage.",
+            [engine.blocks.usage for engine, _ in self._ranks],
+        )
+
+    def _counters(self) -> Iterator[Metric]:
+        totals = [engine.scheduler.stats for engine, _ in self._ranks]
+        for name, text, values in (
+            (
+                "prefix_cache_queries",
+                "Prefix cache queries, in terms of number of queried tokens.",
+                [total.num_cache_queries for total in totals],
+            ),
+            (
+                "prefix_cache_hits",
+                "Prefix cache hits, in terms of number of cached tokens.",
+                [total.num_cache_hits for total in totals],
+            ),
+            (
+                "num_preemptions",
+                "Cumulative number of preemption from the engine.",
+                [total.num_preemptions for total in totals],
+            ),
+            (
+                "prompt_tokens",
+                "Number of prefill tokens processed.",
+                [total.num_prompt_tokens for total in totals],
+            ),
+            (
+                "generation_tokens",
+                "Number of generation tokens processed.",
+                [total.num_generation_tokens for total in totals],
+            ),
+        ):
+            family = CounterMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
+            for rank, value in enumerate(values):
+                family.add_metric((str(rank), self._model), value)
+            yield family
+        finished = CounterMetricFamily(
+            "vllm:request_success",
+            "Count of successfully processed requests.",
+            labels=("engine", "finished_reason", "model_name"),
+        )
+        for rank, (_, stats) in enumerate(self._ranks):
+            for reason, count in stats.finished.items():
+                finished.add_metric((str(rank), reason, self._model), count)
+        yield finished
+
+    def _histograms(self) -> Iterator[Metric]:
+        yield self._histogram(
+            "time_to_first_token_seconds",
+            "Histogram of time to first token in seconds.",
+            [stats.queue_and_prefill_s for _, stats in self._ranks],
+        )
+        yield self._histogram(
+            "e2e_request_latency_seconds",
+            "Histogram of e2e request latency in seconds.",
+            [stats.e2e_s for _, stats in self._ranks],
+        )
+
+    def _gauge(self, name: str, text: str, values: Iterable[float]) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
+        for rank, value in enumerate(values):
+            family.add_metric((str(rank), self._model), value)
+        return family
+
+    def _histogram(self, name: str, text: str, values: Iterable[Histogram]) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
+        for rank, value in enumerate(values):
+            family.add_metric((str(rank), self._model), value.buckets(), value.total)
+        return family
+
+    def _cache_config(self) -> Metric:
+        options = self._options
+        labels = {
+            "block_size": options.block_size,
+            "cache_dtype": "auto",
+            "enable_prefix_caching": options.enable_prefix_caching,
+            "gpu_memory_utilization": 0.9,
+            "kv_cache_size_tokens": options.num_gpu_blocks * options.block_size,
+            "num_cpu_blocks": None,
+            "num_gpu_blocks": options.num_gpu_blocks,
+            "num_gpu_blocks_override": None,
+            "prefix_caching_hash_algo": options.hash_algorithm,
+            "sliding_window": None,
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            labels=("engine", *labels),
+        )
+        for rank in range(len(self._ranks)):
+            family.add_metric((str(rank), *map(str, labels.values())), 1)
+        return family

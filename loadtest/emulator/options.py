@@ -1,0 +1,112 @@
+"""Everything an emulated replica can be told, with the defaults, in one frozen struct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from loadtest.emulator.block_manager import HashForm
+from loadtest.emulator.time_model import PRESETS, TimeModel
+from router.contracts import DEFAULT_SEED, Algorithm, HashContract
+from router.kv_events import WireShape
+
+TINY_MODEL = Path(__file__).resolve().parent.parent / "tiny_model"
+
+ReplyKind = Literal["words", "echo"]
+
+
+class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One replica. Ports of 0 are chosen by the system and told by the running `Emulator`.
+
+    `num_gpu_blocks` counts the null block. `max_model_len` None: what the model's config and the
+    cache allow. `events_port` and `replay_port` are rank 0's; rank r adds r to them.
+    """
+
+    # where it listens
+    host: str = "127.0.0.1"
+    port: int = 0
+    # what it serves
+    model_dir: Path = TINY_MODEL
+    served_model_names: tuple[str, ...] = ("tiny",)
+    loras: tuple[tuple[str, str], ...] = ()  # (name, path)
+    max_model_len: int | None = None
+    # the cache
+    block_size: int = 16
+    num_gpu_blocks: int = 16384
+    enable_prefix_caching: bool = True
+    hash_algorithm: Algorithm = "sha256"
+    hash_seed: str = DEFAULT_SEED
+    hash_tagged: bool = True
+    # the scheduler
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    data_parallel_size: int = 1
+    # its events
+    events: bool = True
+    events_port: int = 0
+    replay_port: int = 0
+    events_topic: str = ""
+    event_shape: WireShape = "map"
+    hash_form: HashForm = "int"
+    buffer_steps: int = 10_000
+    replay_topic_frame: bool = True  # False: replies as before vllm#45174
+    # time
+    time_model: TimeModel = PRESETS["h100-8b"]
+    speed: float = 1.0  # 10.0: everything takes a tenth of the time
+    tick_ms: float = 2.0  # answers of steps shorter than this are delivered together
+    # replies
+    reply: ReplyKind = "words"
+    reply_tokens: int = 128  # median of the natural length, where max_tokens does not cut it
+    reply_sigma: float = 0.0  # spread of the natural length (log-normal); 0.0: always the median
+    tool_call_ratio: float = 0.0  # share of requests with tools that are answered by a call
+    tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
+    seed: int = 0
+    # faults
+    may_kill: bool = False  # whether the `kill` fault ends the process, or just the replica
+
+    def contract(self) -> HashContract:
+        """Say how this replica names its blocks."""
+        return HashContract(
+            algorithm=self.hash_algorithm,
+            block_size=self.block_size,
+            seed=self.hash_seed,
+            tagged=self.hash_tagged,
+        )
+
+    def model_len(self) -> int:
+        """Settle the longest sequence: configured, or what the model and the cache allow.
+
+        Raises:
+            ValueError: The configured length does not fit the cache, or a number is not positive.
+        """
+        for name in (
+            "block_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "data_parallel_size",
+            "speed",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        capacity = (self.num_gpu_blocks - 1) * self.block_size
+        wanted = self.max_model_len
+        if wanted is None:
+            wanted = min(capacity, _max_positions(self.model_dir))
+        if not 0 < wanted <= capacity:
+            raise ValueError(
+                f"max_model_len {wanted} needs {-(-wanted // self.block_size) + 1} blocks of "
+                f"{self.block_size} tokens, num_gpu_blocks is {self.num_gpu_blocks}"
+            )
+        return wanted
+
+
+def _max_positions(model_dir: Path) -> int:
+    path = model_dir / "config.json"
+    if not path.is_file():
+        return 131_072
+    config: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    config = config.get("text_config") or config
+    return int(config.get("max_position_embeddings", 131_072))

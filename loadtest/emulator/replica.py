@@ -1,0 +1,260 @@
+"""The replica behind the HTTP routes: ranks, tokenizer, replies; and its life and deaths.
+
+What must live here: building ranks, choosing one, starting a generation. What must not: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from loadtest.emulator.block_manager import BlockManager, CachedSequence
+from loadtest.emulator.engine import Engine, Generation
+from loadtest.emulator.events import EventPublisher, PublisherOptions
+from loadtest.emulator.faults import Faults
+from loadtest.emulator.metrics import EngineMetrics, RankStats
+from loadtest.emulator.options import EmulatorOptions
+from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter
+from loadtest.emulator.scheduler import Request, Scheduler
+from loadtest.emulator.tokens import ChatTokenizer, EncodePlan, Prompt, chain
+from loadtest.emulator.wire import ApiError, GenerationParams
+from router.contracts import NO_EXTRA, ExtraKeys
+
+MAX_CHARS_ON_LOOP = 30_000
+"""Tokenizing more than this (about 10 ms) leaves the event loop."""
+
+
+class Rank:
+    """One data-parallel rank: engine, publisher, counters."""
+
+    __slots__ = ("engine", "publisher", "stats")
+
+    def __init__(self, engine: Engine, publisher: EventPublisher | None, stats: RankStats) -> None:
+        self.engine = engine
+        self.publisher = publisher
+        self.stats = stats
+
+    @property
+    def load(self) -> int:
+        """Weigh its requests as vLLM's own balancer does: a waiting one counts four."""
+        scheduler = self.engine.scheduler
+        return 4 * len(scheduler.waiting) + len(scheduler.running)
+
+
+class Replica:
+    """All of one emulated engine but its sockets for HTTP."""
+
+    def __init__(
+        self, options: EmulatorOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        self.max_model_len = options.model_len()
+        self.created = int(time.time())
+        self.clock = clock
+        self.tokenizer = ChatTokenizer(options.model_dir)
+        self.writer = ReplyWriter(self.tokenizer, options.seed)
+        self.faults = Faults(options.seed)
+        self.loras = {name: (i, path) for i, (name, path) in enumerate(options.loras, 1)}
+        self.models = [*options.served_model_names, *self.loras]
+        self.num_in_flight = 0
+        self.ranks: list[Rank] = []
+        self.metrics: EngineMetrics
+
+    def start(self, bound_ports: list[tuple[int, int]] | None = None) -> None:
+        """Build fresh ranks; `bound_ports` keeps the event ports of an earlier life.
+
+        Raises:
+            zmq.ZMQError: An event port is taken.
+        """
+        self.ranks = []
+        for rank in range(self.options.data_parallel_size):
+            try:
+                self.ranks.append(self._build_rank(rank, bound_ports))
+            except BaseException:
+                self.stop()
+                raise
+        self.metrics = EngineMetrics(
+            self.options,
+            [rank.engine for rank in self.ranks],
+            [rank.stats for rank in self.ranks],
+        )
+
+    def stop(self) -> list[tuple[int, int]]:
+        """End all ranks at once: requests fail, sockets close. Return the event ports."""
+        ports: list[tuple[int, int]] = []
+        for rank in self.ranks:
+            rank.engine.fail_all()
+            if rank.publisher is not None:
+                ports.append(rank.publisher.ports)
+                rank.publisher.close()
+        return ports
+
+    def choose(self, header: str | None) -> Rank:
+        """Pick the rank a header names, or the least loaded one.
+
+        Raises:
+            ApiError: The header names a rank that does not exist.
+        """
+        if header is not None and header.isdecimal():
+            number = int(header)
+            if number >= len(self.ranks):
+                raise ApiError(
+                    400,
+                    f"data_parallel_rank {number} is out of range [0, {len(self.ranks)}).",
+                )
+            return self.ranks[number]
+        if len(self.ranks) == 1:
+            return self.ranks[0]
+        return min(self.ranks, key=lambda rank: rank.load)
+
+    async def encode(self, text: str) -> Prompt:
+        """Tokenize a text; a long unknown one in a thread."""
+        plan = self.tokenizer.plan(text)
+        await self._run(plan)
+        return self.tokenizer.commit(plan)
+
+    def reply(
+        self,
+        prompt_ids: list[int],
+        params: GenerationParams,
+        body: Mapping[str, Any],
+        *,
+        index: int = 0,
+    ) -> Reply:
+        """Decide what the model says to a prompt; the `index`-th of several says another thing."""
+        extension = params.extension
+        room = self.max_model_len - len(prompt_ids)
+        rules = ReplyRules(
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+            stop=params.stop,
+            median_tokens=int(extension.get("reply_tokens", self.options.reply_tokens)),
+            sigma=0.0 if "reply_tokens" in extension else self.options.reply_sigma,
+        )
+        dice = self.writer.dice(prompt_ids, params.seed)
+        for _ in range(index):
+            dice.seed(dice.getrandbits(64))
+        function = self._called_function(body, params, dice.random())
+        if function is not None:
+            return self.writer.tool_call(dice, function, rules)
+        if extension.get("echo") or self.options.reply == "echo":
+            return self.writer.echo(_last_user_text(body), rules)
+        return self.writer.words(dice, rules)
+
+    def generate(
+        self,
+        rank: Rank,
+        prompt: Prompt,
+        reply: Reply,
+        *,
+        lora: str | None,
+        cache_salt: str | None,
+        ready: asyncio.Event,
+    ) -> Generation:
+        """Queue one generation on a rank."""
+        extra = NO_EXTRA
+        adapter: tuple[int, str] | None = None
+        if lora is not None or cache_salt is not None:
+            path = self.loras[lora][1] if lora is not None else ""
+            extra = ExtraKeys(lora=None if lora is None else (lora, path), cache_salt=cache_salt)
+            adapter = None if lora is None else (self.loras[lora][0], lora)
+        caching = self.options.enable_prefix_caching
+        sequence = CachedSequence(
+            prompt.ids.copy(),
+            chain(prompt, self.options.contract(), extra) if caching else [],
+            lora=adapter,
+            cache_salt=cache_salt,
+        )
+        request = Request(sequence, reply.ids, extra=extra, arrival_s=self.clock())
+        return rank.engine.submit(request, ready)
+
+    def reset_prefix_cache(self, *, preempt: bool) -> bool:
+        """Forget the cache of every rank; False if one of them is in use."""
+        results = [rank.engine.scheduler.reset_prefix_cache(preempt=preempt) for rank in self.ranks]
+        return all(results)
+
+    async def _run(self, plan: EncodePlan) -> None:
+        if plan.num_new_chars > MAX_CHARS_ON_LOOP:
+            await asyncio.to_thread(plan.encode)
+        else:
+            plan.encode()
+
+    def _build_rank(self, number: int, bound_ports: list[tuple[int, int]] | None) -> Rank:
+        options = self.options
+        blocks = BlockManager(
+            options.num_gpu_blocks,
+            options.block_size,
+            events=options.events,
+            hash_form=options.hash_form,
+        )
+        scheduler = Scheduler(
+            blocks,
+            options.contract(),
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            caching=options.enable_prefix_caching,
+        )
+        publisher = self._build_publisher(number, bound_ports) if options.events else None
+        engine = Engine(
+            blocks,
+            scheduler,
+            options.time_model,
+            speed=options.speed,
+            tick_s=options.tick_ms * 1e-3,
+            publisher=publisher,
+            clock=self.clock,
+        )
+        return Rank(engine, publisher, RankStats())
+
+    def _build_publisher(
+        self, number: int, bound_ports: list[tuple[int, int]] | None
+    ) -> EventPublisher:
+        options = self.options
+        if bound_ports is not None:
+            port, replay_port = bound_ports[number]
+        else:
+            port = options.events_port and options.events_port + number
+            replay_port = options.replay_port and options.replay_port + number
+        return EventPublisher(
+            PublisherOptions(
+                host=options.host,
+                port=port,
+                replay_port=replay_port,
+                topic=options.events_topic,
+                shape=options.event_shape,
+                buffer_steps=options.buffer_steps,
+                replay_topic_frame=options.replay_topic_frame,
+            ),
+            number,
+        )
+
+    def _called_function(
+        self, body: Mapping[str, Any], params: GenerationParams, roll: float
+    ) -> Mapping[str, Any] | None:
+        """Pick the function the reply calls: forced, asked for, or by chance; None: none."""
+        tools = body.get("tools")
+        choice = body.get("tool_choice")
+        if not tools or choice == "none":
+            return None
+        functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools]
+        if isinstance(choice, Mapping):
+            wanted = (choice.get("function") or {}).get("name")
+            return next((f for f in functions if f.get("name") == wanted), None)
+        asked = params.extension.get("tool_call")
+        if choice == "required" or asked is True or isinstance(asked, str):
+            named = [f for f in functions if f.get("name") == asked]
+            return (named or functions)[0]
+        if asked is None and roll < self.options.tool_call_ratio:
+            return functions[int(roll / self.options.tool_call_ratio * len(functions))]
+        return None
+
+
+def _last_user_text(body: Mapping[str, Any]) -> str:
+    for message in reversed(body.get("messages") or ()):
+        if message.get("role") in ("user", "tool") and isinstance(message.get("content"), str):
+            return str(message["content"])
+    prompt = body.get("prompt")
+    return prompt if isinstance(prompt, str) else ""
