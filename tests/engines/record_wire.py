@@ -1,7 +1,7 @@
 """Record what real engines publish, as fixtures for tests that have no engine.
 
-    python tests/engines/record_wire.py                      the installed vLLM, several contracts
-    python tests/engines/record_wire.py OLD_PYTHON           an older vLLM (0.17: array shape)
+    python -m tests.engines.record_wire                      the installed vLLM, several contracts
+    python -m tests.engines.record_wire OLD_PYTHON           an older vLLM (0.17: array shape)
 
 Each engine has a cache of 24 blocks and gets the same few requests: plain, extended, salted,
 enough others to evict, and after a reset of its cache one more. Written to tests/fixtures/wire:
@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from harness import ENGINE_READY_S, REPOSITORY, Engine, EventTap, engine_python, replay, wait_until
+
+from tests.engines.harness import (
+    ENGINE_READY_S,
+    REPOSITORY,
+    Engine,
+    EventTap,
+    engine_python,
+    replay,
+    wait_until,
+)
 
 WIRE_DIR = REPOSITORY / "tests" / "fixtures" / "wire"
 

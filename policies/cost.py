@@ -1,0 +1,121 @@
+"""Policies that compare milliseconds: what a request waits, and what it makes others wait."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from policies.load import pick
+from policies.policy import Policy
+from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
+
+TIE_MS = 1.0
+TIE_RATIO = 0.01
+"""Totals closer than 1 ms or 1 % are alike: no cost model predicts better than that."""
+
+
+class MinTtft(Policy, frozen=True, kw_only=True):
+    """The soonest first token: lowest `ttft = queue + fetch + prefill`. `queue` is the time until
+    the prefills ahead are done, `fetch` reads what the candidate's cpu tier or the shared pool
+    holds beyond its GPU match, `prefill(u, c)` computes the u tokens nobody has behind the c
+    cached ones, all by the candidate's learned cost model. Greedy: right for this request, blind
+    to what its work does to the next ones."""
+
+    name: ClassVar[str] = "min_ttft"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        return cheapest(snapshot, alpha=0.0)
+
+
+class KvAware(Policy, frozen=True, kw_only=True):
+    """The lowest cost to everybody: `queue + (1 + alpha) x (fetch + prefill)`. The request's own
+    work delays whoever queues behind it, so recomputing what another candidate holds costs more
+    than this request's own wait; alpha says how many more. Under load a larger alpha keeps
+    prompts at their caches until the queue there exceeds (1 + alpha) times the work saved; at
+    light load it costs nothing, because without queues own work alone orders the candidates, and
+    the factor does not change that order. alpha = 0 is `min_ttft`."""
+
+    name: ClassVar[str] = "kv_aware"
+
+    alpha: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=100.0,
+            description="Weight of the delay to others, in units of the request's own work",
+        ),
+    ] = 2.0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        return cheapest(snapshot, alpha=self.alpha)
+
+
+def cheapest(snapshot: Snapshot, *, alpha: float) -> Decision:
+    """Choose the lowest total; alike totals go to the longest match, then to the least busy.
+
+    The longest match before the least busy: among equals, moving a conversation away from its
+    cache buys nothing and leaves two copies of it. Cold and short prompts match alike
+    everywhere, so they spread by requests in flight, then by a draw.
+    """
+    costs = candidate_costs(snapshot, alpha)
+    lowest = min([cost.total_ms for cost in costs])
+    bound = lowest + max(TIE_MS, TIE_RATIO * lowest)
+    ranked = [
+        (cost.num_uncached_tokens, cost.num_fetched_tokens, replica.num_requests, index)
+        for index, (cost, replica) in enumerate(zip(costs, snapshot.replicas, strict=True))
+        if cost.total_ms <= bound
+    ]
+    best = min(ranked)[:3]
+    chosen = pick(snapshot, [snapshot.replicas[r[3]] for r in ranked if r[:3] == best])
+    return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
+
+
+def candidate_costs(snapshot: Snapshot, alpha: float) -> tuple[CandidateCost, ...]:
+    """Price every candidate; shape (num_replicas,), in the snapshot's order.
+
+    The engine fetches whatever its cpu tier or the pool holds, it does not weigh that against
+    computing; so the prediction does the same. `CostModel.prefill_ms` is written out: 64 calls
+    would be half of the time of a decision.
+    """
+    num_tokens = snapshot.request.num_tokens
+    num_pool_tokens = snapshot.num_pool_tokens or 0
+    costs: list[CandidateCost] = []
+    for replica in snapshot.replicas:
+        model = replica.cost
+        num_gpu = replica.num_gpu_tokens
+        num_held = max(num_gpu, replica.num_cpu_tokens, num_pool_tokens)
+        num_uncached = num_tokens - num_held
+        num_fetched = num_held - num_gpu
+        num_decoding = replica.num_requests - replica.num_waiting
+        queue_ms = replica.queue_ms + model.ms_per_running * num_decoding
+        fetch_ms = model.ms_per_fetched_token * num_fetched
+        prefill_ms = (
+            model.base_ms
+            + model.ms_per_token * num_uncached
+            + model.ms_per_mtoken2 * num_uncached * (num_held + 0.5 * num_uncached) * 1e-6
+        )
+        others_ms = alpha * (fetch_ms + prefill_ms)
+        costs.append(
+            CandidateCost(
+                id=replica.id,
+                num_uncached_tokens=num_uncached,
+                num_fetched_tokens=num_fetched,
+                queue_ms=queue_ms,
+                fetch_ms=fetch_ms,
+                prefill_ms=prefill_ms,
+                others_ms=others_ms,
+                total_ms=queue_ms + fetch_ms + prefill_ms + others_ms,
+            )
+        )
+    return tuple(costs)
+
+
+def _reason(snapshot: Snapshot, chosen: ReplicaView) -> str:
+    num_held = max(chosen.num_cpu_tokens, chosen.num_gpu_tokens)
+    pool = max(0, (snapshot.num_pool_tokens or 0) - num_held)
+    pooled = f", {pool:,} more in the pool" if pool else ""
+    return (
+        f"{num_held:,} of {snapshot.request.num_tokens:,} tokens cached{pooled}, "
+        f"queue {chosen.queue_ms:,.0f} ms"
+    )

@@ -1,0 +1,66 @@
+"""Policies by name, made from loose parameters (configuration, command line, admin API)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+import msgspec
+
+from policies.cost import KvAware, MinTtft
+from policies.load import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from policies.policy import Policy
+from policies.prefix import LongestPrefix, PrefixHash
+from policies.session import SessionHash, SessionSticky
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (
+        Random,
+        RoundRobin,
+        LeastLoaded,
+        PowerOfTwo,
+        SessionHash,
+        SessionSticky,
+        PrefixHash,
+        LongestPrefix,
+        MinTtft,
+        KvAware,
+    )
+}
+"""Every policy, from the simplest to the default."""
+
+DEFAULT_POLICY = KvAware.name
+
+
+def create(name: str, params: Mapping[str, object] | None = None) -> Policy:
+    """Make the policy called `name`.
+
+    Args:
+        name: A key of `POLICIES`.
+        params: Parameter name to value; text is converted ("2" is 2.0). None: all defaults.
+
+    Raises:
+        ValueError: Unknown policy or parameter (names the nearest known and lists all), or a
+            value of the wrong type or out of range.
+    """
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ValueError(_unknown("policy", name, POLICIES))
+    params = dict(params or {})
+    allowed = [field.name for field in msgspec.structs.fields(policy)]
+    for param in params:
+        if param not in allowed:
+            raise ValueError(_unknown(f"parameter of policy {name!r}", param, allowed))
+    try:
+        return msgspec.convert(params, policy, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"policy {name!r}: {exc}") from exc
+
+
+def _unknown(what: str, name: object, allowed: Iterable[str]) -> str:
+    """Say that `name` is unknown, what was probably meant, and what there is."""
+    allowed = list(allowed)
+    near = get_close_matches(str(name), allowed, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what}: {name!r}{meant} (allowed: {', '.join(allowed) or 'none'})"

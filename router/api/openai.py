@@ -1,0 +1,270 @@
+"""OpenAI's requests as the router sees them: a read-only view of what decides the prompt.
+
+The body goes to the engine byte for byte; this view is only for finding out which tokens the
+engine will make of it. Fields the router does not read are ignored, not checked: the engine
+checks them. Messages, tools and template arguments stay plain JSON values, because a chat template
+can tell an absent key from a null one.
+
+Errors name the field. What the engine accepts but only the engine can turn into tokens is no error:
+`engine_only` says why. Source of the fields: vLLM 0.32.0, entrypoints/openai/chat_completion/
+protocol.py and entrypoints/openai/completion/protocol.py.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from msgspec import Struct
+
+from router.errors import BadRequest
+
+Json = Mapping[str, Any]
+"""A decoded JSON object."""
+
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:
+    TokenIds = array  # subscriptable from Python 3.12 on
+"""Token ids as `array("I")`: 4 bytes each."""
+
+_TRUE = frozenset({"true", "1", "yes", "y", "on", "t"})
+_FALSE = frozenset({"false", "0", "no", "n", "off", "f"})
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """What decides the prompt of `/v1/chat/completions`, and a few fields the router acts on.
+
+    messages: As sent, each with a string `role`.
+    tools: As sent; None: no tools.
+    max_tokens: `max_completion_tokens`, else `max_tokens`; None: up to the engine.
+    engine_only: Why only the engine can make the prompt; None: it can be made here.
+    """
+
+    model: str | None
+    messages: Sequence[Json]
+    tools: Sequence[Json] | None = None
+    tool_choice: str | Json | None = None
+    documents: Sequence[Json] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Json | None = None
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    stream: bool = False
+    stream_options: Json | None = None
+    engine_only: str | None = None
+
+
+class CompletionRequest(Struct, frozen=True, kw_only=True):
+    """What decides the prompts of `/v1/completions`.
+
+    prompts: Each a text or its token ids (`array("I")`); several only if a batch was sent.
+    """
+
+    model: str | None
+    prompts: tuple[str | TokenIds, ...]
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    stream: bool = False
+    stream_options: Json | None = None
+    engine_only: str | None = None
+
+
+def parse_chat(body: Json) -> ChatRequest:
+    """View a decoded body as a chat request.
+
+    Raises:
+        BadRequest: a field that decides the prompt is missing or of the wrong type.
+    """
+    max_tokens = _int(body, "max_completion_tokens")
+    return ChatRequest(
+        model=_str(body, "model"),
+        messages=_messages(body),
+        tools=_tools(body),
+        tool_choice=_tool_choice(body),
+        documents=_objects(body, "documents"),
+        reasoning_effort=_str(body, "reasoning_effort"),
+        add_generation_prompt=_bool(body, "add_generation_prompt", True),
+        continue_final_message=_bool(body, "continue_final_message", False),
+        add_special_tokens=_bool(body, "add_special_tokens", False),
+        chat_template=_str(body, "chat_template"),
+        chat_template_kwargs=_object(body, "chat_template_kwargs"),
+        cache_salt=_str(body, "cache_salt"),
+        max_tokens=_int(body, "max_tokens") if max_tokens is None else max_tokens,
+        n=_int(body, "n") or 1,
+        stream=_bool(body, "stream", False, nullable=True),
+        stream_options=_object(body, "stream_options"),
+        engine_only=_engine_only(body, ("mm_processor_kwargs", "media_io_kwargs")),
+    )
+
+
+def parse_completion(body: Json) -> CompletionRequest:
+    """View a decoded body as a completion request.
+
+    Raises:
+        BadRequest: a field that decides the prompts is missing or of the wrong type.
+    """
+    return CompletionRequest(
+        model=_str(body, "model"),
+        prompts=_prompts(body),
+        add_special_tokens=_bool(body, "add_special_tokens", True),
+        cache_salt=_str(body, "cache_salt"),
+        max_tokens=_int(body, "max_tokens"),
+        n=_int(body, "n") or 1,
+        stream=_bool(body, "stream", False, nullable=True),
+        stream_options=_object(body, "stream_options"),
+        engine_only=_engine_only(body, ("prompt_embeds", "suffix")),
+    )
+
+
+def _engine_only(body: Json, fields: tuple[str, ...]) -> str | None:
+    """Name the first field with which only the engine can make the prompt."""
+    for field in (*fields, "truncate_prompt_tokens"):
+        if body.get(field) is not None:
+            return field
+    transfer = body.get("kv_transfer_params")
+    if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
+        return "kv_transfer_params.prompt_token_ids"
+    return None
+
+
+def _messages(body: Json) -> Sequence[Json]:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        _wrong("messages", "a list of objects", messages, missing="messages" not in body)
+    for index, message in enumerate(messages):
+        if type(message) is not dict:
+            _wrong(f"messages[{index}]", "an object", message)
+        if type(message.get("role")) is not str:
+            role = message.get("role")
+            _wrong(f"messages[{index}].role", "a string", role, missing="role" not in message)
+        content = message.get("content")
+        if type(content) is not str and content is not None and type(content) is not list:
+            _wrong(f"messages[{index}].content", "a string or a list of parts", content)
+    return messages
+
+
+def _tools(body: Json) -> Sequence[Json] | None:
+    tools = _objects(body, "tools")
+    if tools is None:
+        return None
+    if not tools:
+        raise BadRequest("`tools` must not be empty: name a tool or omit it", param="tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            _wrong(f"tools[{index}].function", "an object", function)
+        if not isinstance(function.get("name"), str):
+            _wrong(f"tools[{index}].function.name", "a string", function.get("name"))
+    return tools
+
+
+def _tool_choice(body: Json) -> str | Json | None:
+    choice = body.get("tool_choice")
+    if choice is not None and not isinstance(choice, str | dict):
+        _wrong("tool_choice", '"none", "auto", "required" or an object', choice)
+    return choice
+
+
+def _prompts(body: Json) -> tuple[str | TokenIds, ...]:
+    prompt = body.get("prompt")
+    if prompt is None and body.get("prompt_embeds") is not None:
+        return ()
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not isinstance(prompt, list) or not prompt:
+        expected = "a string, token ids, or a list of strings or of lists of token ids"
+        _wrong("prompt", expected, prompt, missing="prompt" not in body)
+    if isinstance(prompt[0], str | list):
+        return tuple(_prompt(each, index) for index, each in enumerate(prompt))
+    return (_token_ids(prompt, "prompt"),)
+
+
+def _prompt(prompt: Any, index: int) -> str | TokenIds:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        _wrong(f"prompt[{index}]", "a string or a list of token ids", prompt)
+    return _token_ids(prompt, f"prompt[{index}]")
+
+
+def _token_ids(ids: list[Any], param: str) -> TokenIds:
+    try:
+        return array("I", ids)
+    except (TypeError, OverflowError):
+        for index, token in enumerate(ids):
+            if not isinstance(token, int) or not 0 <= token < 2**32:
+                _wrong(f"{param}[{index}]", "a token id: a non-negative integer", token)
+        raise
+
+
+def _str(body: Json, field: str) -> str | None:
+    value = body.get(field)
+    if value is not None and not isinstance(value, str):
+        _wrong(field, "a string", value)
+    return value
+
+
+def _int(body: Json, field: str) -> int | None:
+    value = body.get(field)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if value is not None and not isinstance(value, int):
+        _wrong(field, "an integer", value)
+    return value
+
+
+def _bool(body: Json, field: str, default: bool, *, nullable: bool = False) -> bool:
+    """Read a switch as the engine does, which also takes 0, 1 and words such as "yes"."""
+    value = body.get(field, default)
+    if isinstance(value, bool):
+        return value
+    if value is None and nullable:
+        return default
+    word = str(value).lower() if isinstance(value, str | int) else ""
+    if word not in _TRUE and word not in _FALSE:
+        _wrong(field, "true or false", value)
+    return word in _TRUE
+
+
+def _object(body: Json, field: str) -> Json | None:
+    value = body.get(field)
+    if value is not None and not isinstance(value, dict):
+        _wrong(field, "an object", value)
+    return value
+
+
+def _objects(body: Json, field: str) -> Sequence[Json] | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        _wrong(field, "a list of objects", value)
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            _wrong(f"{field}[{index}]", "an object", item)
+    return value
+
+
+_JSON_NAMES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _wrong(param: str, expected: str, value: object, *, missing: bool = False) -> NoReturn:
+    got = "it is missing" if missing else f"got {_JSON_NAMES.get(type(value), 'something else')}"
+    raise BadRequest(f"`{param}` must be {expected}; {got}", param=param)

@@ -1,0 +1,75 @@
+"""Replicas and the candidates they offer: what discovery found, without any moving state."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from policies.view import CandidateId
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """One entry of a replica's `/v1/models`: a base model (no parent) or a LoRA adapter."""
+
+    id: str
+    root: str | None = None  # model directory, or the adapter's path
+    parent: str | None = None  # base model of an adapter
+    max_model_len: int | None = None  # tokens; None: not said
+
+
+class Replica(Struct, frozen=True, kw_only=True):
+    """One vLLM server. None means: not found out (yet).
+
+    `num_blocks` is the capacity of one rank. `cost_class` groups replicas that take the same
+    time for the same work (same model, same hardware): they share one fitted cost model.
+    """
+
+    name: str
+    url: str
+    models: tuple[ServedModel, ...] = ()
+    num_ranks: int = 1
+    block_size: int | None = None
+    num_blocks: int | None = None
+    version: str | None = None
+    publishes_events: bool = False
+    cost_class: str = "default"
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or "#" in self.name:
+            raise ValueError(f"replica name must be non-empty and without '#': {self.name!r}")
+        if self.num_ranks < 1:
+            raise ValueError(f"replica {self.name!r}: num_ranks must be >= 1: {self.num_ranks}")
+
+    @property
+    def base_model(self) -> str:
+        """Name the model behind all adapters; "" while no model is known."""
+        bases = [model.id for model in self.models if model.parent is None]
+        return bases[0] if bases else ""
+
+    def drained(self) -> Replica:
+        """Copy with `draining` set: no new requests, those in flight go on."""
+        return replace(self, draining=True)
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One place a request can be sent to: a replica, or one of its data-parallel ranks.
+
+    `rank` is None where the replica has a single rank: no `X-data-parallel-rank` is sent.
+    """
+
+    id: CandidateId
+    replica: Replica
+    rank: int | None = None
+
+
+def candidate_id(name: str, rank: int | None) -> CandidateId:
+    return CandidateId(name if rank is None else f"{name}#{rank}")
+
+
+def candidates_of(replica: Replica) -> tuple[Candidate, ...]:
+    """List a replica's candidates, ranks in order."""
+    ranks = [None] if replica.num_ranks == 1 else list(range(replica.num_ranks))
+    return tuple(
+        Candidate(id=candidate_id(replica.name, rank), replica=replica, rank=rank) for rank in ranks
+    )

@@ -1,0 +1,72 @@
+"""Conversations as they come back: where the last turn ran, how often, at what pace."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from policies.view import CandidateId
+
+_GAP_DECAY = 0.7
+
+
+class SessionView(Struct, frozen=True, kw_only=True, gc=False):
+    """One session as of its last turn."""
+
+    candidate: CandidateId
+    num_turns: int
+    last_seen_s: float
+    gap_s: float | None = None  # mean time between turns, recent ones first; None: one turn
+
+
+class Sessions:
+    """The last turns of at most `max_sessions` sessions, for `ttl_s` each; least recent goes."""
+
+    __slots__ = ("_max_sessions", "_seen", "_ttl_s")
+
+    def __init__(self, *, max_sessions: int = 100_000, ttl_s: float = 3600.0) -> None:
+        if max_sessions < 1 or not ttl_s > 0.0:
+            raise ValueError(f"sessions need room and time: {max_sessions=} {ttl_s=}")
+        self._max_sessions = max_sessions
+        self._ttl_s = ttl_s
+        self._seen: OrderedDict[int, SessionView] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def get(self, session_hash: int, now_s: float) -> SessionView | None:
+        """Find a session; None if it was never seen or its time is over."""
+        session = self._seen.get(session_hash)
+        if session is None or now_s - session.last_seen_s > self._ttl_s:
+            return None
+        return session
+
+    def note(self, session_hash: int, candidate: CandidateId, now_s: float) -> SessionView:
+        """Record a turn that is sent to `candidate`; O(1) amortised."""
+        known = self.get(session_hash, now_s)
+        if known is None:
+            session = SessionView(candidate=candidate, num_turns=1, last_seen_s=now_s)
+        else:
+            session = SessionView(
+                candidate=candidate,
+                num_turns=known.num_turns + 1,
+                last_seen_s=now_s,
+                gap_s=_mean_gap(known.gap_s, now_s - known.last_seen_s),
+            )
+        self._seen[session_hash] = session
+        self._seen.move_to_end(session_hash)
+        self._drop_old(now_s)
+        return session
+
+    def _drop_old(self, now_s: float) -> None:
+        """Let go of the least recent while there are too many, or while they are expired."""
+        while self._seen:  # pragma: no branch
+            oldest = next(iter(self._seen.values()))
+            if len(self._seen) <= self._max_sessions and now_s - oldest.last_seen_s <= self._ttl_s:
+                break
+            self._seen.popitem(last=False)
+
+
+def _mean_gap(mean_s: float | None, gap_s: float) -> float:
+    return gap_s if mean_s is None else _GAP_DECAY * mean_s + (1.0 - _GAP_DECAY) * gap_s

@@ -1,0 +1,127 @@
+"""Finding out how an engine hashes, from its own events, and noticing when that changes.
+
+SEARCHING    every event that starts a prompt is tried
+  -> FOUND         it obeys a known contract
+  -> TRANSLATED    `MAX_MISSES` plain ones obey none
+FOUND        now and then an event is verified; one with extra keys settles `tagged`
+  -> SEARCHING     a plain event does not obey any more (an engine swapped unseen)
+TRANSLATED   the end, until the engine restarts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Final
+
+from msgspec import structs
+
+from router.contracts import HashContract, StoredView, find_contract, obeys
+
+MAX_MISSES: Final = 8
+"""Plain events that obey no contract before translation; old engines hide salts, so not one."""
+
+VERIFY_EVERY: Final = 256
+"""Of the events that start a prompt, one in so many is verified with tokens."""
+
+_MAX_TAG_CHECKS: Final = 64
+"""An adapter whose path is not known obeys neither way: do not ask for ever."""
+
+
+class Phase(Enum):
+    SEARCHING = auto()
+    FOUND = auto()
+    TRANSLATED = auto()
+
+
+class ContractSearch:
+    """The contract of one rank as far as it is known.
+
+    Args:
+        guess: The contract until one is found.
+        seeds: Texts to try as the engine's seed before the defaults.
+        lora_paths: Adapter name to path; read at each event, the owner may change it.
+    """
+
+    __slots__ = (
+        "_guess",
+        "_is_tag_settled",
+        "_lora_paths",
+        "_num_tag_checks",
+        "_num_until_verified",
+        "_seeds",
+        "contract",
+        "num_misses",
+        "phase",
+    )
+
+    def __init__(
+        self, guess: HashContract, seeds: Sequence[str], lora_paths: Mapping[str, str]
+    ) -> None:
+        self._guess = self.contract = guess
+        self._seeds = seeds
+        self._lora_paths = lora_paths
+        self.phase = Phase.SEARCHING
+        self.restart()
+
+    def restart(self) -> None:
+        """Search anew: the engine may be another one now. What was found is the next guess."""
+        if self.phase is Phase.TRANSLATED:
+            self.contract = self._guess
+        self.phase = Phase.SEARCHING
+        self.num_misses = 0
+        self._num_until_verified = VERIFY_EVERY
+        self._is_tag_settled = False
+        self._num_tag_checks = 0
+
+    def wants(self, stored: StoredView) -> bool:
+        """Tell whether to examine this event (tokens may be missing yet)."""
+        if stored.parent_block_hash is not None:
+            return False
+        if self.phase is Phase.FOUND:
+            self._num_until_verified -= 1
+            may_settle_tag = not self._is_tag_settled and not stored.is_plain
+            return self._num_until_verified <= 0 or may_settle_tag
+        return self.phase is Phase.SEARCHING
+
+    def examine(self, stored: StoredView) -> bool:
+        """Learn from an event with its tokens.
+
+        Returns:
+            True where what was indexed so far is named wrongly: history is needed again.
+        """
+        if self.phase is Phase.SEARCHING:
+            return self._try(stored)
+        verdict = obeys(self.contract, stored, lora_paths=self._lora_paths)
+        if not stored.is_plain:
+            self._settle_tag(stored, verdict)
+            return False
+        self._num_until_verified = VERIFY_EVERY
+        if verdict is False:
+            self.restart()
+            self.num_misses = 1
+            return True
+        return False
+
+    def _try(self, stored: StoredView) -> bool:
+        found = find_contract(stored, seeds=self._seeds, lora_paths=self._lora_paths)
+        if found is not None:
+            self.contract = found
+            self.phase = Phase.FOUND
+            self._is_tag_settled = not stored.is_plain
+        elif stored.is_telling and stored.is_plain:
+            self.num_misses += 1
+            if self.num_misses >= MAX_MISSES:
+                self.contract = HashContract(algorithm="warmroute", block_size=stored.block_size)
+                self.phase = Phase.TRANSLATED
+                return True
+        return False
+
+    def _settle_tag(self, stored: StoredView, verdict: bool | None) -> None:
+        """Learn from a salted or adapter's event whether extra keys are tagged in digests."""
+        other = structs.replace(self.contract, tagged=not self.contract.tagged)
+        if verdict is False and obeys(other, stored, lora_paths=self._lora_paths):
+            self.contract = other
+            verdict = True
+        self._num_tag_checks += 1
+        self._is_tag_settled = verdict is True or self._num_tag_checks >= _MAX_TAG_CHECKS

@@ -1,0 +1,101 @@
+"""How many leading blocks of a chain somebody has, without walking the chain.
+
+Prefix closure: who has block n has the blocks before it, so the end of a prefix is found by
+bisecting. Closure can break (a tier that evicts in another order, lost events), so the blocks right
+before an end are looked at too, and a hole there sends the search back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from router.contracts import BlockKey
+
+
+class Boundary(NamedTuple):
+    """Where some candidate's prefix ends: the keys that show whether another's ends there too."""
+
+    num_blocks: int
+    last: BlockKey
+    following: int  # -1 behind the chain's end: no key, never held
+    before_last: BlockKey  # two blocks more, for closure can break right before the end
+    before_that: BlockKey
+
+
+_MAX_BOUNDARIES = 12  # a bisection of 6,000 blocks costs as much as trying so many
+
+
+def _boundary(chain: Sequence[BlockKey], num_blocks: int) -> Boundary:
+    return Boundary(
+        num_blocks,
+        chain[num_blocks - 1],
+        chain[num_blocks] if num_blocks < len(chain) else -1,
+        chain[max(0, num_blocks - 2)],
+        chain[max(0, num_blocks - 3)],
+    )
+
+
+def leading(
+    chain: Sequence[BlockKey], held: Container[BlockKey], boundaries: list[Boundary]
+) -> int:
+    """Count leading blocks in `held`; adds a boundary it had to bisect for to `boundaries`."""
+    if chain[0] not in held:
+        return 0
+    low, high = 1, len(chain)  # blocks [0, low) are held; none behind `high` is
+    for num_blocks, last, following, before_last, before_that in boundaries:
+        if num_blocks < low or num_blocks > high:
+            continue
+        if last not in held:
+            high = num_blocks - 1
+        elif following in held:
+            low = num_blocks + 1
+        elif before_last in held and before_that in held:
+            return num_blocks
+    low = _bisect(chain, held, low, high)
+    if len(boundaries) < _MAX_BOUNDARIES:
+        boundaries.append(_boundary(chain, low))
+    return _checked(chain, held, low)
+
+
+def _bisect(chain: Sequence[BlockKey], held: Container[BlockKey], low: int, high: int) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if chain[middle] in held:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], boundary: int) -> int:
+    """Step back behind a hole in the last blocks before the boundary; there may be another."""
+    for position in range(max(1, boundary - 3), boundary - 1):
+        if chain[position] not in held:
+            return _checked(chain, held, _bisect(chain, held, 1, position))
+    return boundary
+
+
+def prolonged(
+    chain: Sequence[BlockKey], start: int, tier: Container[BlockKey], *others: Container[BlockKey]
+) -> int:
+    """Count leading blocks in any of the tiers, of which the first `start` are known to be.
+
+    `tier` is looked at first: if it lacks the block at `start`, no other has it either.
+    """
+    if start == len(chain) or chain[start] not in tier:
+        return start
+    held = _Either(tier, *others)
+    return max(start, _checked(chain, held, _bisect(chain, held, start + 1, len(chain))))
+
+
+class _Either:
+    """Blocks in any of the given tiers."""
+
+    __slots__ = ("_tiers",)
+
+    def __init__(self, *tiers: Container[BlockKey]) -> None:
+        self._tiers = tiers
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in tier for tier in self._tiers)

@@ -1,0 +1,256 @@
+"""One rank's event stream as a synchronous state machine: what is applied, and what is believed.
+
+What must live here: the order of things (history -> blocks), epochs, trust. What must not: sockets
+and clocks (router.ingest drives it; `now_s` is an argument), sequence numbers (history), what an
+event means (rank_blocks).
+
+Frames in, one command out: `wanted_replay`, the sequence to replay from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from policies.view import CandidateId
+from router.contracts import HashContract
+from router.index.block_index import BlockIndex
+from router.index.contract_search import Phase
+from router.index.history import History, HistoryCounters, Verdict
+from router.index.rank_blocks import BlockCounters, RankBlocks
+from router.kv_events import decode
+
+BLIND_AFTER_S: Final = 60.0
+"""Without a publisher for so long the index says nothing about the replica any more."""
+
+
+class StreamState(Enum):
+    """How much predictions for a candidate can be believed; the value is the metric's label."""
+
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    BLIND = "blind"
+
+
+class StreamCounters(Struct):
+    """Batches since the process started."""
+
+    num_batches: int = 0
+    num_undecodable: int = 0
+
+
+class RankStream:
+    """Keeps one candidate's part of the index equal to what its engine says.
+
+    Args:
+        contract: The guess until the engine's own is found: configured, or the default.
+        seeds: Texts to try as the engine's seed before the defaults.
+        lora_paths: Adapter name to path; read live.
+        has_replay: Whether there is a replay endpoint to ask.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_disconnected_s",
+        "_distrust",
+        "_has_understood",
+        "_history",
+        "_is_partial",
+        "_lost_reason",
+        "candidate",
+        "counters",
+        "epoch",
+    )
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        candidate: CandidateId,
+        *,
+        contract: HashContract,
+        seeds: Sequence[str] = (),
+        lora_paths: Mapping[str, str] | None = None,
+        has_replay: bool = True,
+    ) -> None:
+        self._blocks = RankBlocks(
+            index, candidate, contract=contract, seeds=seeds, lora_paths=lora_paths
+        )
+        self._history = History(has_replay=has_replay)
+        self.candidate = candidate
+        self.counters = StreamCounters()
+        self.epoch = 0  # counts up whenever everything known is forgotten
+        self._has_understood = False
+        self._is_partial = False
+        self._lost_reason: str | None = None  # what is missing until the next epoch
+        self._distrust: str | None = None
+        self._disconnected_s: float | None = None
+
+    # -- for readers -------------------------------------------------------------------------
+
+    @property
+    def contract(self) -> HashContract:
+        """How to hash a prompt so that it meets this candidate's blocks."""
+        return self._blocks.contract
+
+    @property
+    def block_counters(self) -> BlockCounters:
+        """What was applied to the index, and what was not."""
+        return self._blocks.counters
+
+    @property
+    def history_counters(self) -> HistoryCounters:
+        """Gaps, replays and restarts."""
+        return self._history.counters
+
+    @property
+    def state(self) -> StreamState:
+        """How much the index can be believed about this candidate."""
+        return self.standing()[0]
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, for operators; empty if EXACT."""
+        return self.standing()[1]
+
+    def standing(self) -> tuple[StreamState, str]:
+        """Tell state and reason; of several reasons the gravest."""
+        if not self._has_understood:
+            if self.counters.num_undecodable:
+                return StreamState.BLIND, "its events are not understood"
+            return StreamState.BLIND, self._lost_reason or "no events yet"
+        phase = self._blocks.phase
+        for is_so, reason in (
+            (self._distrust is not None, self._distrust),
+            (self._disconnected_s is not None, "publisher unreachable"),
+            (phase is Phase.TRANSLATED, "hashes cannot be computed, translated"),
+            (phase is Phase.SEARCHING, "hash contract not verified yet"),
+            (self._lost_reason is not None, self._lost_reason),
+            (self._is_partial, "history before we joined is lost"),
+        ):
+            if is_so:
+                return StreamState.DEGRADED, reason or ""
+        return StreamState.EXACT, ""
+
+    # -- the connection ----------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """The publisher is (again) there: ask for what was missed, and whether it is the same."""
+        self._disconnected_s = None
+        self._history.trust_replay()
+        self.verify()
+
+    def disconnected(self, now_s: float) -> None:
+        """The publisher is gone; what it held is believed for `BLIND_AFTER_S` more."""
+        if self._disconnected_s is None:
+            self._disconnected_s = now_s
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: a publisher gone for long leaves the candidate BLIND."""
+        gone_s = self._disconnected_s
+        if self._has_understood and gone_s is not None and now_s - gone_s >= BLIND_AFTER_S:
+            self._history.forget()
+            self._begin_epoch()
+            self._has_understood = False
+            self._lost_reason = "event stream lost"
+
+    def verify(self) -> None:
+        """Ask for the last batch again: is it the same engine, and was nothing missed?
+
+        Cheap (one batch comes back); for quiet streams and after a health probe's suspicion.
+        """
+        if self._history.wanted is None:
+            self._history.ask()
+
+    # -- batches and replay ------------------------------------------------------------------
+
+    def receive(self, sequence: int, payload: bytes) -> None:
+        """Take a live batch: apply it, ignore it, or want history first."""
+        self._act(self._history.live(sequence, _mark(payload)), payload)
+
+    @property
+    def wanted_replay(self) -> int | None:
+        """The sequence to replay from, None: nothing is missing."""
+        return self._history.wanted
+
+    def begin_replay(self) -> int:
+        """Start the wanted replay; ended by `end_replay`, whatever comes of it."""
+        return self._history.begin_replay()
+
+    def replayed(self, sequence: int, payload: bytes) -> None:
+        """Take one reply, in order."""
+        self._act(self._history.reply(sequence, _mark(payload)), payload)
+
+    def end_replay(self, *, is_complete: bool) -> None:
+        """Finish a replay: the end marker came, or (not complete) it broke off or timed out."""
+        self._act(self._history.end_replay(is_complete=is_complete), b"")
+
+    # -- trust -------------------------------------------------------------------------------
+
+    def distrust(self, reason: str) -> None:
+        """Stop believing (the audit found predictions wrong) until `resync` has gone through."""
+        self._distrust = reason
+
+    def resync(self) -> None:
+        """Forget everything and read history again, as far as it goes."""
+        self._history.trust_replay()
+        if not self._history.ask_all():
+            self._begin_epoch()
+            self._is_partial = True
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _act(self, verdict: Verdict, payload: bytes) -> None:
+        match verdict:
+            case Verdict.APPLY:
+                self._apply(payload)
+            case Verdict.BEGIN | Verdict.BEGIN_PARTIAL:
+                self._begin_epoch()
+                self._is_partial = verdict is Verdict.BEGIN_PARTIAL
+                self._apply(payload)
+            case Verdict.EMPTY:
+                self._begin_epoch()
+            case Verdict.RESTARTED:
+                self._blocks.restart()
+                self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._blocks.clear()
+        self.epoch += 1
+        self._is_partial = False
+        self._lost_reason = None
+        self._distrust = None
+
+    def _apply(self, payload: bytes) -> None:
+        """Apply the next batch; the one place where the index changes."""
+        try:
+            batch = decode(payload, with_tokens=self._blocks.wants_tokens)
+        except ValueError:
+            self.counters.num_undecodable += 1
+            self._lost_reason = "a batch was not understood"
+            return
+        if not self._has_understood:
+            self._has_understood = True
+            self._blocks.clear()  # what was guessed while it was BLIND
+        num_clears = self._blocks.counters.num_clears
+        self._blocks.apply(batch, payload)
+        self.counters.num_batches += 1
+        if self._blocks.counters.num_clears > num_clears:  # history is complete from here
+            self._is_partial = False
+            self._lost_reason = None
+        if self._blocks.needs_history:
+            self._read_again()
+
+    def _read_again(self) -> None:
+        """Begin anew under another contract: what is indexed is named wrongly."""
+        self._blocks.needs_history = False
+        self._begin_epoch()
+        self._is_partial = True
+        self._history.ask_all()
+
+
+def _mark(payload: bytes) -> bytes:
+    """Tell batches apart: the head of the payload holds the engine's time stamp, 8 bytes."""
+    return payload[:10]

@@ -1,0 +1,116 @@
+"""Does a chat template take a message's content as a string or as a list of parts?
+
+The engine decides by the template's syntax tree: if anything loops over a message's content, parts
+are handed over ("openai"), else their joined text ("string"). The same decision, on the same tree.
+Source: vllm/renderers/hf.py, _iter_nodes_assign_content_item, 0.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from jinja2 import nodes
+
+ContentFormat = Literal["string", "openai"]
+
+
+def detect_content_format(tree: nodes.Template) -> ContentFormat:
+    """Read the format off the template's tree; "string" if the tree defeats the rule."""
+    try:
+        return "openai" if any(_content_loops(tree)) else "string"
+    except _NotAName:
+        return "string"
+
+
+_MAX_ALIASES = 10_000  # two names set to each other would go on for ever
+
+
+class _NotAName(Exception):
+    """The rule stops at a target such as `{% for a, b in messages %}`."""
+
+
+def _content_loops(tree: nodes.Template) -> Iterator[bool]:
+    messages = list(_loop_targets(tree, _aliases(tree, "messages")))
+    content_params: dict[int, set[str]] = {}
+    in_macros: set[int] = set()
+    for macro in tree.find_all(nodes.Macro):
+        params = _content_params(tree, macro, messages)
+        for loop in macro.find_all(nodes.For):
+            in_macros.add(id(loop))
+            if params:
+                content_params[id(loop)] = params
+    for loop in tree.find_all(nodes.For):
+        if any(_reads(loop.iter, name, "content") for name in messages):
+            yield bool(_name(loop.target))
+        elif isinstance(loop.iter, nodes.Name) and (
+            loop.iter.name in content_params.get(id(loop), ())
+            or (id(loop) not in in_macros and loop.iter.name == "content")
+        ):
+            yield bool(_name(loop.target))
+
+
+def _aliases(tree: nodes.Template, name: str) -> list[str]:
+    """List the names that `{% set %}` gives to `name` or to a part of it, `name` first."""
+    found, queue = [name], [name]
+    while queue:
+        related = queue.pop(0)
+        for assign in tree.find_all(nodes.Assign):
+            if _reads(assign.node, related):
+                target = _name(assign.target)
+                found.append(target)
+                if target != related:
+                    queue.append(target)
+        if len(found) > _MAX_ALIASES:
+            raise _NotAName
+    return found
+
+
+def _loop_targets(tree: nodes.Template, iterables: list[str]) -> Iterator[str]:
+    for loop in tree.find_all(nodes.For):
+        if any(_reads(loop.iter, name) for name in iterables):
+            yield _name(loop.target)
+
+
+def _content_params(tree: nodes.Template, macro: nodes.Macro, messages: list[str]) -> set[str]:
+    """Find the parameters of `macro` that some call fills with a message's content."""
+    names = {arg.name for arg in macro.args}
+    found: set[str] = set()
+    for call in tree.find_all(nodes.Call):
+        if not (isinstance(call.node, nodes.Name) and call.node.name == macro.name):
+            continue
+        for param, arg in zip(macro.args, call.args, strict=False):
+            if any(_reads(arg, name, "content") for name in messages):
+                found.add(param.name)
+        for keyword in call.kwargs:
+            if keyword.key in names and any(
+                _reads(keyword.value, name, "content") for name in messages
+            ):
+                found.add(keyword.key)
+    return found
+
+
+def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
+    """Is the expression `name` (or `name[key]`), perhaps filtered, tested or sliced?"""
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
+    if key is None:
+        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+    if isinstance(node, nodes.Getitem):
+        return (
+            isinstance(node.arg, nodes.Const) and node.arg.value == key and _reads_name(node, name)
+        )
+    return isinstance(node, nodes.Getattr) and node.attr == key and _reads_name(node, name)
+
+
+def _reads_name(node: nodes.Getitem | nodes.Getattr, name: str) -> bool:
+    inner = node.node
+    return isinstance(inner, nodes.Name) and inner.ctx == "load" and inner.name == name
+
+
+def _name(target: nodes.Node) -> str:
+    if not isinstance(target, nodes.Name):
+        raise _NotAName
+    return target.name

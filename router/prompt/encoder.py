@@ -1,0 +1,147 @@
+"""Text and token ids as bytes with boundaries, and the encoding of the segments between them.
+
+Everything a thread may run without the loop is here and pure: `TextEncoder.encode`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from router.api.openai import TokenIds
+from router.prompt.boundaries import Boundaries, Needle, find_boundaries
+from router.prompt.incremental import Boundary, NewSegment
+
+MIN_SEGMENT_BYTES = 512
+"""Boundaries nearer to the last one are passed over: about 130 tokens are encoded again at most,
+and a prompt of 400 KB has some hundred segments, not thousands."""
+
+ID_STRIDE = 1024
+"""Tokens per segment of a prompt that came as token ids."""
+
+_NO_BOUNDARY = 1 << 62
+
+
+class TextCuts:
+    """The boundaries in one text's UTF-8 bytes, found lazily."""
+
+    __slots__ = ("_data", "_found", "_needles")
+
+    def __init__(self, data: bytes, needles: Sequence[Needle]) -> None:
+        self._data = data
+        self._needles = needles
+        self._found = [-1] * len(needles)  # the next boundary at each needle
+
+    def after(self, position: int) -> Boundary | None:
+        earliest = position + MIN_SEGMENT_BYTES
+        best, guard = _NO_BOUNDARY, b""
+        for index, needle in enumerate(self._needles):
+            found = self._found[index]
+            if found < earliest:
+                start = self._data.find(needle.text, max(earliest - needle.offset, 0))
+                found = self._found[index] = start + needle.offset if start >= 0 else _NO_BOUNDARY
+            if found < best:
+                best, guard = found, needle.guard
+        return Boundary(best, guard) if best < _NO_BOUNDARY else None
+
+
+class IdCuts:
+    """The boundaries in the bytes of an array of token ids: one every `ID_STRIDE`."""
+
+    __slots__ = ("_num_bytes",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+
+    def after(self, position: int) -> Boundary | None:
+        end = position + 4 * ID_STRIDE
+        return Boundary(end, b"") if end <= self._num_bytes else None
+
+
+def slice_ids(data: bytes, new: Sequence[NewSegment]) -> list[TokenIds]:
+    """Take the segments' ids out of the bytes of an array of ids."""
+    return [array("I", data[segment.start : segment.end]) for segment in new]
+
+
+class TextEncoder:
+    """One model's tokenizer, cut where its own description says it may be.
+
+    Args:
+        tokenizer: The backend; its truncation and padding are switched off.
+        hints: Text in which useful boundary tokens occur: the chat template.
+
+    prefix, suffix: Tokens that `add_special_tokens` puts around a text; None: it does more than
+        that, such texts are not cut.
+    """
+
+    __slots__ = ("_anchor", "_needles", "_tokenizer", "prefix", "suffix")
+
+    def __init__(self, tokenizer: Tokenizer, hints: str = "") -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        found: Boundaries = find_boundaries(json.loads(tokenizer.to_str()), hints)
+        self._needles = found.needles
+        self._anchor = found.anchor
+        ends = _ends(tokenizer) if found.has_plain_ends else None
+        self.prefix: TokenIds | None = ends[0] if ends is not None else None
+        self.suffix: TokenIds | None = ends[1] if ends is not None else None
+
+    @property
+    def can_cut(self) -> bool:
+        """Tell whether texts can be encoded piece by piece."""
+        return bool(self._needles)
+
+    def cuts(self, data: bytes) -> TextCuts:
+        """Find the boundaries of a text."""
+        return TextCuts(data, self._needles)
+
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        """Encode segments of a text; pure, thread-safe, without the GIL for most of the time.
+
+        The last of `new` is the text's tail: `suffix` goes behind it.
+        """
+        texts = [self._piece(data, segment) for segment in new]
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = [
+            array("I", encoding.ids[1:] if self._anchor and segment.start else encoding.ids)
+            for encoding, segment in zip(encodings, new, strict=True)
+        ]
+        if suffix:
+            encoded[-1] = encoded[-1] + suffix
+        return encoded
+
+    def _piece(self, data: bytes, segment: NewSegment) -> str:
+        text = data[segment.start : segment.end].decode()
+        return self._anchor + text if self._anchor and segment.start else text
+
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """Encode a text at once, as the engine does."""
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return array("I", encodings[0].ids)
+
+
+def _ends(tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds] | None:
+    """Find the tokens that special-token processing puts around any text; None: not clear.
+
+    Two probes must agree, since the text's own tokens might look like the added ones.
+    """
+    candidates: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = []
+    for probe in ("a", "0 b"):
+        bare = tokenizer.encode(probe, add_special_tokens=False).ids
+        whole = tokenizer.encode(probe, add_special_tokens=True).ids
+        candidates.append(
+            {
+                (tuple(whole[:start]), tuple(whole[start + len(bare) :]))
+                for start in range(len(whole) - len(bare) + 1)
+                if whole[start : start + len(bare)] == bare
+            }
+        )
+    agreed = candidates[0] & candidates[1]
+    if len(agreed) != 1:
+        return None
+    prefix, suffix = agreed.pop()
+    return array("I", prefix), array("I", suffix)

@@ -1,0 +1,263 @@
+"""What is known of prompts: a tree of segments, each with its tokens and its part of the chains.
+
+A prompt is a path from a root: segments that end at safe boundaries, then a tail. A segment's key
+is a digest of everything up to its end, so a prompt is recognised as far as its bytes agree with
+any earlier one, whoever sent it. A segment holds its own tokens only, and per (contract, extra
+keys) the keys of the blocks that end in it plus the open tokens behind the last of them: chains
+grow with the path and are never computed twice.
+
+    bytes of a prompt    [0, s1) [s1, s2) ... [sn, end)     segments, then the tail (a leaf)
+    a segment's tokens   its own, in order; a block may begin in one segment and end in the next
+    its chain            keys of the blocks that end in it; digest of the last; open tokens behind
+
+Bounded by bytes. The order of eviction is by last use, deepest first, so what is held is always
+connected to its root. A segment that was evicted while a plan held it comes back with the plan.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from xxhash import xxh3_128_intdigest
+
+from router.api.openai import TokenIds
+from router.contracts import BlockKey, ExtraKeys, HashContract
+
+MAX_CHAINS = 8
+"""Chains a segment remembers: one per pair of contract and extra keys (salts, adapters)."""
+
+_MAX_CHAIN_IDS = 4096
+_SEED_MASK = (1 << 64) - 1
+_LEAF = 0x6C656166  # mixed into a tail's seed: a tail is no segment, even if its bytes are the same
+_SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
+_CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
+_BLOCK_BYTES = 40  # a key (32) and the pointer to it
+
+
+class Boundary(NamedTuple):
+    """A place where bytes may be cut: `position`, and what must follow for it to be one."""
+
+    position: int
+    guard: bytes
+
+
+class Boundaries(Protocol):
+    """The boundaries of one prompt's bytes."""
+
+    def after(self, position: int) -> Boundary | None:
+        """Find the next boundary behind `position`; None: none before the end.
+
+        Must depend on the bytes behind `position` alone. Positions asked for never decrease.
+        """
+        ...
+
+
+class _Chain(NamedTuple):
+    keys: list[BlockKey]
+    digest: bytes | None  # of the last full block of the path; None: there is none yet
+    open_tokens: TokenIds  # behind that block, fewer than a block
+
+
+class Segment:
+    """One node of the tree; made by `SegmentTree` alone.
+
+    next_key, next_bytes, next_guard: The child that was used last, tried before searching.
+    """
+
+    __slots__ = ("chains", "ids", "key", "next_bytes", "next_guard", "next_key", "size_bytes")
+
+    def __init__(self, key: int, ids: TokenIds) -> None:
+        self.key = key
+        self.ids = ids
+        self.next_key = 0
+        self.next_bytes = 0
+        self.next_guard = b""
+        self.chains: dict[int, _Chain] | None = None
+        self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
+
+
+class NewSegment(NamedTuple):
+    """A segment still to be encoded: bytes [start, end)."""
+
+    key: int
+    start: int
+    end: int
+    guard: bytes
+
+
+class Walk(NamedTuple):
+    """How far a prompt is known: `path` covers the bytes before `new`, root first.
+
+    The last of `new` is the tail; if `new` is empty, `path` ends with the tail.
+    """
+
+    path: list[Segment]
+    new: list[NewSegment]
+
+
+class SegmentTree:
+    """The bounded tree of segments; every method runs on the loop.
+
+    Args:
+        max_bytes: Budget for segments, tokens and chains together (estimated).
+    """
+
+    __slots__ = ("_chain_ids", "_max_bytes", "_next_chain_id", "_segments", "_size_bytes")
+
+    def __init__(self, max_bytes: int = 512 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+        self._segments: OrderedDict[int, Segment] = OrderedDict()  # least recently used first
+        self._chain_ids: dict[tuple[HashContract, ExtraKeys], int] = {}
+        self._next_chain_id = 0
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimate the memory held; at most the budget after every `commit`."""
+        return self._size_bytes
+
+    def walk(self, root: Segment, data: bytes, boundaries: Boundaries) -> Walk:
+        """Find how far `data` is known below `root`, and cut the rest.
+
+        Args:
+            root: Made by `make_root`; not part of the budget.
+            data: The whole prompt.
+            boundaries: Of `data`.
+        """
+        view = memoryview(data)
+        path, position = self._descend(root, data, view, boundaries)
+        key = path[-1].key
+        new: list[NewSegment] = []
+        boundary = boundaries.after(position)
+        while boundary is not None:
+            key = xxh3_128_intdigest(view[position : boundary.position], key & _SEED_MASK)
+            new.append(NewSegment(key, position, boundary.position, boundary.guard))
+            position = boundary.position
+            boundary = boundaries.after(position)
+        key = xxh3_128_intdigest(view[position:], (key ^ _LEAF) & _SEED_MASK)
+        leaf = None if new else self._segments.get(key)
+        if leaf is not None:
+            path.append(leaf)
+        else:
+            new.append(NewSegment(key, position, len(data), b""))
+        return Walk(path, new)
+
+    def _descend(
+        self, root: Segment, data: bytes, view: memoryview, boundaries: Boundaries
+    ) -> tuple[list[Segment], int]:
+        """Follow known segments; return them and the position behind the last."""
+        segments = self._segments
+        num_bytes = len(data)
+        path = [root]
+        node, position = root, 0
+        while True:
+            child = None
+            seed = node.key & _SEED_MASK
+            end = position + node.next_bytes
+            if (
+                position < end <= num_bytes
+                and xxh3_128_intdigest(view[position:end], seed) == node.next_key
+                and (not node.next_guard or data.startswith(node.next_guard, end))
+            ):
+                child = segments.get(node.next_key)
+            if child is None:
+                boundary = boundaries.after(position)
+                if boundary is None:
+                    return path, position
+                end = boundary.position
+                child = segments.get(xxh3_128_intdigest(view[position:end], seed))
+                if child is None:
+                    return path, position
+                _remember_next(node, child.key, end - position, boundary.guard)
+            path.append(child)
+            node, position = child, end
+
+    def commit(self, walk: Walk, encoded: Sequence[TokenIds]) -> list[Segment]:
+        """Add what was encoded; return the whole path, root first.
+
+        Args:
+            walk: From `walk`, however long ago.
+            encoded: Token ids of each of `walk.new`.
+        """
+        path = list(walk.path)
+        for made, ids in zip(walk.new, encoded, strict=True):
+            segment = self._segments.get(made.key) or Segment(made.key, ids)
+            if made is not walk.new[-1]:
+                _remember_next(path[-1], made.key, made.end - made.start, made.guard)
+            path.append(segment)
+        self._touch(path)
+        return path
+
+    def _touch(self, path: list[Segment]) -> None:
+        """Make the path the most recently used, its root end most of all; keep the budget."""
+        segments = self._segments
+        for segment in reversed(path[1:]):
+            if segment.key not in segments:
+                segments[segment.key] = segment
+                self._size_bytes += segment.size_bytes
+            segments.move_to_end(segment.key)
+        while self._size_bytes > self._max_bytes:
+            _, oldest = segments.popitem(last=False)
+            self._size_bytes -= oldest.size_bytes
+
+    def keys(
+        self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
+    ) -> list[BlockKey]:
+        """List the keys of the path's full blocks, hashing what no one hashed before."""
+        chain_id = self._chain_id(contract, extra)
+        keys: list[BlockKey] = []
+        before = _START
+        for segment in path:
+            chain = segment.chains.get(chain_id) if segment.chains is not None else None
+            if chain is None:
+                chain = _extended(before, segment.ids, contract, extra)
+                self._remember_chain(segment, chain_id, chain)
+            keys += chain.keys
+            before = chain
+        return keys
+
+    def _chain_id(self, contract: HashContract, extra: ExtraKeys) -> int:
+        """Give the pair a number that is never given to another, to look up by."""
+        known = self._chain_ids.get((contract, extra))
+        if known is not None:
+            return known
+        if len(self._chain_ids) >= _MAX_CHAIN_IDS:
+            self._chain_ids.clear()
+        self._next_chain_id += 1
+        self._chain_ids[contract, extra] = self._next_chain_id
+        return self._next_chain_id
+
+    def _remember_chain(self, segment: Segment, chain_id: int, chain: _Chain) -> None:
+        if segment.chains is None:
+            segment.chains = {}
+        grown = _BLOCK_BYTES * len(chain.keys) + _CHAIN_BYTES
+        if len(segment.chains) >= MAX_CHAINS:
+            dropped = segment.chains.pop(next(iter(segment.chains)))
+            grown -= _BLOCK_BYTES * len(dropped.keys) + _CHAIN_BYTES
+        segment.chains[chain_id] = chain
+        segment.size_bytes += grown
+        if self._segments.get(segment.key) is segment:
+            self._size_bytes += grown
+
+    def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
+        """Make the root of a kind of prompt; `ids` are in front of every one of it."""
+        return Segment(xxh3_128_intdigest(name.encode()), ids if ids is not None else array("I"))
+
+
+def _remember_next(segment: Segment, key: int, num_bytes: int, guard: bytes) -> None:
+    segment.next_key, segment.next_bytes, segment.next_guard = key, num_bytes, guard
+
+
+_START = _Chain([], None, array("I"))
+
+
+def _extended(before: _Chain, ids: TokenIds, contract: HashContract, extra: ExtraKeys) -> _Chain:
+    tokens = before.open_tokens + ids
+    keys, digest = contract.extend(before.digest, tokens, extra)
+    return _Chain(keys, digest, tokens[len(keys) * contract.block_size :])

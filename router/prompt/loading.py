@@ -1,0 +1,179 @@
+"""Find a model's tokenizer and chat template, and decide whether they can be used here.
+
+From a directory, the local hub cache or the hub, by transformers itself, without torch. What the
+engine does not hand to transformers' tokenizer and jinja (renderers of its own), and what would be
+read differently there, is left to the engine. Sources: vLLM 0.32.0, config/model.py
+(tokenizer_mode), tokenizers/registry.py, renderers/hf.py (resolve_chat_template).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+from transformers.utils.hub import cached_file
+
+from router.prompt.encoder import TextEncoder
+from router.prompt.needs_engine import NeedsEngine
+from router.prompt.prompter import Prompter
+from router.prompt.renderer import ChatRenderer, EngineOptions
+
+# Architectures whose prompts the engine builds with code of its own.
+_OWN_RENDERERS = {
+    "MoonshotKimiaForCausalLM": "kimi_audio",
+    "KimiK3ForConditionalGeneration": "kimi_k3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "InklingForCausalLM": "inkling",
+    "InklingForConditionalGeneration": "inkling",
+    "GptOssForCausalLM": "harmony",
+}
+# Model types for which the engine overrides the tokenizer's class.
+_OTHER_TOKENIZER_CLASS = frozenset(
+    {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
+)
+_MISTRAL_FAMILY = ("Mistral", "Mixtral", "Ministral", "Pixtral", "Voxtral", "Magistral")
+# What a tokenizer class must not do its own way.
+_OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
+
+
+def load_prompter(
+    model: str,
+    options: EngineOptions | None = None,
+    *,
+    local_files_only: bool = False,
+    max_bytes: int = 512 << 20,
+) -> Prompter:
+    """Load what renders and tokenizes for a model; blocking, up to seconds: off the loop.
+
+    Args:
+        model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
+        options: The engine's flags.
+        local_files_only: Do not go to the hub.
+
+    Returns:
+        A prompter in any case: where something is missing it hands out nothing but block keys of
+        token ids, and `engine_only` says why.
+    """
+    options = options or EngineOptions()
+    try:
+        config, tokenizer = _load(model, local_files_only)
+        _check_tokenizer(tokenizer)
+        _check_config(model, config, tokenizer)
+    except NeedsEngine as exc:
+        return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
+    templates = _Templates(model, tokenizer, options, local_files_only)
+    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map, options)
+    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
+    return Prompter(encoder, renderer, max_bytes=max_bytes)
+
+
+def _load(model: str, local_files_only: bool) -> tuple[dict[str, Any], Any]:
+    where = {"local_files_only": local_files_only}
+    try:
+        config, _ = PretrainedConfig.get_config_dict(model, **where)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, truncation_side="left", mistral_format=False, **where
+        )
+    except Exception as exc:  # whatever a broken or foreign model directory raises
+        raise NeedsEngine("model", f"{type(exc).__name__}: {exc}") from exc
+    return config, tokenizer
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise NeedsEngine("model", f"{kind.__name__} is not a fast tokenizer")
+    for name in _OVERRIDABLE:
+        if getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name, None):
+            raise NeedsEngine("model", f"{kind.__name__} has its own {name}")
+    if getattr(tokenizer, "split_special_tokens", False):
+        raise NeedsEngine("model", "the tokenizer splits special tokens")
+
+
+def _check_config(model: str, config: dict[str, Any], tokenizer: Any) -> None:
+    architectures = config.get("architectures") or ["?"]
+    for architecture in architectures:
+        if architecture in _OWN_RENDERERS:
+            raise NeedsEngine("model", f"renderer {_OWN_RENDERERS[architecture]}")
+        if architecture.startswith(_MISTRAL_FAMILY) and _may_be_mistral_format(model):
+            raise NeedsEngine("model", "renderer mistral")
+    if config.get("model_type") in _OTHER_TOKENIZER_CLASS:
+        raise NeedsEngine("model", f"tokenizer class of {config['model_type']}")
+    if config.get("is_encoder_decoder"):
+        raise NeedsEngine("model", "encoder-decoder")
+
+
+def _may_be_mistral_format(model: str) -> bool:
+    """Tell whether the engine may take Mistral's own tokenizer; a hub name cannot be listed."""
+    directory = Path(model)
+    if not directory.is_dir():
+        return True
+    own = [*directory.glob("tekken.json"), *directory.glob("tokenizer.model.v*")]
+    return bool(own) and any(directory.glob("consolidated*.safetensors"))
+
+
+class _Templates:
+    """Finds the template as the engine does: its own flag, the processor's, the tokenizer's."""
+
+    __slots__ = ("_given", "_processor", "_tokenizer")
+
+    def __init__(
+        self, model: str, tokenizer: Any, options: EngineOptions, local_files_only: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._given = _read_template(options.chat_template)
+        self._processor = _processor_template(model, local_files_only)
+
+    def find(self, with_tools: bool) -> str:
+        """Return the template's text.
+
+        Raises:
+            LookupError: there is none, or which one the engine takes is not certain.
+        """
+        tools: list[Any] | None = [] if with_tools else None
+        try:
+            text: str = self._tokenizer.get_chat_template(self._given, tools=tools)
+        except ValueError as exc:
+            raise LookupError(str(exc)) from exc
+        if self._given is None and self._processor not in (None, text) and not with_tools:
+            raise LookupError("the processor's chat template is not the tokenizer's")
+        return text
+
+    def hints(self) -> str:
+        """Return a text in which boundary tokens are to be looked for."""
+        try:
+            return self.find(True)
+        except LookupError:
+            return ""
+
+
+def _read_template(given: str | None) -> str | None:
+    """Read `--chat-template`: a file if there is one of this name, else the template itself."""
+    if given is None:
+        return None
+    try:
+        return Path(given).read_text()
+    except (OSError, ValueError):
+        return given
+
+
+def _processor_template(model: str, local_files_only: bool) -> str | None:
+    """Read the template that a multimodal model's processor would bring; None: there is none."""
+    try:
+        found = cached_file(
+            model,
+            "chat_template.json",
+            local_files_only=local_files_only,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if found is None:
+            return None
+        return str(json.loads(Path(found).read_text(encoding="utf-8")).get("chat_template"))
+    except (OSError, ValueError):
+        return None
