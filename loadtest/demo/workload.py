@@ -32,7 +32,7 @@ TOKENS_PER_TOKEN: Final = 4
 SPEED: Final = 20.0
 NUM_REPLICAS: Final = 3
 BLOCK_SIZE: Final = 16  # emulated tokens; 64 real ones
-CACHE_RATIO: Final = 1.1  # all caches : what all agents hold half-way
+CACHE_RATIO: Final = 1.5  # all caches : what all agents hold half-way
 SESSION_HEADER: Final = "x-session-id"
 
 _CHARS_PER_TOKEN: Final = 3.9  # of loadtest.agent_text's sources
