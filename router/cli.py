@@ -5,7 +5,6 @@ of the group `warmroute.commands`, loaded when called: router does not import lo
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from importlib.metadata import entry_points, version
@@ -44,8 +43,8 @@ class _Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            exc.message += f" Commands: {', '.join(self.list_commands(ctx))}."
-            raise
+            known = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"{exc.message} Commands: {known}.", ctx) from exc
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -166,6 +165,8 @@ def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> No
     click.echo(json.dumps(answer.json(), indent=2) if as_json else table(answer.json()), nl=False)
 
 
+# transformers announces at import that there is no torch; here that is meant.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 if __name__ == "__main__":
-    logging.captureWarnings(True)
     main()

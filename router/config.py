@@ -83,9 +83,9 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trust_request_chat_template: Annotated[
         bool, Meta(description="the engines run with --trust-request-chat-template")
     ] = False
-    cache_tokens: Annotated[
-        int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
-    ] = 20_000_000
+    cache_bytes: Annotated[
+        int, Meta(ge=0, description="memory for prompts remembered token by token, per model")
+    ] = 512 * 1024 * 1024
     inline_chars: Annotated[
         int, Meta(ge=0, description="encodes with more new text than this leave the event loop")
     ] = 32_768
@@ -245,11 +245,18 @@ def load(
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
     try:
-        config = msgspec.convert(tree, Config, strict=False)
+        config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
         raise _explained(str(exc)) from exc
     _check(config)
     return config
+
+
+def _path(kind: type, value: Any) -> Any:
+    """Decode what msgspec does not know: file names."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"expected {kind.__name__}")
 
 
 def _check(config: Config) -> None:

@@ -19,7 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -29,9 +30,19 @@ from aiohttp import web
 from policies.registry import create
 from policies.view import CandidateId
 from router import logs
+from router.api.openai import parse_chat
 from router.config import Config, ReplicaConfig
-from router.errors import ConfigError, UpstreamError
-from router.fleet import Fleet, Replica, ServedModel, candidates_of
+from router.errors import (
+    ConfigError,
+    RouterError,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from router.fleet.fleet import CandidateStatus, EngineLoad, Fleet
+from router.fleet.health import ProbeFailure
+from router.fleet.replica import Replica, ServedModel, candidates_of
+from router.fleet.sessions import Sessions
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.index.block_index import BlockIndex
@@ -44,7 +55,13 @@ from router.io.engine_events import EngineEvents, reachable_endpoint
 from router.io.upstream import Upstream
 from router.metrics import Metrics, RankState
 from router.pipeline import Pipeline
-from router.prompt import Prompters, load_prompter
+from router.prompt.book import Prompters
+from router.prompt.loading import load_prompter
+from router.prompt.needs_engine import NeedsEngine
+from router.prompt.prompter import Prompter
+from router.prompt.renderer import EngineOptions
+from router.stages.observe import Observer
+from router.stages.tokenize import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +79,10 @@ class Router:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._seed = random.SystemRandom().getrandbits(63)
         self.metrics = Metrics()
-        self.fleet = Fleet(
-            session_ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
-        )
+        self.fleet = Fleet(order=[name for name, _ in _named(config.replicas)])
         self.caches = Caches(BlockIndex())
-        self.prompters = Prompters(cache_tokens=config.tokens.cache_tokens)
+        self.prompters = Prompters()
         self._upstream = Upstream(config.forward)
         self._engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
@@ -80,19 +94,31 @@ class Router:
             if config.log.decisions is not None
             else None
         )
+        tokenizer = Tokenizer(
+            config=config.tokens,
+            prompters=self.prompters,
+            encoders=self._encoders,
+            engine_api=self._engine_api,
+            engine_address=self._engine_address,
+            metrics=self.metrics,
+        )
         self.pipeline = Pipeline(
             config=config,
             fleet=self.fleet,
+            sessions=Sessions(ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions),
             caches=self.caches,
-            prompters=self.prompters,
+            tokenizer=tokenizer,
             policy=_policy(config.policy.name, config.policy.params),
-            fallback_policy=_policy("session_sticky", {}),
+            plain_policy=_policy("session_sticky", {}),
             upstream=self._upstream,
-            engine_api=self._engine_api,
+            observer=Observer(
+                metrics=self.metrics,
+                caches=self.caches,
+                tokenizer=tokenizer,
+                decision_log=self._decision_log,
+            ),
             metrics=self.metrics,
-            decision_log=self._decision_log,
-            encode_off_loop=self._encode_off_loop,
-            seed=self._seed,
+            seed=random.SystemRandom().getrandbits(63),
         )
         self.metrics.watch(self)
         self._waiting_for: dict[str, str] = {
@@ -184,7 +210,7 @@ class Router:
 
     def not_ready(self) -> str | None:
         """Say why requests should not come yet; None: they may."""
-        if not self.fleet.replicas():
+        if not self.fleet.replicas:
             first = next(iter(self._waiting_for.items()), None)
             return f"no replica yet: {first[0]}: {first[1]}" if first else "no replica"
         loading = self.prompters.loading()
@@ -310,9 +336,8 @@ class Router:
                 if source.replay_endpoint
                 else None,
                 topic=source.topic,
-                replay_timeout_s=self._config.events.replay_timeout_s,
             )
-            yield candidate.id, follow(stream, events, clock=self._now)
+            yield candidate.id, follow(stream, events)
 
     async def _await_history(self, replica: Replica) -> None:
         """Hold readiness back for the replica's event history, but not for ever."""
@@ -329,33 +354,44 @@ class Router:
 
     async def _load_prompters(self, replica: Replica) -> None:
         """Load the tokenizer and template of each model that nobody loaded yet."""
+        adapters = {m.id: m.parent for m in replica.models if m.parent is not None}
         for model in replica.models:
-            if model.parent is not None or not self.prompters.begin(model.id):
-                continue  # an adapter is rendered and tokenized as its base model is
-            source = self._config.tokens.models.get(model.id) or model.root or model.id
-            template = self._config.tokens.chat_templates.get(model.id)
+            if model.parent is not None or not self.prompters.begin(model.id, adapters):
+                continue
+            tokens = self._config.tokens
+            source = tokens.models.get(model.id) or model.root or model.id
+            template = tokens.chat_templates.get(model.id)
+            options = EngineOptions(
+                chat_template=str(template) if template is not None else None,
+                trust_request_chat_template=tokens.trust_request_chat_template,
+            )
             started_s = self._now()
-            loaded = await asyncio.get_running_loop().run_in_executor(
+            prompter = await asyncio.get_running_loop().run_in_executor(
                 self._encoders,
-                lambda source=source, template=template: load_prompter(
-                    source,
-                    chat_template=template,
-                    trust_request_chat_template=self._config.tokens.trust_request_chat_template,
-                    cache_tokens=self._config.tokens.cache_tokens,
-                ),
+                partial(_warm_prompter, source, options, tokens.cache_bytes),
             )
-            self.prompters.finish(model.id, loaded)
-            reason = self.prompters.needs_engine(model.id)
-            log = logger.info if reason is None else logger.warning
-            log(
-                "tokenizer ready" if reason is None else "the engine must tokenize",
-                extra={
-                    "model": model.id,
-                    "source": source,
-                    "reason": reason,
-                    "seconds": round(self._now() - started_s, 1),
-                },
-            )
+            self.prompters.finish(model.id, prompter)
+            fields = {
+                "model": model.id,
+                "source": source,
+                "seconds": round(self._now() - started_s, 1),
+            }
+            if prompter.engine_only is None:
+                logger.info("tokenizer ready", extra=fields)
+            else:
+                logger.warning(
+                    "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
+                )
+
+    def _engine_address(self, model: str) -> tuple[str, str] | None:
+        """Choose whom to ask for tokens: whoever serves the model and is the least busy."""
+        try:
+            candidates = self.fleet.candidates(model, self._now())
+        except RouterError:
+            return None
+        views = self.fleet.views(candidates, {}, self._now())
+        least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
+        return least[1].replica.name, least[1].replica.url
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""
@@ -367,7 +403,9 @@ class Router:
             try:
                 await self._engine_api.ping(name, replica.url)
             except UpstreamError as exc:
-                self.fleet.probe_failed(name, exc.message, self._now())
+                self.fleet.probe_failed(
+                    name, _probe_failure(exc), self._now(), jitter=random.random()
+                )
                 if was_up and not self.fleet.is_up(name, self._now()):
                     was_up = False
                     logger.warning("replica down", extra={"replica": name, "reason": exc.message})
@@ -382,11 +420,13 @@ class Router:
                         return
                     for candidate in candidates_of(replica):
                         rank = candidate.rank or 0
-                        self.fleet.saw_load(
+                        self.fleet.note_engine_load(
                             candidate.id,
-                            num_running=load.num_running.get(rank, 0),
-                            num_waiting=load.num_waiting.get(rank, 0),
-                            now_s=self._now(),
+                            EngineLoad(
+                                num_running=load.num_running.get(rank, 0),
+                                num_waiting=load.num_waiting.get(rank, 0),
+                                at_s=self._now(),
+                            ),
                         )
             self.fleet.probe_ok(name, self._now())
             if not was_up:
@@ -407,9 +447,6 @@ class Router:
             await asyncio.sleep(_LAG_S)
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
 
-    async def _encode_off_loop(self, encode: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
-
     def _now(self) -> float:
         return time.monotonic()
 
@@ -418,50 +455,51 @@ class Router:
     def rank_states(self) -> Iterator[RankState]:
         """Describe every candidate, for /metrics."""
         now_s = self._now()
-        for replica in self.fleet.replicas():
-            for candidate in candidates_of(replica):
-                cid = candidate.id
-                stream = self.caches.stream(cid)
-                load = self.fleet.load_of(cid, now_s)
-                yield RankState(
-                    replica=cid,
-                    state=self.caches.state(cid),
-                    healthy=self.fleet.is_up(replica.name, now_s),
-                    num_requests=load.num_requests,
-                    num_queued_tokens=load.num_queued_tokens,
-                    queue_ms=load.queue_ms,
-                    num_blocks={
-                        "gpu": self.caches.index.num_blocks(cid, "gpu"),
-                        "cpu": self.caches.index.num_blocks(cid, "cpu"),
-                    },
-                    events=msgspec.structs.asdict(stream.counters) if stream is not None else {},
-                    cost_error_ms=load.cost_error_ms,
-                    trust=self.caches.trust(cid),
-                )
+        for status in self.fleet.status(now_s):
+            stream = self.caches.stream(status.id)
+            yield RankState(
+                replica=status.id,
+                state=self.caches.state(status.id),
+                healthy=self.fleet.is_up(status.replica, now_s) and not status.draining,
+                num_requests=status.num_requests,
+                num_queued_tokens=status.num_queued_tokens,
+                queue_ms=status.queue_ms,
+                num_blocks={
+                    "gpu": self.caches.index.num_blocks(status.id, "gpu"),
+                    "cpu": self.caches.index.num_blocks(status.id, "cpu"),
+                },
+                events=_event_counts(stream) if stream is not None else {},
+                cost_error_ms=status.cost.error_ms,
+                trust=self.caches.trust(status.id),
+            )
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe every replica, for /admin/replicas; those never reached included."""
-        states = {state.replica: state for state in self.rank_states()}
+        statuses = {status.id: status for status in self.fleet.status(self._now())}
+        found = {replica.name: replica for replica in self.fleet.replicas}
         described: list[dict[str, Any]] = []
-        found = {replica.name: replica for replica in self.fleet.replicas()}
         for name, config in _named(self._config.replicas):
             replica = found.get(name)
             if replica is None:
                 waiting = self._waiting_for.get(name, "not discovered yet")
                 described.append({"name": name, "url": config.url, "waiting_for": waiting})
                 continue
-            ranks = []
-            for candidate in candidates_of(replica):
-                stream = self.caches.stream(candidate.id)
-                ranks.append(
-                    {
-                        "state": states[candidate.id],
-                        "reason": stream.reason if stream is not None else "",
-                        "contract": stream.contract if stream is not None else None,
-                    }
-                )
+            ranks = [self._describe_rank(statuses[c.id]) for c in candidates_of(replica)]
             described.append({"replica": replica, "ranks": ranks})
         return described
+
+    def _describe_rank(self, status: CandidateStatus) -> dict[str, Any]:
+        stream = self.caches.stream(status.id)
+        return {
+            "status": status,
+            "cache": self.caches.state(status.id),
+            "reason": stream.reason if stream is not None else "",
+            "contract": stream.contract if stream is not None else None,
+            "num_gpu_blocks": self.caches.index.num_blocks(status.id, "gpu"),
+            "num_cpu_blocks": self.caches.index.num_blocks(status.id, "cpu"),
+            "trust": self.caches.trust(status.id),
+            "events": _event_counts(stream) if stream is not None else {},
+        }
 
 
 _HISTORY: Final = "its event history is being replayed"
@@ -477,6 +515,29 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
         return create(name, params)
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
+
+
+def _warm_prompter(source: str, options: EngineOptions, max_bytes: int) -> Prompter:
+    """Load a model's prompter and use it once: the first request need not compile a template."""
+    prompter = load_prompter(source, options, max_bytes=max_bytes)
+    request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
+    with suppress(NeedsEngine, RouterError):
+        prompter.plan_chat(request).encode()
+    return prompter
+
+
+def _event_counts(stream: RankStream) -> dict[str, int]:
+    """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
+    counters = msgspec.structs.asdict(stream.counters)
+    return {name.removeprefix("num_"): value for name, value in counters.items()}
+
+
+def _probe_failure(error: UpstreamError) -> ProbeFailure:
+    if isinstance(error, UpstreamUnreachable):
+        return ProbeFailure.REFUSED
+    if isinstance(error, UpstreamTimeout):
+        return ProbeFailure.TIMEOUT
+    return ProbeFailure.BAD_STATUS
 
 
 def serve(config: Config) -> None:

@@ -43,13 +43,12 @@ NO_MATCH = Match(0, 0)
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
     """What an engine's own `/metrics` said about one rank.
 
-    Source: vllm:num_requests_running, vllm:num_requests_waiting, vllm:kv_cache_usage_perc (blocks
-    of running requests only; it says nothing about what is cached).
+    Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
+    counts blocks of running requests only and says nothing about what is cached.
     """
 
     num_running: int
     num_waiting: int
-    kv_usage_ratio: float
     at_s: float
 
 
@@ -114,6 +113,7 @@ class Fleet:
         "_fits",
         "_health",
         "_num_leases",
+        "_order",
         "_prior",
         "_replicas",
         "_rules",
@@ -127,6 +127,7 @@ class Fleet:
         rules: HealthRules | None = None,
         prior: CostModel = PRIOR,
         engine_load_max_age_s: float = 15.0,
+        order: Sequence[str] = (),
     ) -> None:
         self._rules = rules or HealthRules()
         self._prior = prior
@@ -138,12 +139,13 @@ class Fleet:
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
         self._unsettled: set[str] = set()  # replicas whose health restricts them
         self._num_leases = 0
+        self._order = {name: position for position, name in enumerate(order)}
 
     # Membership
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All replicas in the order they were added."""
+        """All replicas: those of `order` in that order, then others as they were added."""
         return tuple(self._replicas.values())
 
     def replica(self, name: str) -> Replica:
@@ -160,6 +162,8 @@ class Fleet:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
         self._replicas[replica.name] = replica
+        if self._order:
+            self._replicas = dict(sorted(self._replicas.items(), key=self._position))
         health, fit = self._health[replica.name], self._fit_of(replica)
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
         for slot in self._slots_of(replica.name):
@@ -183,9 +187,22 @@ class Fleet:
         self._by_model.clear()
         return True
 
-    def drain(self, name: str) -> None:
-        """Offer a replica no more; what runs there goes on. KeyError if unknown."""
-        self.add(self._replicas[name].drained())
+    def drain(self, name: str, *, draining: bool = True) -> None:
+        """Offer a replica no more (or again); what runs there goes on. KeyError if unknown."""
+        self.add(replace(self._replicas[name], draining=draining))
+
+    def model(self, name: str) -> ServedModel | None:
+        """Find a served model or adapter by name."""
+        for replica in self._replicas.values():
+            for served in replica.models:
+                if served.id == name:
+                    return served
+        return None
+
+    def is_up(self, name: str, now_s: float) -> bool:
+        """Say whether requests may be sent to a replica, as far as its health goes."""
+        health = self._health.get(name)
+        return health is not None and health.can_accept(now_s)
 
     def is_idle(self, name: str) -> bool:
         """Say whether nothing is in flight at a replica: it was drained, or has no work."""
@@ -372,6 +389,9 @@ class Fleet:
         )
 
     # Private
+
+    def _position(self, item: tuple[str, Replica]) -> int:
+        return self._order.get(item[0], len(self._order))
 
     def _watch(self, name: str) -> None:
         """Keep apart the replicas that `candidates` must look at one by one: mostly none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from policies.view import CandidateId
 
@@ -46,10 +45,6 @@ class Replica(Struct, frozen=True, kw_only=True):
         """Name the model behind all adapters; "" while no model is known."""
         bases = [model.id for model in self.models if model.parent is None]
         return bases[0] if bases else ""
-
-    def drained(self) -> Replica:
-        """Copy with `draining` set: no new requests, those in flight go on."""
-        return replace(self, draining=True)
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

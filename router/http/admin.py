@@ -21,8 +21,9 @@ from msgspec import Struct
 from router.api.failures import error_body, error_headers
 from router.config import Config
 from router.errors import BadRequest, RouterError
-from router.fleet import Fleet
-from router.pipeline import Inbound, Pipeline
+from router.fleet.fleet import Fleet
+from router.pipeline import Pipeline
+from router.stages.job import Inbound
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -92,9 +93,11 @@ class AdminApp:
             wanted = msgspec.json.decode(await request.read() or b"{}", type=_Drain)
         except msgspec.DecodeError as exc:
             raise BadRequest(f'send {{"draining": true}} or false: {exc}') from exc
-        if not self._fleet.drain(name, wanted.draining):
-            known = ", ".join(sorted(replica.name for replica in self._fleet.replicas()))
-            raise UnknownReplica(f"no replica {name!r}; known: {known}", param="name")
+        try:
+            self._fleet.drain(name, draining=wanted.draining)
+        except KeyError as exc:
+            known = ", ".join(replica.name for replica in self._fleet.replicas) or "none yet"
+            raise UnknownReplica(f"no replica {name!r}; known: {known}", param="name") from exc
         return _json({"name": name, "draining": wanted.draining})
 
     async def _explain(self, request: web.Request) -> web.Response:
@@ -123,5 +126,7 @@ def _digest(token: str) -> bytes:
 
 def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+        status=status,
+        body=msgspec.json.encode(value, enc_hook=str),  # paths
+        content_type="application/json",
     )

@@ -20,9 +20,10 @@ from multidict import CIMultiDict
 from router.api.failures import error_body, error_headers
 from router.config import LimitsConfig
 from router.errors import BadRequest, NoReplicaAvailable, PayloadTooLarge, RouterError
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from router.metrics import Metrics
-from router.pipeline import Api, Inbound, Pipeline
+from router.pipeline import Pipeline
+from router.stages.job import Api, Inbound
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class DataApp:
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
+            if not request.raw_path.startswith("/"):  # "@host/" would change whom we talk to
+                raise BadRequest("the request target must begin with '/'")
             inbound = Inbound(
                 api=_APIS.get((request.method, request.path), "other"),
                 method=request.method,
@@ -114,8 +117,8 @@ class DataApp:
             return self._gone(request, reply)
         except Exception:
             logger.exception("internal error", extra={"request": request_id})
-            error = InternalError(f"internal error; see the router's log for {request_id}")
-            return self._failed(request, reply, error, request_id)
+            internal = InternalError(f"internal error; see the router's log for {request_id}")
+            return self._failed(request, reply, internal, request_id)
         assert reply.response is not None
         return reply.response
 

@@ -27,7 +27,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import Final
 
-from msgspec import Struct
+from router.index.counters import StreamCounters
 
 MAX_FAILED_REPLAYS: Final = 3
 """Failed in a row before history is accepted as lost; the next connection tries again."""
@@ -46,17 +46,6 @@ class Verdict(Enum):
     RESTARTED = auto()  # another engine answers: forget all
 
 
-class HistoryCounters(Struct):
-    """What happened since the process started."""
-
-    num_duplicates: int = 0
-    num_gaps: int = 0
-    num_replays: int = 0
-    num_failed_replays: int = 0
-    num_truncated: int = 0
-    num_restarts: int = 0
-
-
 class _Replay(Enum):
     NONE = auto()  # none is under way
     FIRST = auto()  # waiting for the first reply
@@ -69,11 +58,11 @@ class History:
     """The sequence of batches of one engine process, as far as it is known.
 
     Args:
+        counters: Where gaps, replays and restarts are counted.
         has_replay: Whether there is anything to ask.
     """
 
     __slots__ = (
-        "_has_replay",
         "_is_fresh",
         "_marks",
         "_next",
@@ -81,13 +70,14 @@ class History:
         "_replay",
         "_replay_from",
         "counters",
+        "has_replay",
         "wanted",
     )
 
-    def __init__(self, *, has_replay: bool) -> None:
-        self.counters = HistoryCounters()
+    def __init__(self, counters: StreamCounters, *, has_replay: bool) -> None:
+        self.counters = counters
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
-        self._has_replay = has_replay
+        self.has_replay = has_replay
         self._is_fresh = False  # the wanted replay begins anew
         self._next: int | None = None  # None: no history at all, not even an empty one
         self._marks: deque[tuple[int, bytes]] = deque(maxlen=_NUM_MARKS)
@@ -146,7 +136,7 @@ class History:
         return True
 
     def _can_ask(self) -> bool:
-        return self._has_replay and self._num_failed < MAX_FAILED_REPLAYS
+        return self.has_replay and self._num_failed < MAX_FAILED_REPLAYS
 
     def trust_replay(self) -> None:
         """Try replay again although it failed: the connection is a new one."""
@@ -232,6 +222,13 @@ class History:
         self.wanted = None
         if self._is_fresh:
             self.forget()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what can be known of the past is known."""
+        if not self._can_ask():
+            return True
+        return self._next is not None and not (self.wanted is not None and self._is_fresh)
 
     # -- what is known -----------------------------------------------------------------------
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from policies.view import CandidateId
 from router.contracts import (
     KEY_MASK,
@@ -27,6 +25,7 @@ from router.contracts import (
 )
 from router.index.block_index import BlockIndex, Tier
 from router.index.contract_search import ContractSearch, Phase
+from router.index.counters import StreamCounters
 from router.index.translation import Translation
 from router.kv_events import (
     AllBlocksCleared,
@@ -47,21 +46,6 @@ _TIERS: Final[dict[str | None, Tier]] = {
 
 _FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 # Source: KVCacheSpecKind in vllm/v1/kv_cache_interface.py, 0.32.0
-
-
-class BlockCounters(Struct):
-    """What was applied and what was not, since the process started."""
-
-    num_stored: int = 0
-    num_removed: int = 0
-    num_clears: int = 0
-    num_missing: int = 0  # removed, but not known as held
-    num_unknown_events: int = 0
-    num_unknown_medium: int = 0  # blocks on a tier nobody here knows
-    num_other_groups: int = 0  # blocks of KV groups that are not full attention
-    num_other_sizes: int = 0  # blocks of another size than the contract's
-    num_untranslated: int = 0
-    num_contract_misses: int = 0
 
 
 class RankBlocks:
@@ -88,6 +72,7 @@ class RankBlocks:
         self,
         index: BlockIndex,
         candidate: CandidateId,
+        counters: StreamCounters,
         *,
         contract: HashContract,
         seeds: Sequence[str] = (),
@@ -99,7 +84,7 @@ class RankBlocks:
         self._search = ContractSearch(contract, seeds, self._lora_paths)
         self._translation: Translation | None = None
         self._groups: dict[int, bool] = {}  # whether a KV group is full attention
-        self.counters = BlockCounters()
+        self.counters = counters
         self.needs_history = False  # the owner begins anew and sets it back
 
     @property

@@ -10,44 +10,32 @@ Frames in, one command out: `wanted_replay`, the sequence to replay from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, Literal
 
 from policies.view import CandidateId
-from router.contracts import HashContract
+from router.contracts import DEFAULT_SEED, HashContract
 from router.index.block_index import BlockIndex
 from router.index.contract_search import Phase
-from router.index.history import History, HistoryCounters, Verdict
-from router.index.rank_blocks import BlockCounters, RankBlocks
+from router.index.counters import StreamCounters
+from router.index.history import History, Verdict
+from router.index.rank_blocks import RankBlocks
 from router.kv_events import decode
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the index says nothing about the replica any more."""
 
 
-class StreamState(Enum):
-    """How much predictions for a candidate can be believed; the value is the metric's label."""
-
-    EXACT = "exact"
-    DEGRADED = "degraded"
-    BLIND = "blind"
-
-
-class StreamCounters(Struct):
-    """Batches since the process started."""
-
-    num_batches: int = 0
-    num_undecodable: int = 0
+StreamState = Literal["exact", "degraded", "blind"]
+"""How much predictions for a candidate can be believed."""
 
 
 class RankStream:
     """Keeps one candidate's part of the index equal to what its engine says.
 
     Args:
-        contract: The guess until the engine's own is found: configured, or the default.
-        seeds: Texts to try as the engine's seed before the defaults.
+        block_size: The engine's, until its events say otherwise.
+        capacity_blocks: How many blocks the candidate has; bounds what is guessed while BLIND.
+        seeds: Texts to try as the engine's seed before the defaults; the first is the guess.
         lora_paths: Adapter name to path; read live.
         has_replay: Whether there is a replay endpoint to ask.
     """
@@ -61,27 +49,33 @@ class RankStream:
         "_is_partial",
         "_lost_reason",
         "candidate",
+        "capacity_blocks",
         "counters",
         "epoch",
     )
 
     def __init__(
         self,
-        index: BlockIndex,
         candidate: CandidateId,
+        index: BlockIndex,
         *,
-        contract: HashContract,
+        block_size: int,
+        capacity_blocks: int,
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
         has_replay: bool = True,
     ) -> None:
-        self._blocks = RankBlocks(
-            index, candidate, contract=contract, seeds=seeds, lora_paths=lora_paths
+        guess = HashContract(
+            algorithm="sha256", block_size=block_size, seed=next(iter(seeds), DEFAULT_SEED)
         )
-        self._history = History(has_replay=has_replay)
         self.candidate = candidate
+        self.capacity_blocks = capacity_blocks
         self.counters = StreamCounters()
         self.epoch = 0  # counts up whenever everything known is forgotten
+        self._blocks = RankBlocks(
+            index, candidate, self.counters, contract=guess, seeds=seeds, lora_paths=lora_paths
+        )
+        self._history = History(self.counters, has_replay=has_replay)
         self._has_understood = False
         self._is_partial = False
         self._lost_reason: str | None = None  # what is missing until the next epoch
@@ -96,14 +90,14 @@ class RankStream:
         return self._blocks.contract
 
     @property
-    def block_counters(self) -> BlockCounters:
-        """What was applied to the index, and what was not."""
-        return self._blocks.counters
+    def has_history(self) -> bool:
+        """Whether what can be known of the time before now is known."""
+        return self._history.is_settled
 
     @property
-    def history_counters(self) -> HistoryCounters:
-        """Gaps, replays and restarts."""
-        return self._history.counters
+    def is_distrusted(self) -> bool:
+        """Whether its matches are not to be believed until history is read again."""
+        return self._distrust is not None
 
     @property
     def state(self) -> StreamState:
@@ -119,8 +113,8 @@ class RankStream:
         """Tell state and reason; of several reasons the gravest."""
         if not self._has_understood:
             if self.counters.num_undecodable:
-                return StreamState.BLIND, "its events are not understood"
-            return StreamState.BLIND, self._lost_reason or "no events yet"
+                return "blind", "its events are not understood"
+            return "blind", self._lost_reason or "no events yet"
         phase = self._blocks.phase
         for is_so, reason in (
             (self._distrust is not None, self._distrust),
@@ -131,15 +125,18 @@ class RankStream:
             (self._is_partial, "history before we joined is lost"),
         ):
             if is_so:
-                return StreamState.DEGRADED, reason or ""
-        return StreamState.EXACT, ""
+                return "degraded", reason or ""
+        return "exact", ""
 
     # -- the connection ----------------------------------------------------------------------
+
+    def opened(self, *, has_replay: bool) -> None:
+        """Somebody listens now; learn whether there is a replay endpoint."""
+        self._history.has_replay = has_replay
 
     def connected(self) -> None:
         """The publisher is (again) there: ask for what was missed, and whether it is the same."""
         self._disconnected_s = None
-        self._history.trust_replay()
         self.verify()
 
     def disconnected(self, now_s: float) -> None:
@@ -162,6 +159,7 @@ class RankStream:
         Cheap (one batch comes back); for quiet streams and after a health probe's suspicion.
         """
         if self._history.wanted is None:
+            self._history.trust_replay()
             self._history.ask()
 
     # -- batches and replay ------------------------------------------------------------------
@@ -190,11 +188,15 @@ class RankStream:
     # -- trust -------------------------------------------------------------------------------
 
     def distrust(self, reason: str) -> None:
-        """Stop believing (the audit found predictions wrong) until `resync` has gone through."""
+        """Stop believing (the audit found predictions wrong) and read history again.
+
+        Where there is none to read, everything is forgotten at once.
+        """
         self._distrust = reason
+        self.resync()
 
     def resync(self) -> None:
-        """Forget everything and read history again, as far as it goes."""
+        """Begin anew with the whole history, as far as it goes."""
         self._history.trust_replay()
         if not self._history.ask_all():
             self._begin_epoch()
@@ -234,10 +236,10 @@ class RankStream:
         if not self._has_understood:
             self._has_understood = True
             self._blocks.clear()  # what was guessed while it was BLIND
-        num_clears = self._blocks.counters.num_clears
+        num_clears = self.counters.num_clears
         self._blocks.apply(batch, payload)
         self.counters.num_batches += 1
-        if self._blocks.counters.num_clears > num_clears:  # history is complete from here
+        if self.counters.num_clears > num_clears:  # history is complete from here
             self._is_partial = False
             self._lost_reason = None
         if self._blocks.needs_history:

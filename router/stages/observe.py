@@ -1,0 +1,145 @@
+"""Stage 8: what became of a request: counted, audited, recorded, said in one log line."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from router.api.usage import Usage
+from router.fleet.health import Outcome
+from router.index.caches import Caches
+from router.io.decision_log import DecisionLog
+from router.metrics import Metrics
+from router.records import DecisionRecord
+from router.stages.job import Job, Placement
+from router.stages.tokenize import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Takes note of finished requests; never fails one."""
+
+    def __init__(
+        self,
+        *,
+        metrics: Metrics,
+        caches: Caches,
+        tokenizer: Tokenizer,
+        decision_log: DecisionLog | None,
+    ) -> None:
+        self._metrics = metrics
+        self._caches = caches
+        self._tokenizer = tokenizer
+        self._decision_log = decision_log
+
+    def finished(
+        self,
+        job: Job,
+        placement: Placement,
+        *,
+        status: int,
+        outcome: Outcome,
+        usage: Usage | None,
+        first_s: float,
+        now_s: float,
+    ) -> None:
+        """Note the end of a request that reached a replica; `first_s`: its first byte came."""
+        record = _record(
+            job,
+            placement,
+            status=status,
+            outcome=outcome,
+            usage=usage,
+            first_s=first_s,
+            now_s=now_s,
+        )
+        self._count(job, placement, record, first_s)
+        if usage is not None and job.tokens is not None:
+            self._audit(job, placement, usage)
+        logger.info(
+            "routed",
+            extra={
+                "request": job.request_id,
+                "model": job.model,
+                "replica": placement.candidate.id,
+                "why": placement.decision.reason,
+                "tokens": job.num_tokens,
+                "cached": placement.num_cached_tokens,
+                "reported": record.num_reported_cached_tokens,
+                "state": placement.state,
+                "tries": len(job.tries),
+                "status": status,
+                "outcome": outcome.value,
+                "router_ms": round(record.router_ms, 2),
+                "ttft_ms": None if record.ttft_ms is None else round(record.ttft_ms, 1),
+                "total_ms": round(record.total_ms, 1),
+            },
+        )
+        if self._decision_log is not None:
+            self._decision_log.add(record)
+
+    def _count(
+        self, job: Job, placement: Placement, record: DecisionRecord, first_s: float
+    ) -> None:
+        metrics, name, arrived_s = self._metrics, placement.candidate.id, job.inbound.arrived_s
+        metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
+        metrics.ttft.labels(name).observe(first_s - arrived_s)
+        metrics.stage.labels("tokenize").observe(job.tokenized_s - arrived_s)
+        metrics.stage.labels("place").observe(job.placed_s - job.tokenized_s)
+        metrics.stage.labels("total").observe(job.placed_s - arrived_s)
+        metrics.tokens.labels(name, "prompt").inc(job.num_tokens)
+        metrics.tokens.labels(name, "predicted_cached").inc(placement.num_cached_tokens)
+        if record.ttft_ms is not None:
+            error_ms = abs(record.ttft_ms - placement.lease.predicted_ms)
+            metrics.ttft_error.labels(name).observe(error_ms / 1000)
+
+    def _audit(self, job: Job, placement: Placement, usage: Usage) -> None:
+        """Hold what was predicted against what the engine says it did."""
+        if job.completion is not None and len(job.completion.prompts) > 1:
+            return  # usage sums the prompts; only the first was predicted
+        self._tokenizer.audit(job, usage.prompt_tokens)
+        reported = usage.num_cached_tokens
+        if reported is None:
+            return
+        name, error = placement.candidate.id, placement.num_cached_tokens - reported
+        result = "exact" if error == 0 else "over" if error > 0 else "under"
+        self._metrics.audit.labels(name, result).inc()
+        self._metrics.audit_error.labels(name).observe(abs(error))
+        self._metrics.tokens.labels(name, "reported_cached").inc(reported)
+        self._caches.audit(name, placement.num_cached_tokens, reported)
+
+
+def _record(
+    job: Job,
+    placement: Placement,
+    *,
+    status: int,
+    outcome: Outcome,
+    usage: Usage | None,
+    first_s: float,
+    now_s: float,
+) -> DecisionRecord:
+    arrived_s = job.inbound.arrived_s
+    sees_first_token = job.streams and status == 200
+    return DecisionRecord(
+        request_id=job.request_id,
+        at=time.time(),
+        api=job.inbound.api,
+        model=job.model or "",
+        policy=placement.policy,
+        state=placement.state,
+        snapshot=placement.snapshot,
+        decision=placement.decision,
+        tries=tuple(job.tries),
+        outcome=outcome.value,
+        status=status,
+        num_prompt_tokens=job.num_tokens,
+        num_predicted_cached_tokens=placement.num_cached_tokens,
+        num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
+        num_completion_tokens=usage.completion_tokens if usage is not None else None,
+        router_ms=(job.placed_s - arrived_s) * 1000,
+        predicted_ttft_ms=placement.lease.predicted_ms,
+        ttft_ms=(first_s - job.placed_s) * 1000 if sees_first_token else None,
+        total_ms=(now_s - arrived_s) * 1000,
+    )

@@ -1,0 +1,156 @@
+"""Stage 2: a prompt's token ids; locally, else at an engine, else not at all.
+
+Local tokens are proven at run time: a sample is encoded whole and compared, and every answer's
+`prompt_tokens` is. One disagreement sends the model's prompts to the engine (see TokenTrust).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final, TypeVar
+
+from router.config import TokensConfig
+from router.errors import UpstreamError
+from router.io.engine_api import EngineApi
+from router.metrics import Metrics
+from router.prompt.book import Prompters
+from router.prompt.needs_engine import NeedsEngine
+from router.prompt.prompter import Prompter, Tokens
+from router.stages.job import Job
+
+logger = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
+_T = TypeVar("_T")
+
+EngineAddress = Callable[[str], tuple[str, str] | None]
+"""Model -> name and base URL of a replica that may be asked; None: nobody is up."""
+
+
+class Tokenizer:
+    """Finds the tokens of prompts.
+
+    Args:
+        encoders: Where long encodes run; they hold the GIL little.
+        engine_address: Whom to ask what cannot be tokenized here.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TokensConfig,
+        prompters: Prompters,
+        encoders: Executor,
+        engine_api: EngineApi,
+        engine_address: EngineAddress,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._prompters = prompters
+        self._encoders = encoders
+        self._engine_api = engine_api
+        self._engine_address = engine_address
+        self._metrics = metrics
+        self._num_requests = 0
+        self._proof_runs = False
+
+    async def fill(self, job: Job) -> None:
+        """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
+
+        Raises:
+            ClientError: the chat template or the engine refuses the prompt.
+        """
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        if prompter is not None and job.prompt is not None:
+            try:
+                job.tokens = await self._locally(job, prompter)
+                job.way = "local"
+            except NeedsEngine as exc:
+                job.tokens = await self._at_an_engine(job, prompter, exc)
+                job.way = "engine" if job.tokens is not None else "unknown"
+        self._metrics.tokenized.labels(job.way).inc()
+        if job.tokens is not None:
+            job.num_tokens = job.tokens.num_tokens
+        else:
+            job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
+
+    async def _locally(self, job: Job, prompter: Prompter) -> Tokens:
+        if job.chat is not None:
+            plan = prompter.plan_chat(job.chat)
+        else:
+            assert job.completion is not None
+            plan = prompter.plan_completion(job.completion)
+        if plan.num_new_chars > self._config.inline_chars:
+            encoded = await self._off_loop(plan.encode)
+        else:
+            encoded = plan.encode()
+        return prompter.commit(plan, encoded)
+
+    async def _at_an_engine(self, job: Job, prompter: Prompter, why: NeedsEngine) -> Tokens | None:
+        """Ask a replica, within a deadline; late or failing means unknown, never an error."""
+        address = self._engine_address(job.model or "")
+        if address is None or job.inbound.body is None or why.reason == "field":
+            return None
+        try:
+            ids = await self._engine_api.tokenize(
+                *address, job.inbound.body, timeout_s=self._config.engine_timeout_s
+            )
+        except UpstreamError as exc:
+            logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
+            return None
+        plan = prompter.plan_ids(ids)
+        return prompter.commit(plan, plan.encode())
+
+    async def _off_loop(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+
+    # ---------------------------------------------------------------- proof
+
+    def audit(self, job: Job, num_engine_tokens: int) -> None:
+        """Hold our count of a prompt against the engine's."""
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        if prompter is None or job.way != "local":
+            return
+        self._num_requests += 1
+        if not prompter.trust.observe_usage(job.num_tokens, num_engine_tokens):
+            self._mismatch(job, "usage", prompter)
+        elif self._is_sampled() and not self._proof_runs:
+            self._prove(job, prompter)
+
+    def _is_sampled(self) -> bool:
+        """Take every n-th request, the first among them."""
+        ratio = self._config.prove_ratio
+        return ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+
+    def _prove(self, job: Job, prompter: Prompter) -> None:
+        """Encode the prompt whole, beside; at most one proof runs at a time."""
+        prompt, tokens = job.prompt, job.tokens
+        assert prompt is not None
+        assert tokens is not None
+        self._proof_runs = True
+        proof = asyncio.get_running_loop().run_in_executor(
+            self._encoders, prompter.prove, prompt, tokens
+        )
+
+        def note(done: asyncio.Future[bool]) -> None:
+            self._proof_runs = False
+            if done.cancelled() or isinstance(done.exception(), NeedsEngine):
+                return
+            if not prompter.trust.observe_proof(done.result()):
+                self._mismatch(job, "full_encode", prompter)
+
+        proof.add_done_callback(note)
+
+    def _mismatch(self, job: Job, against: str, prompter: Prompter) -> None:
+        self._metrics.token_mismatches.labels(job.model or "", against).inc()
+        logger.error(
+            "our tokens are not the engine's; the engine tokenizes from here on",
+            extra={
+                "model": job.model,
+                "request": job.request_id,
+                "reason": prompter.trust.reason,
+            },
+        )
