@@ -135,7 +135,7 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     interval_s: Annotated[Seconds, Meta(description="pause between health probes")] = 2.0
-    timeout_s: Annotated[Seconds, Meta(description="deadline of one probe")] = 2.0
+    timeout_s: Annotated[Seconds, Meta(description="deadline of one probe")] = 5.0
     load_interval_s: Annotated[
         Seconds, Meta(description="pause between reads of an engine's /metrics")
     ] = 5.0

@@ -19,6 +19,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
@@ -50,6 +51,9 @@ logger = logging.getLogger(__name__)
 RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+CLIENT_LEFT: Final = 499
+"""Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"})
 _NOT_RETURNED: Final = frozenset({"content-length"})
@@ -320,32 +324,29 @@ class Pipeline:
             error: UpstreamError | None = None
             failure: str | None = None
             try:
-                answer = await self._ask(job, placement)
+                answer = await self._ask(job, placement, partial(self._may_retry, job, tried))
                 failure = f"status_{answer.status}" if answer.status in RETRYABLE else None
             except UpstreamError as exc:
                 error, failure = exc, exc.code
             except BaseException:  # the client left while we waited
                 self._give_back(placement, Outcome.CLIENT_GONE)
+                self._note_unanswered(job, placement, CLIENT_LEFT, Outcome.CLIENT_GONE)
                 raise
             job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
-            may_retry = (
-                failure is not None
-                and len(tried) < self._config.forward.max_tries
-                and self._is_anybody_left(job, tried)
-            )
+            may_retry = failure is not None and self._may_retry(job, tried)
             if answer is not None and not may_retry:
                 return placement, answer
             is_refused = isinstance(error, UpstreamUnreachable)
-            self._give_back(
-                placement, Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
-            )
+            outcome = Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
+            self._give_back(placement, outcome)
             if error is not None and not may_retry:
+                self._note_unanswered(job, placement, error.status, outcome)
                 raise error
             self._note_failover(job, placement, str(failure))
             if answer is not None:
                 answer.close()
 
-    async def _ask(self, job: Job, placement: Placement) -> Answer:
+    async def _ask(self, job: Job, placement: Placement, may_move_on: Callable[[], bool]) -> Answer:
         """Send one try; an answer that is not a stream is read whole, so it can still move on."""
         answer = await self._upstream.open(
             placement.candidate.replica.name,
@@ -353,6 +354,7 @@ class Pipeline:
             method=job.inbound.method,
             headers=_upstream_headers(job, placement),
             body=job.inbound.body,
+            may_move_on=may_move_on,
         )
         try:
             if not answer.is_event_stream:
@@ -362,7 +364,10 @@ class Pipeline:
             raise
         return answer
 
-    def _is_anybody_left(self, job: Job, tried: set[str]) -> bool:
+    def _may_retry(self, job: Job, tried: set[str]) -> bool:
+        """Say whether a failed try may be followed by one more, at somebody else."""
+        if len(tried) >= self._config.forward.max_tries:
+            return False
         try:
             return bool(self._fleet.candidates(job.model, self._clock(), exclude=tried))
         except RouterError:
@@ -374,6 +379,20 @@ class Pipeline:
         logger.warning(
             "moved on before the first byte",
             extra={"request": job.request_id, "replica": name, "reason": reason},
+        )
+
+    def _note_unanswered(
+        self, job: Job, placement: Placement, status: int, outcome: Outcome
+    ) -> None:
+        """Record a request that ended without a byte of an answer."""
+        self._observer.finished(
+            job,
+            placement,
+            status=status,
+            outcome=outcome,
+            usage=None,
+            first_s=None,
+            now_s=self._clock(),
         )
 
     async def _pass_through(

@@ -41,10 +41,10 @@ class Observer:
         status: int,
         outcome: Outcome,
         usage: Usage | None,
-        first_s: float,
+        first_s: float | None,
         now_s: float,
     ) -> None:
-        """Note the end of a request that reached a replica; `first_s`: its first byte came."""
+        """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
         record = _record(
             job,
             placement,
@@ -80,11 +80,12 @@ class Observer:
             self._decision_log.add(record)
 
     def _count(
-        self, job: Job, placement: Placement, record: DecisionRecord, first_s: float
+        self, job: Job, placement: Placement, record: DecisionRecord, first_s: float | None
     ) -> None:
         metrics, name, arrived_s = self._metrics, placement.candidate.id, job.inbound.arrived_s
         metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
-        metrics.ttft.labels(name).observe(first_s - arrived_s)
+        if first_s is not None:
+            metrics.ttft.labels(name).observe(first_s - arrived_s)
         metrics.stage.labels("tokenize").observe(job.tokenized_s - arrived_s)
         metrics.stage.labels("place").observe(job.placed_s - job.tokenized_s)
         metrics.stage.labels("total").observe(job.placed_s - arrived_s)
@@ -117,11 +118,13 @@ def _record(
     status: int,
     outcome: Outcome,
     usage: Usage | None,
-    first_s: float,
+    first_s: float | None,
     now_s: float,
 ) -> DecisionRecord:
     arrived_s = job.inbound.arrived_s
-    sees_first_token = job.streams and status == 200
+    ttft_ms = None
+    if first_s is not None and job.streams and status == 200:
+        ttft_ms = (first_s - job.placed_s) * 1000
     return DecisionRecord(
         request_id=job.request_id,
         at=time.time(),
@@ -140,6 +143,6 @@ def _record(
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         router_ms=(job.placed_s - arrived_s) * 1000,
         predicted_ttft_ms=placement.lease.predicted_ms,
-        ttft_ms=(first_s - job.placed_s) * 1000 if sees_first_token else None,
+        ttft_ms=ttft_ms,
         total_ms=(now_s - arrived_s) * 1000,
     )
