@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 from msgspec import Struct
 
-from loadtest.demo.children import Child
+from loadtest.demo.children import Child, ChildDied
 from loadtest.demo.stack import Stack, start
 from loadtest.demo.tally import ReplicaLoad, Tally
 from loadtest.demo.workload import NUM_REPLICAS, SESSION_HEADER, Plan, Workload
@@ -70,7 +70,7 @@ async def run(
     """Play all sessions through a fresh router; processes end with the context.
 
     Args:
-        log_dir: Gets one log per process.
+        log_dir: Exists; gets one log per process.
         port: The router's; 0: any free one.
         on_change: Called after every turn and every sample.
 
@@ -94,23 +94,20 @@ async def run(
             tally.elapsed_s = loop.time() - begin_s
             on_change(tally)
 
-        async with asyncio.TaskGroup() as group:
-            beside = [
-                group.create_task(child.watch(), name=f"watch {child.name}") for child in children
-            ]
-            beside.append(group.create_task(probe.run(begin_s), name="samples"))
-            beside.append(group.create_task(probe.measure_lag(), name="lag"))
-            results = await drive(
+        results = await _watched(
+            children,
+            probe,
+            begin_s,
+            drive(
                 stack.router_url,
                 workload.sessions(),
                 concurrency=workload.num_sessions,
                 session_header=SESSION_HEADER,
                 timeout_s=_TIMEOUT_S,
                 on_result=on_result,
-            )
-            elapsed_s = loop.time() - begin_s
-            for task in beside:
-                task.cancel()
+            ),
+        )
+        elapsed_s = loop.time() - begin_s
         await probe.sample(begin_s)
         cpu_after = _cpu_s(children)
         yield (
@@ -127,6 +124,35 @@ async def run(
             ),
             stack,
         )
+
+
+async def _watched(
+    children: tuple[Child, ...],
+    probe: _Probe,
+    begin_s: float,
+    work: Coroutine[Any, Any, list[TurnResult]],
+) -> list[TurnResult]:
+    """Do the work while processes are watched and sampled.
+
+    Raises:
+        ChildDied: one ended before its time; the work was cancelled.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            beside = [
+                group.create_task(child.watch(), name=f"watch {child.name}") for child in children
+            ]
+            beside.append(group.create_task(probe.run(begin_s), name="samples"))
+            beside.append(group.create_task(probe.measure_lag(), name="lag"))
+            results = await group.create_task(work, name="drive")
+            for task in beside:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        died, _ = errors.split(ChildDied)
+        if died is None:
+            raise
+        raise died.exceptions[0] from None
+    return results
 
 
 class _Probe:

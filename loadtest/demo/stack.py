@@ -49,13 +49,12 @@ async def start(
     """Run replicas and router, ready for requests, for as long as the context lasts.
 
     Args:
-        log_dir: Gets one log per process.
+        log_dir: Exists; gets one log per process.
         port: The router's; 0: any free one.
 
     Raises:
         ChildDied: one of them did not start.
     """
-    log_dir.mkdir(parents=True, exist_ok=True)
     env = child_environment(os.environ)
     emulate = ["-m", "loadtest.emulator", *workload.replica_flags(num_gpu_blocks)]
     async with AsyncExitStack() as stack:
