@@ -83,9 +83,9 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trust_request_chat_template: Annotated[
         bool, Meta(description="the engines run with --trust-request-chat-template")
     ] = False
-    cache_bytes: Annotated[
-        int, Meta(ge=0, description="memory for prompts remembered token by token, per model")
-    ] = 512 * 1024 * 1024
+    cache_tokens: Annotated[
+        int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
+    ] = 20_000_000
     inline_chars: Annotated[
         int, Meta(ge=0, description="encodes with more new text than this leave the event loop")
     ] = 32_768

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +32,7 @@ from policies.registry import create
 from policies.view import CandidateId
 from router import logs
 from router.api.openai import parse_chat
-from router.config import Config, ReplicaConfig
+from router.config import Config, ReplicaConfig, TokensConfig
 from router.errors import (
     ConfigError,
     RouterError,
@@ -55,11 +56,7 @@ from router.io.engine_events import EngineEvents, reachable_endpoint
 from router.io.upstream import Upstream
 from router.metrics import Metrics, RankState
 from router.pipeline import Pipeline
-from router.prompt.book import Prompters
-from router.prompt.loading import load_prompter
-from router.prompt.needs_engine import NeedsEngine
-from router.prompt.prompter import Prompter
-from router.prompt.renderer import EngineOptions
+from router.prompt import NeedsEngine, Prompter, Prompters, load_prompter
 from router.stages.observe import Observer
 from router.stages.tokenize import Tokenizer
 
@@ -330,13 +327,14 @@ class Router:
             source, stream = sources.get(rank), self.caches.stream(candidate.id)
             if source is None or stream is None:
                 continue
-            events = EngineEvents(
-                reachable_endpoint(source.endpoint, replica.url),
-                reachable_endpoint(source.replay_endpoint, replica.url)
-                if source.replay_endpoint
-                else None,
-                topic=source.topic,
-            )
+            try:
+                events = _open_events(source, replica.url, self._config.events.replay_timeout_s)
+            except (ValueError, ConfigError) as exc:
+                logger.error(
+                    "events cannot be followed; routing to it is approximate",
+                    extra={"candidate": candidate.id, "reason": str(exc)},
+                )
+                continue
             yield candidate.id, follow(stream, events)
 
     async def _await_history(self, replica: Replica) -> None:
@@ -354,21 +352,16 @@ class Router:
 
     async def _load_prompters(self, replica: Replica) -> None:
         """Load the tokenizer and template of each model that nobody loaded yet."""
-        adapters = {m.id: m.parent for m in replica.models if m.parent is not None}
+        self.prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
         for model in replica.models:
-            if model.parent is not None or not self.prompters.begin(model.id, adapters):
+            if model.parent is not None or not self.prompters.begin(model.id):
                 continue
             tokens = self._config.tokens
             source = tokens.models.get(model.id) or model.root or model.id
-            template = tokens.chat_templates.get(model.id)
-            options = EngineOptions(
-                chat_template=str(template) if template is not None else None,
-                trust_request_chat_template=tokens.trust_request_chat_template,
-            )
             started_s = self._now()
             prompter = await asyncio.get_running_loop().run_in_executor(
                 self._encoders,
-                partial(_warm_prompter, source, options, tokens.cache_bytes),
+                partial(_warm_prompter, source, tokens.chat_templates.get(model.id), tokens),
             )
             self.prompters.finish(model.id, prompter)
             fields = {
@@ -517,9 +510,14 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
 
 
-def _warm_prompter(source: str, options: EngineOptions, max_bytes: int) -> Prompter:
+def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:
     """Load a model's prompter and use it once: the first request need not compile a template."""
-    prompter = load_prompter(source, options, max_bytes=max_bytes)
+    prompter = load_prompter(
+        source,
+        chat_template=chat_template,
+        trust_request_chat_template=config.trust_request_chat_template,
+        cache_tokens=config.cache_tokens,
+    )
     request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
     with suppress(NeedsEngine, RouterError):
         prompter.plan_chat(request).encode()
@@ -530,6 +528,21 @@ def _event_counts(stream: RankStream) -> dict[str, int]:
     """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
     counters = msgspec.structs.asdict(stream.counters)
     return {name.removeprefix("num_"): value for name, value in counters.items()}
+
+
+def _open_events(source: EventSource, replica_url: str, replay_timeout_s: float) -> EngineEvents:
+    """Open one rank's event stream at the address that reaches it from here.
+
+    Raises:
+        ValueError, ConfigError: there is no such address.
+    """
+    replay = source.replay_endpoint
+    return EngineEvents(
+        reachable_endpoint(source.endpoint, replica_url),
+        reachable_endpoint(replay, replica_url) if replay else None,
+        source.topic,
+        replay_timeout_s=replay_timeout_s,
+    )
 
 
 def _probe_failure(error: UpstreamError) -> ProbeFailure:

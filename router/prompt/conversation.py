@@ -123,9 +123,11 @@ def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, A
     checked = [_part(part) for part in parts]
     if role == "system":
         checked = [part for part in map(_without_billing_header, checked) if part is not None]
-    if as_parts and role != "tool":
-        return checked
-    return "\n".join([part["text"] for part in checked])
+    if not as_parts:
+        return "\n".join([part["text"] for part in checked if part["text"]])
+    if role == "tool":  # few templates take parts here; the engine keeps the empty ones this way
+        return "\n".join([part["text"] for part in checked])
+    return checked
 
 
 def _part(part: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ vLLM and transformers do it together. Sources: vLLM 0.32.0, renderers/hf.py
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ from router.prompt.json_memo import JsonMemo
 from router.prompt.needs_engine import NeedsEngine
 from router.prompt.sandbox import compile_template, stock_template
 
+FindTemplate = Callable[[str | None, bool], str]
+
+_MAX_TEMPLATES = 32  # requests may bring their own
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # Parameters of transformers' apply_chat_template: as template arguments they would steer it.
 _STEERING = frozenset(
@@ -75,8 +79,9 @@ class ChatRenderer:
     """Renders chat requests of one model.
 
     Args:
-        find_template: Gives the template's text for requests with (True) and without tools, and
-            raises LookupError where the model has none.
+        find_template: Gives the template's text: what `--chat-template` names or the request
+            brought (None: the model's own), for requests with tools (True) or without. Raises
+            LookupError where there is none.
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
     """
 
@@ -84,7 +89,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        find_template: Callable[[bool], str],
+        find_template: FindTemplate,
         special_tokens: Mapping[str, str],
         options: EngineOptions | None = None,
     ) -> None:
@@ -92,25 +97,30 @@ class ChatRenderer:
         self._special_tokens = dict(special_tokens)
         self._options = options or EngineOptions()
         self._memo = JsonMemo()
-        self._templates: dict[bool, ChatTemplate] = {}
+        self._templates: OrderedDict[tuple[str | None, bool], ChatTemplate] = OrderedDict()
 
-    def template(self, with_tools: bool) -> ChatTemplate:
+    def template(self, with_tools: bool, given: str | None = None) -> ChatTemplate:
         """Return the template for requests with or without tools, compiled at the first call.
+
+        Args:
+            with_tools: Some models have one of its own for them.
+            given: What the request brought instead.
 
         Raises:
             NeedsEngine: the model has none, or one that does not compile here.
         """
-        known = self._templates.get(with_tools)
+        known = self._templates.get((given, with_tools))
         if known is not None:
+            self._templates.move_to_end((given, with_tools))
             return known
         try:
-            source = self._find_template(with_tools)
-            other = self._templates.get(not with_tools)
-            same = other is not None and other.source == source
-            found = other if other and same else ChatTemplate(source, self._memo)
+            source = self._find_template(given or self._options.chat_template, with_tools)
+            found = ChatTemplate(source, self._memo)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
-        self._templates[with_tools] = found
+        self._templates[given, with_tools] = found
+        if len(self._templates) > _MAX_TEMPLATES:
+            self._templates.popitem(last=False)
         return found
 
     def render(self, request: ChatRequest, *, by_the_book: bool = False) -> str:
@@ -141,12 +151,13 @@ class ChatRenderer:
         """
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
-        if request.chat_template is not None:
+        if request.chat_template is not None and not self._options.trust_request_chat_template:
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")
         arguments = self._arguments(request)
-        template = self.template(arguments.get("tools") is not None)
+        with_tools = arguments.get("tools") is not None
+        template = self.template(with_tools, request.chat_template or None)
         content_format = self._options.content_format or template.content_format
         conversation = build_conversation(request.messages, content_format, self._memo)
         if not template.knows_developer:
