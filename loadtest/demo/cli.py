@@ -158,7 +158,7 @@ async def _run_until_signalled(job: Job, console: Console) -> int:
 
 async def _run(job: Job, console: Console) -> int:
     plans = [plan(replace(job.workload, seed=seed)) for seed in job.seeds]
-    for line in settings(job.workload, plans[0], job.policies):
+    for line in settings(job.workload, plans[0]):
         console.print(line, highlight=False)
     console.print()
     rounds = [

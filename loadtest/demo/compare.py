@@ -21,13 +21,13 @@ _NUM_DRAWS: Final = 2000
 _INTERVAL: Final = (2.5, 97.5)  # percent
 
 Verdict = Literal["less", "more", "within the spread"]
-MeasureName = Literal["TTFT mean", "recomputed tokens"]
+Measure = Literal["mean TTFT", "mean turn", "recomputed tokens"]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
     """`policy` against `baseline`: ratio of totals, its 95 % interval, and each repetition's."""
 
-    measure: MeasureName
+    measure: Measure
     policy: str
     baseline: str
     ratio: float
@@ -46,7 +46,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    measure: MeasureName,
+    measure: Measure,
     policy: str,
     baseline: str,
     ours: Sequence[Iterable[TurnResult]],
@@ -61,7 +61,7 @@ def compare(
     sums: list[tuple[float, float]] = []  # one per session
     repetitions: list[float] = []
     for our_results, their_results in zip(ours, theirs, strict=True):
-        pairs = _by_session(_MEASURES[measure], our_results, their_results)
+        pairs = _by_session(MEASURES[measure], our_results, their_results)
         our_total = sum(pair[0] for pair in pairs)
         their_total = sum(pair[1] for pair in pairs)
         if their_total <= 0:
@@ -104,8 +104,9 @@ def num_differing_prompts(runs: Sequence[Iterable[TurnResult]]) -> int:
     return len(differing)
 
 
-_MEASURES: Final[dict[MeasureName, Callable[[TurnResult], float]]] = {
-    "TTFT mean": lambda turn: turn.ttft_s or 0.0,
+MEASURES: Final[dict[Measure, Callable[[TurnResult], float]]] = {
+    "mean TTFT": lambda turn: turn.ttft_s or 0.0,
+    "mean turn": lambda turn: turn.total_s,
     "recomputed tokens": lambda turn: float(turn.num_recomputed_tokens),
 }
 

@@ -84,16 +84,16 @@ class PlainDisplay:
 
 
 def progress_line(tally: Tally) -> str:
-    """Put a run's numbers into one line of at most 90 columns."""
+    """Put a run's numbers into one line of about 90 columns."""
     parts = [
-        f"{tally.num_turns:>4}/{tally.total_turns} turns",
-        f"TTFT p50 {milliseconds(tally.ttft_s(0.5))} p90 {milliseconds(tally.ttft_s(0.9))}",
+        f"{tally.num_turns:>4}/{tally.total_turns}",
+        f"TTFT {milliseconds(tally.ttft_s(0.5))}, p90 {milliseconds(tally.ttft_s(0.9))}",
         f"hit {percent(tally.hit_ratio)}",
-        f"recomputed {thousands(tally.num_recomputed_tokens)}",
+        f"recomp. {thousands(tally.num_recomputed_tokens)}",
         "load " + " ".join(f"{x.num_running}+{x.num_waiting}" for x in tally.loads),
     ]
     if tally.num_errors:
-        parts.append(f"{tally.num_errors} FAILED")
+        parts.append(f"FAILED {tally.num_errors}")
     return "  ".join(parts)
 
 
@@ -192,7 +192,7 @@ def milliseconds(seconds: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     """Write a share, `-` for none yet."""
-    return "-" if ratio is None else f"{ratio:.1%}".replace("%", " %")
+    return "-" if ratio is None else f"{ratio * 100:.1f}\N{NO-BREAK SPACE}%"
 
 
 def thousands(count: int) -> str:

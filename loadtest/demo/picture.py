@@ -109,6 +109,7 @@ def _origins(axis: Any, report: Report, runs: Sequence[Run]) -> None:
     axis.bar_label(bars, [f"{value:,.0f}K" for value in recomputed], label_type="center")
     axis.set_ylabel("prompt tokens, thousands")
     axis.set_title("Where prompt tokens came from: colour is recomputed")
+    axis.set_ylim(0, 1.15 * max(recomputed + cached, default=1.0))  # room for the legend
     axis.legend(loc="upper right")
 
 
@@ -132,6 +133,8 @@ def _loads(axis: Any, report: Report, runs: Sequence[Run]) -> None:
     axis.set_xticks(range(num_replicas), [f"r{i + 1}" for i in range(num_replicas)])
     axis.set_ylabel("prompt tokens computed, thousands")
     axis.set_title("Load per replica")
+    axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
+    axis.legend(loc="upper right", ncols=2)
 
 
 def _prompt(sample: Sample) -> int:

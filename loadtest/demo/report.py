@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 from rich.console import Console, Group
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.demo.compare import Comparison, compare, num_differing_prompts
+from loadtest.demo.compare import MEASURES, Comparison, compare, num_differing_prompts
 from loadtest.demo.display import milliseconds, percent, thousands
 from loadtest.demo.run import Run, Sample
 from loadtest.demo.workload import NUM_REPLICAS, TOKENS_PER_TOKEN, Plan, Workload
@@ -136,10 +135,14 @@ def write_json(report: Report, runs: Sequence[Run], out: Path) -> None:
 
 
 def table(report: Report) -> Table:
-    """Build the result table, at most 100 columns wide; one row per run."""
+    """Build the result table, at most 100 columns wide; one row per run.
+
+    `turn` is a whole turn on average, up to its last token; `busiest` compares the replica that
+    computed most prompt tokens with the mean.
+    """
     built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     built.add_column("policy", no_wrap=True)
-    for name in ("TTFT mean", "p50", "p90", "p99", "hit", "recomputed", "busiest", "time"):
+    for name in ("TTFT mean", "p50", "p90", "p99", "turn", "hit", "recomputed", "busiest"):
         built.add_column(name, justify="right", no_wrap=True)
     for run in report.runs:
         summary = run.summary
@@ -150,26 +153,25 @@ def table(report: Report) -> Table:
             milliseconds(summary.ttft_p50_s),
             milliseconds(summary.ttft_p90_s),
             milliseconds(summary.ttft_p99_s),
+            milliseconds(summary.total_mean_s),
             percent(summary.hit_ratio),
             thousands(summary.num_recomputed_tokens),
             f"{run.imbalance:.2f} x",
-            f"{run.elapsed_s:.1f} s",
         )
-    built.add_row("unlimited cache", *[""] * 5, f"≥ {thousands(report.least_tokens)}", "", "")
+    built.add_row("unlimited cache", *[""] * 6, f"≥ {thousands(report.least_tokens)}", "")
     return built
 
 
 def words(report: Report) -> list[str]:
     """Say what was seen, one paragraph each."""
-    said = [_say(comparison) for comparison in report.comparisons]
-    said += _say_doubts(report)
+    said = [*_say_all(report.comparisons), *_say_doubts(report)]
     speed = report.workload.speed
     said.append(
         f"Replicas are emulated and time is scaled: the modelled GPUs' clock runs {speed:g} times "
         f"as fast, so 100 ms here stand for {speed * 0.1:g} s there; one token stands for "
         f"{TOKENS_PER_TOKEN}. Router and driver run in real time: theirs weighs {speed:g} times "
-        "as much as in front of GPUs. The session id goes along in every run; only "
-        "session_sticky reads it."
+        "as much as in front of GPUs. The session id goes along in every run; only session_* "
+        "policies read it."
     )
     return said
 
@@ -178,8 +180,10 @@ def show(report: Report, console: Console) -> None:
     """Print table and words."""
     console.print()
     console.print(table(report))
-    paragraphs = [Padding(Text(f"· {text}"), (0, 0, 0, 0)) for text in words(report)]
-    console.print(Group(Text(), *paragraphs), width=min(100, console.width))
+    listed = Table.grid(padding=(0, 1, 0, 0))
+    for text in words(report):
+        listed.add_row("·", text)
+    console.print(Group(Text(), listed))
 
 
 def _report_run(run: Run) -> RunReport:
@@ -227,31 +231,37 @@ def _compare_all(runs: Sequence[Run]) -> list[Comparison]:
             for theirs in runs
             if (mine.policy, theirs.policy) == (ours, baseline) and mine.seed == theirs.seed
         ]
-        for measure in ("TTFT mean", "recomputed tokens"):
+        for measure in MEASURES:
             found = compare(measure, ours, baseline, *zip(*pairs, strict=True))
             if found is not None:
                 compared.append(found)
     return compared
 
 
+def _say_all(comparisons: Sequence[Comparison]) -> list[str]:
+    """Say each baseline's comparisons in one paragraph."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for comparison in comparisons:
+        said.setdefault((comparison.policy, comparison.baseline), []).append(_say(comparison))
+    return [
+        f"{policy} against {baseline}: {'; '.join(parts)}."
+        for (policy, baseline), parts in said.items()
+    ]
+
+
 def _say(comparison: Comparison) -> str:
-    ours, baseline = comparison.policy, comparison.baseline
-    what = {
-        "TTFT mean": "mean time to first token",
-        "recomputed tokens": "recomputed prompt tokens",
-    }[comparison.measure]
-    interval = f"{comparison.low:.2f} to {comparison.high:.2f} by session"
+    interval = f"95 % by session {comparison.low:.2f} to {comparison.high:.2f}"
     if len(comparison.repetitions) > 1:
         low, high = min(comparison.repetitions), max(comparison.repetitions)
         interval += f", {low:.2f} to {high:.2f} over {len(comparison.repetitions)} seeds"
-    text = f"{ours} against {baseline}, {what}: x {comparison.ratio:.2f} ({interval})"
+    text = f"{comparison.measure} x {comparison.ratio:.2f} ({interval}"
     match comparison.verdict:
         case "less":
-            return f"{text}: {percent(1 - comparison.ratio)} less."
+            return f"{text}), {percent(1 - comparison.ratio)} less"
         case "more":
-            return f"{text}: {percent(comparison.ratio - 1)} MORE."
+            return f"{text}), {percent(comparison.ratio - 1)} MORE"
         case "within the spread":
-            return f"{text}: within the spread, no difference shown."
+            return f"{text}: within the spread)"
 
 
 def _say_doubts(report: Report) -> list[str]:
@@ -297,7 +307,7 @@ def _machine() -> Machine:
     )
 
 
-def settings(workload: Workload, plan: Plan, policies: Sequence[str]) -> list[str]:
+def settings(workload: Workload, plan: Plan) -> list[str]:
     """Describe what is about to run, in lines of at most 100 columns."""
     cache = plan.cache_tokens * TOKENS_PER_TOKEN
     written = plan.written_tokens * TOKENS_PER_TOKEN
@@ -307,5 +317,5 @@ def settings(workload: Workload, plan: Plan, policies: Sequence[str]) -> list[st
         f"{NUM_REPLICAS} emulated replicas (Llama 3.1 70B on 4 x H100 each), caches of "
         f"{thousands(cache)} tokens; the agents write {thousands(written)}",
         f"scaled: clock {workload.speed:g}:1, tokens {TOKENS_PER_TOKEN}:1; same sessions and cold "
-        f"caches for {', '.join(policies)}",
+        "caches for every policy",
     ]
