@@ -16,7 +16,6 @@ import argparse
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from math import exp
 from pathlib import Path
 
 import msgspec
@@ -28,13 +27,15 @@ from rich.table import Table
 from policies import POLICIES, CostModel, Policy, ReplicaView, RequestView, Snapshot, create
 from policies.cost import KvAware
 from policies.view import CandidateId
+from router.fleet.ledger import BUSY_S
+from router.fleet.recent import RecentShare, RecentSum
+from router.fleet.slot import LATELY_S
 
 BLOCK_TOKENS = 512  # Source: Mooncake FAST25-release/README.md
 PAIRS_PER_TOKEN = 44.4
 """Cost of 1e6 (token, context) pairs over cost of one token: 8d / 22d**2 with d = 8192, from
 FAST'25 Mooncake, Eq. 1 for LLaMA3-70B."""
 
-LATELY_MS = 300_000.0  # as router.fleet
 FEW = 48
 """A block that this many requests use may still be one long conversation's own."""
 
@@ -139,8 +140,8 @@ class _Server:
         "free_ms",
         "id",
         "num_blocks",
-        "num_written_tokens",
-        "written_ms",
+        "prefilling",
+        "written_tokens",
     )
 
     def __init__(self, id_: CandidateId, num_blocks: int) -> None:
@@ -150,8 +151,8 @@ class _Server:
         self.done_ms: deque[float] = deque()  # first-token times of the requests in flight
         self.free_ms = 0.0
         self.busy_ms = 0.0
-        self.num_written_tokens = 0.0  # of late, as of `written_ms`
-        self.written_ms = 0.0
+        self.prefilling = RecentShare(BUSY_S)
+        self.written_tokens = RecentSum(LATELY_S)
 
     def match(self, blocks: Sequence[int]) -> int:
         """Count leading blocks in the cache, those of requests in flight included."""
@@ -170,16 +171,11 @@ class _Server:
         while len(cache) > self.num_blocks:
             cache.popitem(last=False)
 
-    def write(self, num_tokens: int, now_ms: float) -> float:
-        """Count tokens that enter the cache; return how many did so of late."""
-        fade = exp((self.written_ms - now_ms) / LATELY_MS)
-        self.num_written_tokens = self.num_written_tokens * fade + num_tokens
-        self.written_ms = now_ms
-        return self.num_written_tokens
-
     def view(self, num_matched: int, cost: CostModel, now_ms: float) -> ReplicaView:
         while self.done_ms and self.done_ms[0] <= now_ms:
             self.done_ms.popleft()
+        if self.free_ms <= now_ms:
+            self.prefilling.switch(False, self.free_ms / 1000.0)
         num_tokens = num_matched * BLOCK_TOKENS
         return ReplicaView(
             id=self.id,
@@ -188,12 +184,15 @@ class _Server:
             num_requests=len(self.done_ms),
             num_waiting=len(self.done_ms),
             queue_ms=max(0.0, self.free_ms - now_ms),
-            cache_pressure=self.write(0, now_ms) / (self.num_blocks * BLOCK_TOKENS),
+            busy_ratio=self.prefilling.at(now_ms / 1000.0),
+            cache_pressure=self.written_tokens.at(now_ms / 1000.0)
+            / (self.num_blocks * BLOCK_TOKENS),
             cost=cost,
         )
 
     def serve(self, work_ms: float, now_ms: float) -> float:
         """Queue one prefill; return its first-token time in ms."""
+        self.prefilling.switch(True, now_ms / 1000.0)
         self.free_ms = max(self.free_ms, now_ms) + work_ms
         self.busy_ms += work_ms
         self.done_ms.append(self.free_ms)
@@ -265,7 +264,8 @@ def run(
         work_ms += cost.ms_per_fetched_token * num_fetched
         ttfts_ms.append(server.serve(work_ms, now_ms))
         server.store(blocks)
-        server.write(request.input_length - num_held + num_fetched, now_ms)
+        num_written = request.input_length - num_held + num_fetched
+        server.written_tokens.add(num_written, now_ms / 1000.0)
         if pool:
             pool.store(reusable, server.free_ms)
         homes[sessions[number]] = server.id
@@ -389,5 +389,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # pragma: no cover
     raise SystemExit(main())

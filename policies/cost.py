@@ -29,17 +29,17 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """The lowest cost to everybody: `queue + (1 + alpha) x (fetch + prefill) + beta x
-    min(1, pressure) x prefill`. The request's own work delays whoever queues behind it, so
-    recomputing what another candidate holds costs more than this request's own wait; alpha says
-    how many more: under load prompts stay at their caches until the queue there exceeds
-    (1 + alpha) times the work saved. At light load alpha costs nothing, because without queues
-    own work alone orders the candidates, and a factor does not change an order. What is computed
-    also pushes something out: `pressure` is the share of the candidate's cache that was
-    overwritten lately, beta the price of a token pushed out, in tokens computed. It costs nothing
-    while caches have room, keeps conversations where they are when they have none, and sends new
-    ones, which share a system prompt with all others, to the emptiest cache instead of to the
-    first holder. alpha = beta = 0 is `min_ttft`."""
+    """The lowest cost to everybody: `queue + (1 + alpha x busy) x (fetch + prefill) + beta x
+    min(1, pressure) x prefill`. The request's own work delays whoever queues behind it, so under
+    load recomputing what another candidate holds costs more than this request's own wait. `busy`
+    is the share of recent time with a prefill at work, in the mean of the candidates, and alpha
+    the number of requests a fully busy candidate makes wait: prompts stay at their caches until
+    the queue there exceeds (1 + alpha x busy) times the work saved. At light load `busy` is near
+    0 and alpha costs nothing. What is computed also pushes something out: `pressure` is the share
+    of the candidate's cache that was overwritten lately, beta the price of a token pushed out, in
+    tokens computed. It costs nothing while caches have room, keeps conversations where they are
+    when they have none, and sends new ones, which share a system prompt with all others, to the
+    emptiest cache instead of to the first holder. alpha = beta = 0 is `min_ttft`."""
 
     name: ClassVar[str] = "kv_aware"
 
@@ -48,7 +48,7 @@ class KvAware(Policy, frozen=True, kw_only=True):
         Meta(
             ge=0.0,
             le=100.0,
-            description="Weight of the delay to others, in units of the request's own work",
+            description="Weight of the delay to others when always busy, in units of own work",
         ),
     ] = 2.0
     beta: Annotated[
@@ -88,11 +88,14 @@ def candidate_costs(snapshot: Snapshot, alpha: float, beta: float) -> tuple[Cand
     """Price every candidate; shape (num_replicas,), in the snapshot's order.
 
     The engine fetches whatever its cpu tier or the pool holds, it does not weigh that against
-    computing; so the prediction does the same. `CostModel.prefill_ms` is written out: 64 calls
-    would be half of the time of a decision.
+    computing; so the prediction does the same. Busy is the mean of all: work that an idle
+    candidate takes off a busy one makes fewer requests wait, not more. `CostModel.prefill_ms` is
+    written out: 64 calls would be half of the time of a decision.
     """
     num_tokens = snapshot.request.num_tokens
     num_pool_tokens = snapshot.num_pool_tokens or 0
+    busy_ratio = sum([replica.busy_ratio for replica in snapshot.replicas])
+    delayed = alpha * busy_ratio / len(snapshot.replicas)
     costs: list[CandidateCost] = []
     for replica in snapshot.replicas:
         model = replica.cost
@@ -108,7 +111,7 @@ def candidate_costs(snapshot: Snapshot, alpha: float, beta: float) -> tuple[Cand
             + model.ms_per_token * num_uncached
             + model.ms_per_mtoken2 * num_uncached * (num_held + 0.5 * num_uncached) * 1e-6
         )
-        others_ms = alpha * (fetch_ms + prefill_ms)
+        others_ms = delayed * (fetch_ms + prefill_ms)
         if replica.cache_pressure:
             others_ms += beta * min(1.0, replica.cache_pressure) * prefill_ms
         costs.append(

@@ -9,7 +9,6 @@ the ones this router sends there.
 
 from __future__ import annotations
 
-from math import exp
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -19,12 +18,14 @@ from policies.view import CandidateId, CostModel, ReplicaView
 from router.fleet.cost_fit import CostFit
 from router.fleet.health import Health, Outcome
 from router.fleet.ledger import NO_FOREIGN, Foreign, Lease, Ledger
+from router.fleet.recent import RecentSum
 from router.fleet.replica import Candidate
 
 _MEAN_DECAY = 0.9
-_LATELY_S = 300.0
+LATELY_S = 300.0
 """Time constant of "computed of late": a few turns of an agent. Between 60 and 600 s it made no
 difference in the queue model."""
+_FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of `Fleet.views`
 
 
 class Match(NamedTuple):
@@ -63,6 +64,7 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_queued_tokens: int
     queue_ms: float
+    busy_ratio: float
     cache_pressure: float
     engine_load: EngineLoad | None
     cost: CostModel
@@ -73,11 +75,12 @@ class Slot:
     """The moving state of one candidate."""
 
     __slots__ = (
+        "_figures",
+        "_figures_until_s",
         "_foreign",
         "_foreign_until_s",
         "_mean_tokens",
-        "_num_written_tokens",
-        "_written_s",
+        "_written_tokens",
         "candidate",
         "engine_load",
         "fit",
@@ -94,13 +97,18 @@ class Slot:
         self._foreign = NO_FOREIGN
         self._foreign_until_s = 0.0
         self._mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
-        self._num_written_tokens = 0.0  # tokens that entered this cache of late, at `_written_s`
-        self._written_s = 0.0
+        self._written_tokens = RecentSum(LATELY_S)  # that entered this cache
+        self._figures = (0.0, 0.0)  # busy ratio, cache pressure: slow to move, so kept a moment
+        self._figures_until_s = 0.0
 
     def view(self, match: Match, now_s: float) -> ReplicaView:
         """Show the candidate to a policy."""
         ledger, cost = self.ledger, self.fit.model
         queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
+        if now_s >= self._figures_until_s:
+            self._figures = (ledger.busy.at(now_s), self.cache_pressure(now_s))
+            self._figures_until_s = now_s + _FIGURES_S
+        busy_ratio, cache_pressure = self._figures
         num_gpu_tokens, num_cpu_tokens = match
         view = ReplicaView(
             id=self.candidate.id,
@@ -110,7 +118,8 @@ class Slot:
             num_waiting=ledger.num_waiting,
             num_queued_tokens=ledger.num_queued_tokens,
             queue_ms=queue_ms,
-            cache_pressure=self.cache_pressure(now_s),
+            busy_ratio=busy_ratio,
+            cache_pressure=cache_pressure,
             cost=cost,
         )
         return view if now_s >= self._foreign_until_s else _with_foreign(view, self._foreign)
@@ -138,8 +147,8 @@ class Slot:
             now_s=now_s,
         )
         self._mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - self._mean_tokens)
-        self._num_written_tokens = self._faded(now_s) + num_uncached_tokens + num_fetched_tokens
-        self._written_s = now_s
+        self._written_tokens.add(num_uncached_tokens + num_fetched_tokens, now_s)
+        self._figures_until_s = now_s
         self.health.began(number, now_s)
         return lease
 
@@ -174,9 +183,7 @@ class Slot:
     def cache_pressure(self, now_s: float) -> float:
         """Tell what share of the cache was overwritten of late; 0.0 if its size is unknown."""
         capacity = self.candidate.capacity_tokens
-        if not capacity or not self._num_written_tokens:
-            return 0.0
-        return self._faded(now_s) / capacity
+        return self._written_tokens.at(now_s) / capacity if capacity else 0.0
 
     def status(self, now_s: float) -> CandidateStatus:
         """Show the candidate to people."""
@@ -193,15 +200,12 @@ class Slot:
             num_requests=ledger.num_requests,
             num_waiting=ledger.num_waiting,
             num_queued_tokens=ledger.num_queued_tokens,
+            busy_ratio=ledger.busy.at(now_s),
             cache_pressure=self.cache_pressure(now_s),
             engine_load=self.engine_load,
             cost=cost,
             num_observations=self.fit.num_observations,
         )
-
-    def _faded(self, now_s: float) -> float:
-        """Tell how many tokens entered the cache of late, the older the less they count."""
-        return self._num_written_tokens * exp(min(0.0, self._written_s - now_s) / _LATELY_S)
 
 
 def _with_foreign(view: ReplicaView, foreign: Foreign) -> ReplicaView:

@@ -28,15 +28,18 @@ _NO_BOUNDARY = 1 << 62
 class TextCuts:
     """The boundaries in one text's UTF-8 bytes, found lazily."""
 
-    __slots__ = ("_data", "_found", "_needles")
+    __slots__ = ("_data", "_found", "_min_bytes", "_needles")
 
-    def __init__(self, data: bytes, needles: Sequence[Needle]) -> None:
+    def __init__(
+        self, data: bytes, needles: Sequence[Needle], min_bytes: int = MIN_SEGMENT_BYTES
+    ) -> None:
         self._data = data
         self._needles = needles
+        self._min_bytes = min_bytes
         self._found = [-1] * len(needles)  # the next boundary at each needle
 
     def after(self, position: int) -> Boundary | None:
-        earliest = position + MIN_SEGMENT_BYTES
+        earliest = position + self._min_bytes
         best, guard = _NO_BOUNDARY, b""
         for index, needle in enumerate(self._needles):
             found = self._found[index]

@@ -31,7 +31,7 @@ def test_the_longest_sequence_is_what_model_and_cache_allow(tmp_path: Path) -> N
 )
 def test_contradictions_are_refused(wrong: dict[str, Any]) -> None:
     """A sequence that could never fit, or a number that is not positive."""
-    with pytest.raises(ValueError, match="max_model_len|must be positive"):
+    with pytest.raises(ValueError, match=r"max_model_len|must be positive"):
         EmulatorOptions(**wrong).model_len()
 
 

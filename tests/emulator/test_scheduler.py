@@ -54,8 +54,9 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode_first() -> None
     """Decodes take their token from the budget before the next chunk of a prompt."""
     scheduler, _ = make(budget=10)
     scheduler.add(request([1, 2, 3], num_reply=9))
-    assert shape(step := scheduler.schedule(0.0)) == [3]
+    step = scheduler.schedule(0.0)
     assert step is not None
+    assert shape(step) == [3]
     scheduler.complete(step, 0.0)
     scheduler.add(request(list(range(25)), num_reply=1))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +175,6 @@ def _metaspace() -> dict[str, Any]:
 
 
 def _changed_model(tmp_path: Path, change: dict[str, Any]) -> Path:
-    import json
-    import shutil
-
     directory = tmp_path / str(len(list(tmp_path.iterdir())))
     shutil.copytree(TINY_MODEL, directory)
     path = directory / "tokenizer.json"

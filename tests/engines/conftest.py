@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import ENGINE_READY_S, Engine, EventTap, Router, answers
+from tests.engines.harness import (
+    ENGINE_READY_S,
+    Engine,
+    EventTap,
+    Router,
+    answers,
+    wait_until,
+)
 
 TEST_TIMEOUT_S = 300  # the first test waits for both engines
 
@@ -60,11 +67,20 @@ def taps(replicas: tuple[Engine, Engine]) -> Iterator[tuple[EventTap, EventTap]]
         yield one, two
 
 
-@pytest.fixture
-def router(replicas: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
-    """The router in front of both, default policy, nothing but --replica given."""
-    with Router(replicas, log_dir) as running:
+@pytest.fixture(scope="session")
+def standing_router(pair: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
+    with Router(pair, log_dir) as running:
         yield running
+
+
+@pytest.fixture
+def router(replicas: tuple[Engine, Engine], standing_router: Router) -> Router:
+    """The router in front of both, default policy, nothing but --replica given.
+
+    One process for all tests that do it no harm; it has seen that the caches are cold again.
+    """
+    wait_until(lambda: standing_router.metric("warmroute_index_blocks") == 0, 15, "cold caches")
+    return standing_router
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ _TOKENIZE_FIELDS = (
 
 
 class Router(Process):
-    """`warmroute serve` as a user starts it; `config` becomes its YAML file."""
+    """`warmroute serve` as a user starts it; `config`, replicas included, is its YAML file."""
 
     __slots__ = ("admin_url", "decisions_path")
 
@@ -254,9 +254,10 @@ class Router(Process):
             "--port", str(port), "--admin-port", str(admin_port),
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip
-        for replica in replicas:
-            command += ["--replica", replica.url]
-        if config is not None:
+        if config is None:
+            for replica in replicas:
+                command += ["--replica", replica.url]
+        else:
             config_path = log_dir / f"router-{port}.yaml"
             config_path.write_text(json.dumps(config))  # JSON is YAML
             command += ["--config", config_path]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
 from loadtest.agents import make_sessions
 from loadtest.drive import drive
-from tests.engines.harness import Engine, EventTap, Router, wait_until
+from tests.engines.harness import Engine, EventTap, Router
 from tests.engines.turns import (
     MIN_EXACT_RATIO,
     PROFILE,
@@ -44,11 +48,9 @@ async def test_predictions_hold_one_at_a_time(
         assert router.state(replica) == "exact"
 
 
-async def test_predictions_hold_under_load(
-    router: Router, taps: tuple[EventTap, EventTap], replicas: tuple[Engine, Engine]
-) -> None:
+async def test_predictions_hold_under_load(router: Router, taps: tuple[EventTap, EventTap]) -> None:
     """Among sessions that run at once, with sub-agents, the settled requests are predicted."""
-    sessions = mixed_sessions(sub_agent_share=0.44, scale_time=0.1)
+    sessions = mixed_sessions(num_turns=6, sub_agent_share=0.44, scale_time=0.1)
     results = await drive(router.url, sessions, concurrency=4)
     chosen = settled(results)
 
@@ -59,28 +61,19 @@ async def test_predictions_hold_under_load(
     assert len(wrong) <= (1 - MIN_EXACT_RATIO) * len(chosen), "\n".join(wrong)
 
 
-async def test_a_late_router_learns_the_past(
-    router: Router, replicas: tuple[Engine, Engine]
+def test_a_late_router_learns_the_past(
+    replicas: tuple[Engine, Engine], start_router: Callable[..., Router]
 ) -> None:
-    """What was cached before the router joined comes by replay: the first prediction is right."""
-    [session] = make_sessions_of(1)
-    turn = session.next_turn()
+    """What was cached before the router joined comes by replay: it knows it when it is ready."""
+    turn = make_sessions(replace(PROFILE, num_sessions=1, seed=31))[0].next_turn()
     assert turn is not None
-    replicas[1].chat({**turn.body, "stream": False})  # past the router
+    replicas[1].chat(turn.body)
 
-    wait_until(lambda: router.num_known_tokens(turn.body)["r2"] > 0, 10, "the events")
-    router.kill()
-    router.start().wait_ready("/readyz", 30)
-    known = router.num_known_tokens(turn.body)
+    with start_router() as late:
+        known = late.num_known_tokens(turn.body)
 
     reported = replicas[1].chat(turn.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert known == {"r1": 0, "r2": reported}
-
-
-def make_sessions_of(num_sessions: int) -> list[object]:
-    from msgspec.structs import replace
-
-    return list(make_sessions(replace(PROFILE, num_sessions=num_sessions, seed=31)))
 
 
 def num_removed(taps: tuple[EventTap, EventTap]) -> int:

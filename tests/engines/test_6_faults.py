@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import Session, make_sessions
@@ -86,6 +87,13 @@ def test_a_gap_without_replay_is_admitted(
         for body in (before, lost, after):
             assert router.num_known_tokens(body)["r1"] <= reported(replicas[0], body)
         assert router.chat(after).is_success
+
+
+@pytest.fixture
+def router(start_router: Callable[..., Router]) -> Iterator[Router]:
+    """A router of this test's own: it will remember what happened to the replicas."""
+    with start_router() as running:
+        yield running
 
 
 async def test_a_restart_is_survived(router: Router, replicas: tuple[Engine, Engine]) -> None:

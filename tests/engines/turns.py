@@ -95,8 +95,8 @@ def settled(results: Sequence[TurnResult]) -> list[TurnResult]:
 def wrong_predictions(results: Iterable[TurnResult]) -> list[str]:
     """Describe the requests whose predicted and reported cached tokens differ."""
     return [
-        f"{r.session_id} turn {r.number} on {r.replica}: predicted {r.predicted.gpu},"
-        f" reported {r.num_cached_tokens} of {r.num_prompt_tokens}"
+        f"{r.session_id} turn {r.number} on {r.replica} at {r.start_s:.3f} s: predicted"
+        f" {r.predicted.gpu}, reported {r.num_cached_tokens} of {r.num_prompt_tokens} tokens"
         for r in results
         if r.predicted is not None and r.predicted.gpu != r.num_cached_tokens
     ]

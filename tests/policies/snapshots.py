@@ -18,6 +18,7 @@ def replica(
     requests: int = 0,
     waiting: int = 0,
     queue_ms: float = 0.0,
+    busy: float = 0.0,
     pressure: float = 0.0,
     cost: CostModel = PLAIN,
 ) -> ReplicaView:
@@ -28,6 +29,7 @@ def replica(
         num_requests=requests,
         num_waiting=waiting,
         queue_ms=queue_ms,
+        busy_ratio=busy,
         cache_pressure=pressure,
         cost=cost,
     )
@@ -83,6 +85,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 num_waiting=draw(st.integers(0, num_requests)),
                 num_queued_tokens=draw(st.integers(0, 10**6)),
                 queue_ms=draw(_MS),
+                busy_ratio=draw(st.floats(0.0, 1.0)),
                 cache_pressure=draw(st.floats(0.0, 10.0)),
                 cost=CostModel(
                     base_ms=draw(st.floats(0.0, 100.0)),

@@ -24,10 +24,29 @@ from tests.policies.snapshots import PLAIN, quick, replica, snapshot, snapshots
 def test_alpha_says_how_long_a_queue_the_cache_is_worth(
     queue_ms: float, alpha: float, chosen: str
 ) -> None:
-    """A cached prefix is worth (1 + alpha) times the work it saves, and no more."""
-    asked = snapshot(replica("cold"), replica("warm", gpu=8000, queue_ms=queue_ms), tokens=10_000)
+    """Where all are busy a prefix is worth (1 + alpha) times the work it saves, and no more."""
+    asked = snapshot(
+        replica("cold", busy=1.0),
+        replica("warm", busy=1.0, gpu=8000, queue_ms=queue_ms),
+        tokens=10_000,
+    )
 
     assert create("kv_aware", {"alpha": alpha}).decide(asked).candidate == chosen
+
+
+def test_alpha_costs_nothing_where_nobody_is_busy() -> None:
+    """On a fleet idle until now the burst's third request does not queue for a short match."""
+    asked = snapshot(replica("cold"), replica("warm", gpu=8000, queue_ms=830.0), tokens=10_000)
+
+    assert create("kv_aware", {"alpha": 100}).decide(asked).candidate == "cold"
+
+
+def test_busy_is_the_mean_of_the_candidates() -> None:
+    """The price is the same for all, so an idle candidate is not charged for a busy one."""
+    asked = snapshot(replica("a", busy=1.0), replica("b"), tokens=990)
+
+    costs = create("kv_aware", {"alpha": 2}).decide(asked).costs
+    assert [cost.others_ms for cost in costs] == pytest.approx([109.0, 109.0])
 
 
 @quick
@@ -114,7 +133,7 @@ def test_cold_prompts_spread_over_an_idle_fleet() -> None:
 
 def test_a_hair_of_queue_moves_no_conversation() -> None:
     """Totals within a millisecond or a percent are alike: the longer match stays."""
-    asked = snapshot(replica("a", gpu=16), replica("b", gpu=32, queue_ms=5.5), tokens=48)
+    asked = snapshot(replica("a", gpu=16), replica("b", gpu=32, queue_ms=2.0), tokens=48)
 
     assert create("kv_aware").decide(asked).candidate == "b"
 
