@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -110,7 +111,7 @@ class Pipeline:
         self._metrics = metrics
         self._seed = seed
         self._clock = clock
-        self._num_decisions = 0
+        self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
     async def route(self, inbound: Inbound, reply: Reply, request_id: str) -> None:
         """Answer one request.
@@ -245,7 +246,7 @@ class Pipeline:
         )
         return candidates, Snapshot(
             now_s=now_s,
-            number=self._num_decisions,
+            number=self._num_decisions[job.model],
             seed=self._seed,
             request=RequestView(
                 num_tokens=job.num_tokens,
@@ -263,7 +264,7 @@ class Pipeline:
         """
         now_s = self._clock()
         candidates, snapshot = self._look(job, tried, now_s)
-        self._num_decisions += 1
+        self._num_decisions[job.model] += 1
         policy = self._policy if job.prompt is not None else self._plain_policy
         decision = policy.decide(snapshot)
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
@@ -274,7 +275,7 @@ class Pipeline:
             num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
-            streams=job.streams,
+            streams=job.streams and job.prompt is not None,  # else its time teaches nothing
             now_s=now_s,
         )
         contract = self._caches.contract(candidate.id)
