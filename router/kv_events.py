@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
