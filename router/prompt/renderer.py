@@ -8,7 +8,6 @@ vLLM and transformers do it together. Sources: vLLM 0.32.0, renderers/hf.py
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -97,7 +96,7 @@ class ChatRenderer:
         self._special_tokens = dict(special_tokens)
         self._options = options or EngineOptions()
         self._memo = JsonMemo()
-        self._templates: OrderedDict[tuple[str | None, bool], ChatTemplate] = OrderedDict()
+        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
 
     def template(self, with_tools: bool, given: str | None = None) -> ChatTemplate:
         """Return the template for requests with or without tools, compiled at the first call.
@@ -111,26 +110,26 @@ class ChatRenderer:
         """
         known = self._templates.get((given, with_tools))
         if known is not None:
-            self._templates.move_to_end((given, with_tools))
             return known
         try:
             source = self._find_template(given or self._options.chat_template, with_tools)
             found = ChatTemplate(source, self._memo)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
         self._templates[given, with_tools] = found
-        if len(self._templates) > _MAX_TEMPLATES:
-            self._templates.popitem(last=False)
         return found
 
     def render(self, request: ChatRequest, *, by_the_book: bool = False) -> str:
-        """Render the prompt's text; `by_the_book` without the shortcuts, for proofs.
+        """Render the prompt's text; `by_the_book` without the shortcuts, in any thread.
 
         Raises:
             NeedsEngine: only the engine can tell what it makes of the request.
             TemplateFailed: the template refuses the messages; the engine will answer 400.
         """
-        conversation, arguments, template = self.prepare(request)
+        memo = JsonMemo() if by_the_book else self._memo
+        conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
         if continues:
             if arguments.get("add_generation_prompt"):
@@ -144,7 +143,9 @@ class ChatRenderer:
         text = self._run(compiled, conversation, arguments)
         return _cut_at_tag(text, final_text) if continues else text
 
-    def prepare(self, request: ChatRequest) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
+    def _prepare(
+        self, request: ChatRequest, memo: JsonMemo
+    ) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
         """Convert a request: messages, the arguments for the template, and the template.
 
         Raises: as `render`.
@@ -155,11 +156,11 @@ class ChatRenderer:
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")
-        arguments = self._arguments(request)
+        arguments = self._arguments(request, memo)
         with_tools = arguments.get("tools") is not None
         template = self.template(with_tools, request.chat_template or None)
         content_format = self._options.content_format or template.content_format
-        conversation = build_conversation(request.messages, content_format, self._memo)
+        conversation = build_conversation(request.messages, content_format, memo)
         if not template.knows_developer:
             conversation = without_developer(conversation)
         accepted = template.variables | _PASSED
@@ -169,7 +170,7 @@ class ChatRenderer:
             template,
         )
 
-    def _arguments(self, request: ChatRequest) -> dict[str, Any]:
+    def _arguments(self, request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
         """Merge what the template is given; later ones win, null and "auto" never do."""
         excluded = (
             request.tool_choice == "none" and self._options.exclude_tools_when_tool_choice_none
@@ -184,7 +185,7 @@ class ChatRenderer:
         }
         if request.reasoning_effort is not None and "enable_thinking" not in given:
             own["enable_thinking"] = request.reasoning_effort != "none"
-        tools = None if excluded else build_tools(request.tools, self._memo)
+        tools = None if excluded else build_tools(request.tools, memo)
         defaults = _merged(self._options.default_chat_template_kwargs, {"tools": tools})
         return _merged(defaults, _merged(given, own))
 
