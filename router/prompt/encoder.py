@@ -93,11 +93,6 @@ class TextEncoder:
         self.prefix: TokenIds | None = ends[0] if ends is not None else None
         self.suffix: TokenIds | None = ends[1] if ends is not None else None
 
-    @property
-    def can_cut(self) -> bool:
-        """Tell whether texts can be encoded piece by piece."""
-        return bool(self._needles)
-
     def cuts(self, data: bytes) -> TextCuts:
         """Find the boundaries of a text."""
         return TextCuts(data, self._needles)

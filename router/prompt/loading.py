@@ -9,6 +9,7 @@ read differently there, is left to the engine. Sources: vLLM 0.32.0, config/mode
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ def load_prompter(
         A prompter in any case: where something is missing it hands out nothing but block keys of
         token ids, and `engine_only` says why.
     """
+    # tokenizers would spread each call over all cores and wait for them: with other work on the
+    # machine 13 ms instead of 2 for 2,000 tokens, and the loop's core is taken for long ones.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     max_bytes = cache_tokens * _BYTES_PER_TOKEN
     options = EngineOptions(
         chat_template=_read_template(chat_template),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.api.openai import parse_chat, parse_completion
+from router.api.openai import parse_chat, parse_completion, tokenize_body
 from router.errors import BadRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -174,3 +174,62 @@ def test_embeddings_are_the_engines() -> None:
 
     assert request.prompts == ()
     assert request.engine_only == "prompt_embeds"
+
+
+def test_tokenize_body() -> None:
+    """What the chat route does before rendering is done before `/tokenize` is asked."""
+    talk = [
+        {"role": "user", "content": None},
+        {"role": "assistant", "reasoning_content": "hm"},
+        {"role": "assistant", "reasoning_content": "no", "reasoning": "yes"},
+        {"role": "assistant", "reasoning_content": None},
+    ]
+
+    sent = tokenize_body(
+        {
+            "model": "m",
+            "messages": talk,
+            "tools": None,
+            "temperature": 0.5,
+            "reasoning_effort": "low",
+            "documents": [{"title": "t"}],
+            "chat_template_kwargs": {"custom": 1},
+        }
+    )
+
+    assert sent == {
+        "model": "m",
+        "messages": [
+            talk[0],
+            {"role": "assistant", "reasoning": "hm"},
+            {"role": "assistant", "reasoning": "yes"},
+            {"role": "assistant"},
+        ],
+        "chat_template_kwargs": {
+            "custom": 1,
+            "enable_thinking": True,
+            "reasoning_effort": "low",
+            "documents": [{"title": "t"}],
+        },
+    }
+    assert "reasoning_content" in talk[1]
+
+
+@pytest.mark.parametrize("effort", [None, "none", "high"])
+def test_tokenize_body_respects_the_client(effort: str | None) -> None:
+    """A client that set `enable_thinking` itself is not overruled."""
+    given = {"enable_thinking": True}
+    body = {"messages": HELLO, "reasoning_effort": effort, "chat_template_kwargs": given}
+
+    sent = tokenize_body(body)
+
+    assert sent["chat_template_kwargs"]["enable_thinking"] is True
+    assert given == {"enable_thinking": True}
+
+
+def test_tokenize_body_of_a_completion() -> None:
+    """A text goes as it is."""
+    sent = tokenize_body({"model": "m", "prompt": "x", "add_special_tokens": False, "n": 2})
+
+    assert sent == {"model": "m", "prompt": "x", "add_special_tokens": False}
+    assert tokenize_body({"messages": HELLO}) == {"messages": HELLO}

@@ -21,7 +21,10 @@ CASES = [
     (_LOOP + "{% for part in message.content[0] %}{% endfor %}" + _END, "string"),
     (_LOOP + "{% for call in message.tool_calls %}{% endfor %}" + _END, "string"),
     (_LOOP + "{% for part in other.content %}{% endfor %}" + _END, "string"),
-    (_LOOP + "{% set content = message.content %}{% for p in content %}{% endfor %}" + _END, "openai"),
+    (
+        _LOOP + "{% set content = message.content %}{% for p in content %}{% endfor %}" + _END,
+        "openai",
+    ),
     ("{% for part in content %}{% endfor %}", "openai"),
     ("{% for m in messages[1:] %}{% for p in m.content %}{% endfor %}{% endfor %}", "openai"),
     ("{% for m in messages | reverse %}{% for p in m.content %}{% endfor %}{% endfor %}", "openai"),
@@ -93,7 +96,9 @@ def test_as_the_engine(source: str, content_format: str) -> None:
 
 def test_names_set_to_each_other_end() -> None:
     """Two names that stand for each other do not keep us for ever (they do keep the engine)."""
-    source = "{% set a = messages %}{% set b = a %}{% set a = b %}{% for p in content %}{% endfor %}"
+    source = (
+        "{% set a = messages %}{% set b = a %}{% set a = b %}{% for p in content %}{% endfor %}"
+    )
     tree = stock_template(source).environment.parse(source)
 
     assert detect_content_format(tree) == "string"
