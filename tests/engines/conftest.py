@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -17,6 +19,15 @@ from tests.engines.harness import (
 )
 
 TEST_TIMEOUT_S = 300  # the first test waits for both engines
+
+
+def pytest_configure() -> None:
+    """End the engines with the run, also when the run is ended from outside (`timeout`, CI)."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(*_: object) -> NoReturn:
+    pytest.exit("terminated", returncode=143)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
