@@ -4,7 +4,8 @@ The same sessions ran under every policy, so policies are compared session by se
 with their parent): the ratio of two totals, and the interval that this ratio keeps to when
 sessions are drawn anew (bootstrap, 95 %). A ratio whose interval holds 1 is "within the spread".
 Sessions of one run share queues, so the interval tells how much hangs on a few sessions; it does
-not stand in for repetitions, which `--repeat` adds.
+not stand in for repetitions, which `--repeat` adds. Times measured while the driver itself was late
+are no ground for a verdict at all.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from loadtest.results import TurnResult
 _NUM_DRAWS: Final = 2000
 _INTERVAL: Final = (2.5, 97.5)  # percent
 
-Verdict = Literal["less", "more", "within the spread"]
+Verdict = Literal["less", "more", "within the spread", "blurred"]
 Measure = Literal["mean TTFT", "mean turn", "recomputed tokens"]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """`policy` against `baseline`: ratio of totals, its 95 % interval, and each repetition's."""
+    """`policy` against `baseline`: ratio of totals, its 95 % interval, and each repetition's.
+
+    `blurred`: the machine was too busy for this measure to mean much.
+    """
 
     measure: Measure
     policy: str
@@ -34,10 +38,13 @@ class Comparison(Struct, frozen=True, kw_only=True):
     low: float
     high: float
     repetitions: tuple[float, ...]
+    blurred: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """Say whether the difference is more than spread: interval and every repetition agree."""
+        if self.blurred:
+            return "blurred"
         if self.high < 1 and max(self.repetitions) < 1:
             return "less"
         if self.low > 1 and min(self.repetitions) > 1:
@@ -52,6 +59,7 @@ def compare(
     ours: Sequence[Iterable[TurnResult]],
     theirs: Sequence[Iterable[TurnResult]],
     *,
+    blurred: bool = False,
     seed: int = 0,
 ) -> Comparison | None:
     """Compare the repetitions of two policies, shape (num_repetitions,) each, in the same order.
@@ -83,6 +91,7 @@ def compare(
         low=float(low),
         high=float(high),
         repetitions=tuple(repetitions),
+        blurred=blurred,
     )
 
 
@@ -104,6 +113,7 @@ def num_differing_prompts(runs: Sequence[Iterable[TurnResult]]) -> int:
     return len(differing)
 
 
+TIMES: Final[frozenset[Measure]] = frozenset({"mean TTFT", "mean turn"})
 MEASURES: Final[dict[Measure, Callable[[TurnResult], float]]] = {
     "mean TTFT": lambda turn: turn.ttft_s or 0.0,
     "mean turn": lambda turn: turn.total_s,

@@ -101,7 +101,7 @@ class Workload(Struct, frozen=True, kw_only=True):
         return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
-FULL: Final = Workload(name="full", num_sessions=40, num_turns=8)
+FULL: Final = Workload(name="full", num_sessions=32, num_turns=8)
 SHORT: Final = replace(FULL, name="short", num_sessions=14, num_turns=4, speed=50.0)  # for CI
 
 

@@ -99,6 +99,16 @@ def test_words_name_every_doubt() -> None:
     assert "kv_aware: r2 degraded" in said
 
 
+def test_times_of_a_busy_machine_get_no_verdict() -> None:
+    """Where the driver was late, times are shown without a claim; tokens keep theirs."""
+    late = msgspec.structs.replace(RUNS[2], driver_lag_p99_s=0.2)
+
+    report = _report([RUNS[1], late])
+
+    assert [c.verdict for c in report.comparisons] == ["blurred", "blurred", "less"]
+    assert " ".join(words(report)).count("no verdict") == 2
+
+
 def test_repetitions_are_given_as_a_range() -> None:
     """Two seeds: rows are numbered, and the range over seeds stands beside the interval."""
     runs = [
