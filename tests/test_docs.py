@@ -19,6 +19,7 @@ from hypothesis import given
 
 from loadtest import docs, queue_model
 from policies import POLICIES, Policy, Snapshot, create
+from policies.cost import KvAware
 from router import config
 from router.cli import main
 from router.fleet.health import Outcome
@@ -313,6 +314,14 @@ def test_tables_are_complete() -> None:
         assert f"`{name}`" in metrics, name
     for name in POLICIES:
         assert f"`{name}`" in DOCUMENTS["README.md"], name
+
+
+def test_the_formula_is_the_policys() -> None:
+    """The formula of kv_aware that is explained by hand is the one in its docstring."""
+    formula = "(1 + alpha x busy) x (fetch + prefill) + beta x min(1, pressure) x prefill"
+
+    assert formula in " ".join((KvAware.__doc__ or "").split())
+    assert formula in DOCUMENTS["docs/policies.md"]
 
 
 def test_reasons_are_what_the_router_says() -> None:
