@@ -62,6 +62,42 @@ async def drive(
     return driver.results
 
 
+async def send(
+    client: httpx.AsyncClient,
+    turn: Turn,
+    *,
+    session_header: str | None = None,
+    origin_s: float = 0.0,
+) -> tuple[TurnResult, str]:
+    """Send one turn as a stream; return what was measured and the reply's text.
+
+    `start_s` of the result counts from `origin_s` on the monotonic clock.
+    """
+    headers = {"content-type": "application/json"}
+    if session_header is not None:
+        headers[session_header] = turn.session_id
+    body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
+    exchange = _Exchange(turn, time.monotonic() - origin_s)
+    try:
+        async with client.stream(
+            "POST", "/v1/chat/completions", content=orjson.dumps(body), headers=headers
+        ) as response:
+            exchange.begin(response)
+            if response.status_code != 200:
+                exchange.refuse(await response.aread())
+            else:
+                async for line in response.aiter_lines():
+                    exchange.receive(line, time.monotonic() - origin_s)
+                exchange.close()
+    except httpx.TimeoutException as exc:
+        exchange.fail("timeout", repr(exc))
+    except httpx.ConnectError as exc:
+        exchange.fail("connect", repr(exc))
+    except httpx.HTTPError as exc:
+        exchange.fail("broken", repr(exc))
+    return exchange.result(time.monotonic() - origin_s), exchange.reply
+
+
 class _Driver:
     __slots__ = ("_client", "_on_result", "_scripted", "_session_header", "_start_s", "results")
 
@@ -82,43 +118,18 @@ class _Driver:
     async def run(self, session: Session) -> None:
         while (turn := session.next_turn()) is not None:
             await asyncio.sleep(turn.wait_s)
-            reply = await self._send(turn)
-            if reply is None:
+            result, reply = await send(
+                self._client, turn, session_header=self._session_header, origin_s=self._start_s
+            )
+            self.results.append(result)
+            if self._on_result is not None:
+                self._on_result(result)
+            if result.error is not None:
                 return
             children = session.advance(None if self._scripted else reply)
             async with asyncio.TaskGroup() as group:
                 for child in children:
                     group.create_task(self.run(child), name=f"sub-agent {child.id}")
-
-    async def _send(self, turn: Turn) -> str | None:
-        """Send one turn and record it; return the reply, None if it failed."""
-        headers = {"content-type": "application/json"}
-        if self._session_header is not None:
-            headers[self._session_header] = turn.session_id
-        body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
-        exchange = _Exchange(turn, time.monotonic() - self._start_s)
-        try:
-            async with self._client.stream(
-                "POST", "/v1/chat/completions", content=orjson.dumps(body), headers=headers
-            ) as response:
-                exchange.begin(response)
-                if response.status_code != 200:
-                    exchange.refuse(await response.aread())
-                else:
-                    async for line in response.aiter_lines():
-                        exchange.receive(line, time.monotonic() - self._start_s)
-                    exchange.close()
-        except httpx.TimeoutException as exc:
-            exchange.fail("timeout", repr(exc))
-        except httpx.ConnectError as exc:
-            exchange.fail("connect", repr(exc))
-        except httpx.HTTPError as exc:
-            exchange.fail("broken", repr(exc))
-        result = exchange.result(time.monotonic() - self._start_s)
-        self.results.append(result)
-        if self._on_result is not None:
-            self._on_result(result)
-        return exchange.reply if result.error is None else None
 
 
 class _Exchange:

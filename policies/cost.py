@@ -25,16 +25,21 @@ class MinTtft(Policy, frozen=True, kw_only=True):
     name: ClassVar[str] = "min_ttft"
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return cheapest(snapshot, alpha=0.0)
+        return cheapest(snapshot, alpha=0.0, beta=0.0)
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """The lowest cost to everybody: `queue + (1 + alpha) x (fetch + prefill)`. The request's own
-    work delays whoever queues behind it, so recomputing what another candidate holds costs more
-    than this request's own wait; alpha says how many more. Under load a larger alpha keeps
-    prompts at their caches until the queue there exceeds (1 + alpha) times the work saved; at
-    light load it costs nothing, because without queues own work alone orders the candidates, and
-    the factor does not change that order. alpha = 0 is `min_ttft`."""
+    """The lowest cost to everybody: `queue + (1 + alpha x busy) x (fetch + prefill) + beta x
+    min(1, pressure) x prefill`. The request's own work delays whoever queues behind it, so under
+    load recomputing what another candidate holds costs more than this request's own wait. `busy`
+    is the share of recent time with a prefill at work, in the mean of the candidates, and alpha
+    the number of requests a fully busy candidate makes wait: prompts stay at their caches until
+    the queue there exceeds (1 + alpha x busy) times the work saved. At light load `busy` is near
+    0 and alpha costs nothing. What is computed also pushes something out: `pressure` is the share
+    of the candidate's cache that was overwritten lately, beta the price of a token pushed out, in
+    tokens computed. It costs nothing while caches have room, keeps conversations where they are
+    when they have none, and sends new ones, which share a system prompt with all others, to the
+    emptiest cache instead of to the first holder. alpha = beta = 0 is `min_ttft`."""
 
     name: ClassVar[str] = "kv_aware"
 
@@ -43,22 +48,30 @@ class KvAware(Policy, frozen=True, kw_only=True):
         Meta(
             ge=0.0,
             le=100.0,
-            description="Weight of the delay to others, in units of the request's own work",
+            description="Weight of the delay to others when always busy, in units of own work",
         ),
     ] = 2.0
+    beta: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=100.0,
+            description="Weight of what the request evicts from a full cache, in the same units",
+        ),
+    ] = 4.0
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return cheapest(snapshot, alpha=self.alpha)
+        return cheapest(snapshot, alpha=self.alpha, beta=self.beta)
 
 
-def cheapest(snapshot: Snapshot, *, alpha: float) -> Decision:
+def cheapest(snapshot: Snapshot, *, alpha: float, beta: float) -> Decision:
     """Choose the lowest total; alike totals go to the longest match, then to the least busy.
 
     The longest match before the least busy: among equals, moving a conversation away from its
     cache buys nothing and leaves two copies of it. Cold and short prompts match alike
     everywhere, so they spread by requests in flight, then by a draw.
     """
-    costs = candidate_costs(snapshot, alpha)
+    costs = candidate_costs(snapshot, alpha, beta)
     lowest = min([cost.total_ms for cost in costs])
     bound = lowest + max(TIE_MS, TIE_RATIO * lowest)
     ranked = [
@@ -71,15 +84,18 @@ def cheapest(snapshot: Snapshot, *, alpha: float) -> Decision:
     return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
 
 
-def candidate_costs(snapshot: Snapshot, alpha: float) -> tuple[CandidateCost, ...]:
+def candidate_costs(snapshot: Snapshot, alpha: float, beta: float) -> tuple[CandidateCost, ...]:
     """Price every candidate; shape (num_replicas,), in the snapshot's order.
 
     The engine fetches whatever its cpu tier or the pool holds, it does not weigh that against
-    computing; so the prediction does the same. `CostModel.prefill_ms` is written out: 64 calls
-    would be half of the time of a decision.
+    computing; so the prediction does the same. Busy is the mean of all: work that an idle
+    candidate takes off a busy one makes fewer requests wait, not more. `CostModel.prefill_ms` is
+    written out: 64 calls would be half of the time of a decision.
     """
     num_tokens = snapshot.request.num_tokens
     num_pool_tokens = snapshot.num_pool_tokens or 0
+    busy_ratio = sum([replica.busy_ratio for replica in snapshot.replicas])
+    delayed = alpha * busy_ratio / len(snapshot.replicas)
     costs: list[CandidateCost] = []
     for replica in snapshot.replicas:
         model = replica.cost
@@ -95,7 +111,9 @@ def candidate_costs(snapshot: Snapshot, alpha: float) -> tuple[CandidateCost, ..
             + model.ms_per_token * num_uncached
             + model.ms_per_mtoken2 * num_uncached * (num_held + 0.5 * num_uncached) * 1e-6
         )
-        others_ms = alpha * (fetch_ms + prefill_ms)
+        others_ms = delayed * (fetch_ms + prefill_ms)
+        if replica.cache_pressure:
+            others_ms += beta * min(1.0, replica.cache_pressure) * prefill_ms
         costs.append(
             CandidateCost(
                 id=replica.id,

@@ -70,6 +70,8 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     num_waiting: int = 0  # of those, before their first token
     num_queued_tokens: int = 0  # uncached tokens of the waiting ones
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
+    busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
+    cache_pressure: float = 0.0  # tokens computed here of late over its capacity; 0.0: unknown
     cost: CostModel = CostModel()
 
 

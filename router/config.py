@@ -83,9 +83,9 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trust_request_chat_template: Annotated[
         bool, Meta(description="the engines run with --trust-request-chat-template")
     ] = False
-    cache_bytes: Annotated[
-        int, Meta(ge=0, description="memory for prompts remembered token by token, per model")
-    ] = 512 * 1024 * 1024
+    cache_tokens: Annotated[
+        int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
+    ] = 20_000_000
     inline_chars: Annotated[
         int, Meta(ge=0, description="encodes with more new text than this leave the event loop")
     ] = 32_768
@@ -135,7 +135,7 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     interval_s: Annotated[Seconds, Meta(description="pause between health probes")] = 2.0
-    timeout_s: Annotated[Seconds, Meta(description="deadline of one probe")] = 2.0
+    timeout_s: Annotated[Seconds, Meta(description="deadline of one probe")] = 5.0
     load_interval_s: Annotated[
         Seconds, Meta(description="pause between reads of an engine's /metrics")
     ] = 5.0

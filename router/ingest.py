@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.errors import UpstreamError
+from router.errors import ConfigError, UpstreamError
 from router.index.rank_stream import RankStream
 from router.io.engine_events import EngineEvents, Message
 
@@ -149,7 +149,7 @@ class _Follower:
                 while messages := await replies.receive():
                     await self._apply(messages, self._stream.replayed)
                 is_complete = replies.is_complete
-        except (UpstreamError, ValueError) as exc:
+        except (UpstreamError, ConfigError, ValueError) as exc:
             logger.warning(
                 "replay failed",
                 extra={"candidate": self._stream.candidate, "error": str(exc)},

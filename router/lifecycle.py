@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from policies.registry import create
 from policies.view import CandidateId
 from router import logs
 from router.api.openai import parse_chat
-from router.config import Config, ReplicaConfig
+from router.config import Config, ReplicaConfig, TokensConfig
 from router.errors import (
     ConfigError,
     RouterError,
@@ -56,11 +57,7 @@ from router.io.engine_events import EngineEvents, reachable_endpoint
 from router.io.upstream import Upstream
 from router.metrics import Metrics, RankState
 from router.pipeline import Pipeline
-from router.prompt.book import Prompters
-from router.prompt.loading import load_prompter
-from router.prompt.needs_engine import NeedsEngine
-from router.prompt.prompter import Prompter
-from router.prompt.renderer import EngineOptions
+from router.prompt import NeedsEngine, Prompter, Prompters, load_prompter
 from router.stages.observe import Observer
 from router.stages.tokenize import Tokenizer
 
@@ -371,24 +368,19 @@ class Router:
 
     def _claim_prompters(self, replica: Replica) -> list[ServedModel]:
         """List the models whose tokenizer nobody loads yet; at once, so that readiness waits."""
-        adapters = {m.id: m.parent for m in replica.models if m.parent is not None}
+        self.prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
         bases = [m for m in replica.models if m.parent is None]
-        return [m for m in bases if self.prompters.begin(m.id, adapters)]
+        return [m for m in bases if self.prompters.begin(m.id)]
 
     async def _load_prompters(self, models: list[ServedModel]) -> None:
         """Load the tokenizer and template of each model."""
         for model in models:
             tokens = self._config.tokens
             source = tokens.models.get(model.id) or model.root or model.id
-            template = tokens.chat_templates.get(model.id)
-            options = EngineOptions(
-                chat_template=str(template) if template is not None else None,
-                trust_request_chat_template=tokens.trust_request_chat_template,
-            )
             started_s = self._now()
             prompter = await asyncio.get_running_loop().run_in_executor(
                 self._loaders,
-                partial(_warm_prompter, source, options, tokens.cache_bytes),
+                partial(_warm_prompter, source, tokens.chat_templates.get(model.id), tokens),
             )
             self.prompters.finish(model.id, prompter)
             fields = {
@@ -580,18 +572,23 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
 
 
-def _warm_prompter(source: str, options: EngineOptions, max_bytes: int) -> Prompter:
+def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:
     """Load a model's prompter and use it once: the first request need not compile a template.
 
     Whatever a model directory does to the libraries that read it, the engine can tokenize.
     """
     request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
     try:
-        prompter = load_prompter(source, options, max_bytes=max_bytes)
+        prompter = load_prompter(
+            source,
+            chat_template=chat_template,
+            trust_request_chat_template=config.trust_request_chat_template,
+            cache_tokens=config.cache_tokens,
+        )
         with suppress(NeedsEngine, RouterError):
             prompter.plan_chat(request).encode()
     except Exception as exc:
-        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}", max_bytes=max_bytes)
+        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
     return prompter
 
 

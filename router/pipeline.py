@@ -19,8 +19,10 @@ import logging
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
@@ -58,6 +60,9 @@ logger = logging.getLogger(__name__)
 RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+CLIENT_LEFT: Final = 499
+"""Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"})
 _NOT_RETURNED: Final = frozenset({"content-length"})  # of streams: one that breaks gets an event
@@ -115,7 +120,7 @@ class Pipeline:
         self._metrics = metrics
         self._seed = seed
         self._clock = clock
-        self._num_decisions = 0
+        self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
     async def route(self, inbound: Inbound, reply: Reply, request_id: str) -> None:
         """Answer one request.
@@ -250,7 +255,7 @@ class Pipeline:
         )
         return candidates, Snapshot(
             now_s=now_s,
-            number=self._num_decisions,
+            number=self._num_decisions[job.model],
             seed=self._seed,
             request=RequestView(
                 num_tokens=job.num_tokens,
@@ -268,7 +273,7 @@ class Pipeline:
         """
         now_s = self._clock()
         candidates, snapshot = self._look(job, tried, now_s)
-        self._num_decisions += 1
+        self._num_decisions[job.model] += 1
         policy = self._policy if job.prompt is not None else self._plain_policy
         decision = policy.decide(snapshot)
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
@@ -279,7 +284,7 @@ class Pipeline:
             num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
-            streams=job.streams,
+            streams=job.streams and job.prompt is not None,  # else its time teaches nothing
             now_s=now_s,
         )
         contract = self._caches.contract(candidate.id)
@@ -329,20 +334,16 @@ class Pipeline:
             error: UpstreamError | None = None
             failure: str | None = None
             try:
-                answer = await self._ask(job, placement)
+                answer = await self._ask(job, placement, partial(self._may_retry, job, tried))
                 failure = f"status_{answer.status}" if answer.status in RETRYABLE else None
             except UpstreamError as exc:
                 error, failure = exc, exc.code
             except BaseException:  # the client left while we waited
                 self._give_back(placement, Outcome.CLIENT_GONE)
-                self._note_failed(job, placement, Outcome.CLIENT_GONE, status=499)
+                self._note_unanswered(job, placement, CLIENT_LEFT, Outcome.CLIENT_GONE)
                 raise
             job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
-            may_retry = (
-                failure is not None
-                and len(tried) < self._config.forward.max_tries
-                and self._is_anybody_left(job, tried)
-            )
+            may_retry = failure is not None and self._may_retry(job, tried)
             if answer is not None and not may_retry:
                 return placement, answer
             is_refused = isinstance(error, UpstreamUnreachable)
@@ -350,13 +351,13 @@ class Pipeline:
             self._give_back(placement, outcome)
             if error is not None and not may_retry:
                 last = _nobody_listens(error) if is_refused else error
-                self._note_failed(job, placement, outcome, status=last.status)
+                self._note_unanswered(job, placement, last.status, outcome)
                 raise last from error
             self._note_failover(job, placement, str(failure))
             if answer is not None:
                 answer.close()
 
-    async def _ask(self, job: Job, placement: Placement) -> Answer:
+    async def _ask(self, job: Job, placement: Placement, may_move_on: Callable[[], bool]) -> Answer:
         """Send one try; an answer that is not a stream is read whole, so it can still move on."""
         answer = await self._upstream.open(
             placement.candidate.replica.name,
@@ -364,6 +365,7 @@ class Pipeline:
             method=job.inbound.method,
             headers=_upstream_headers(job, placement),
             body=job.inbound.body,
+            may_move_on=may_move_on,
         )
         try:
             if not answer.is_event_stream:
@@ -373,16 +375,27 @@ class Pipeline:
             raise
         return answer
 
-    def _is_anybody_left(self, job: Job, tried: set[str]) -> bool:
+    def _may_retry(self, job: Job, tried: set[str]) -> bool:
+        """Say whether a failed try may be followed by one more, at somebody else."""
+        if len(tried) >= self._config.forward.max_tries:
+            return False
         try:
             return bool(self._fleet.candidates(job.model, self._clock(), exclude=tried))
         except RouterError:
             return False
 
-    def _note_failed(
-        self, job: Job, placement: Placement, outcome: Outcome, *, status: int
+    def _note_failover(self, job: Job, placement: Placement, reason: str) -> None:
+        name = placement.candidate.replica.name
+        self._metrics.failovers.labels(name, reason).inc()
+        logger.warning(
+            "moved on before the first byte",
+            extra={"request": job.request_id, "replica": name, "reason": reason},
+        )
+
+    def _note_unanswered(
+        self, job: Job, placement: Placement, status: int, outcome: Outcome
     ) -> None:
-        """Note the end of a request to which no replica said anything."""
+        """Record a request that ended without a byte of an answer."""
         self._observer.finished(
             job,
             placement,
@@ -391,14 +404,6 @@ class Pipeline:
             usage=None,
             first_s=None,
             now_s=self._clock(),
-        )
-
-    def _note_failover(self, job: Job, placement: Placement, reason: str) -> None:
-        name = placement.candidate.replica.name
-        self._metrics.failovers.labels(name, reason).inc()
-        logger.warning(
-            "moved on before the first byte",
-            extra={"request": job.request_id, "replica": name, "reason": reason},
         )
 
     async def _pass_through(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from policies.view import CandidateId
+from router.errors import UpstreamUnreachable
 from router.index.block_index import BlockIndex
 from router.index.rank_stream import RankStream, StreamState
 from router.ingest import Pace, follow
-from router.io.engine_events import EngineEvents, Received
+from router.io.engine_events import EngineEvents, Received, Replies
 from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored
 from tests.io.publisher import Publisher
 
@@ -35,11 +37,13 @@ class WatchedEvents(EngineEvents):
 class Followed:
     """A stream that is being followed, and a way to wait for what it becomes."""
 
-    def __init__(self, publisher: Publisher, *, has_replay: bool = True) -> None:
+    def __init__(
+        self, publisher: Publisher, *, has_replay: bool, events: type[WatchedEvents]
+    ) -> None:
         self.index = BlockIndex()
         self.stream = RankStream(R1, self.index, block_size=BLOCK_SIZE, capacity_blocks=100)
         replay_endpoint = publisher.replay_endpoint if has_replay else None
-        self.source = WatchedEvents(publisher.endpoint, replay_endpoint)
+        self.source = events(publisher.endpoint, replay_endpoint)
         self.states: list[StreamState] = []
 
     def num_matched(self, tokens: list[int]) -> int:
@@ -54,15 +58,21 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(publisher: Publisher, *, has_replay: bool = True) -> AsyncIterator[Followed]:
-    followed = Followed(publisher, has_replay=has_replay)
+async def following(
+    publisher: Publisher,
+    *,
+    has_replay: bool = True,
+    events: type[WatchedEvents] = WatchedEvents,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Followed]:
+    followed = Followed(publisher, has_replay=has_replay, events=events)
 
     def note(stream: RankStream) -> None:
         followed.states.append(stream.state)
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
-            follow(followed.stream, followed.source, on_change=note, pace=QUICK)
+            follow(followed.stream, followed.source, clock=clock, on_change=note, pace=QUICK)
         )
         try:
             yield followed
@@ -181,5 +191,58 @@ async def test_a_long_history_arrives_whole() -> None:
             publisher.lose(batch(stored(prompt(number, 1))))
         async with following(publisher) as followed:
             await followed.until(lambda: followed.index.num_blocks(R1) == 10_000)
+
+            assert followed.stream.state == "exact"
+
+
+class FailingEvents(WatchedEvents):
+    """Fails in each way once, then works."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
+        super().__init__(endpoint, replay_endpoint)
+        self.failures: list[Exception] = [UpstreamUnreachable("r1", "socket gone")]
+        self.replay_failures: list[Exception] = [
+            UpstreamUnreachable("r1", "replay failed"),
+            ValueError("replay reply of unknown shape"),
+        ]
+
+    async def receive(self, timeout_s: float) -> Received:
+        if self.failures:
+            raise self.failures.pop()
+        return await super().receive(timeout_s)
+
+    @asynccontextmanager
+    async def replay(self, start: int) -> AsyncIterator[Replies]:
+        if self.replay_failures:
+            raise self.replay_failures.pop()
+        async with super().replay(start) as replies:
+            yield replies
+
+
+async def test_failures_are_survived() -> None:
+    """A broken socket and broken replays cost time, never the loop."""
+    with Publisher() as publisher:
+        publisher.lose(batch(stored(prompt(1))))
+        async with following(publisher, events=FailingEvents) as followed:
+            await followed.until(lambda: followed.num_matched(prompt(1)) == 3)
+
+            assert followed.stream.counters.num_failed_replays == 2
+            assert followed.stream.state == "exact"
+
+
+async def test_long_work_gives_the_loop_its_turns() -> None:
+    """Between slices others run."""
+    now_s = 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 0.01  # every look at the clock is later than a slice is long
+        return now_s
+
+    with Publisher() as publisher:
+        for number in range(50):
+            publisher.lose(batch(stored(prompt(number, 1))))
+        async with following(publisher, clock=clock) as followed:
+            await followed.until(lambda: followed.index.num_blocks(R1) == 50)
 
             assert followed.stream.state == "exact"

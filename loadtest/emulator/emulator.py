@@ -8,12 +8,15 @@ import signal
 from types import TracebackType
 from typing import Self
 
+import zmq
 from aiohttp import web
 
 from loadtest.emulator.app import App, make_request
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.replica import Replica
+
+PORT_PATIENCE_S = 5.0
 
 
 class Emulator:
@@ -64,7 +67,7 @@ class Emulator:
             self.replica.start()
             await self._open()
         except BaseException:
-            self.replica.stop()
+            await self._close()
             await self._runner.cleanup()
             await self._group.__aexit__(None, None, None)
             raise
@@ -136,5 +139,16 @@ class Emulator:
             await asyncio.sleep(fault.down_s)
             if fault.port is not None:
                 self.port = fault.port
-            self.replica.start(ports)
+            await self._start_again(ports)
             await self._open()
+
+    async def _start_again(self, ports: list[tuple[int, int]]) -> None:
+        """Bind the same event ports, which libzmq frees in its own time after a close."""
+        async with asyncio.timeout(PORT_PATIENCE_S):
+            while True:
+                try:
+                    return self.replica.start(ports)
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EADDRINUSE:
+                        raise
+                await asyncio.sleep(0.005)

@@ -116,8 +116,10 @@ class EventPublisher:
                 await self._replay_from(frames[0], int.from_bytes(frames[2], "big"))
 
     def close(self) -> None:
-        """Close both sockets, and with them the ports, at once."""
+        """Close both sockets; their ports are free a moment later. A second time does nothing."""
         for socket in (self._pub, self._replay):
+            if socket.closed:
+                continue
             endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
             if isinstance(endpoint, bytes) and endpoint.strip(b"\0"):
                 socket.unbind(endpoint.rstrip(b"\0"))

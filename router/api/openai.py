@@ -125,6 +125,45 @@ def parse_completion(body: Json) -> CompletionRequest:
     )
 
 
+def tokenize_body(body: Json) -> dict[str, Any]:
+    """Make the body for an engine's `/tokenize` that yields the tokens of this chat or completion.
+
+    That route knows fewer fields than the chat route and leaves out what the latter does first, so
+    this is done here (vLLM 0.32.0, serve/tokenize/protocol.py): `reasoning_content` is renamed,
+    `reasoning_effort` and `documents` become template arguments. Exact for whatever the engine
+    accepts, unless it runs with `--exclude-tools-when-tool-choice-none`.
+    """
+    sent = {field: body[field] for field in _TOKENIZE_FIELDS if body.get(field) is not None}
+    if "messages" not in sent:
+        return sent
+    arguments = dict(sent.get("chat_template_kwargs") or {})
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        arguments.setdefault("enable_thinking", effort != "none")
+        arguments["reasoning_effort"] = effort
+    if body.get("documents") is not None:
+        arguments["documents"] = body["documents"]
+    if arguments:
+        sent["chat_template_kwargs"] = arguments
+    sent["messages"] = [_with_reasoning(message) for message in sent["messages"]]
+    return sent
+
+
+_TOKENIZE_FIELDS = (
+    "model prompt messages tools add_generation_prompt continue_final_message add_special_tokens "
+    "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs"
+).split()
+
+
+def _with_reasoning(message: Any) -> Any:
+    if not isinstance(message, dict) or "reasoning_content" not in message:
+        return message
+    renamed = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if renamed.get("reasoning") is None and message["reasoning_content"] is not None:
+        renamed["reasoning"] = message["reasoning_content"]
+    return renamed
+
+
 def _engine_only(body: Json, fields: tuple[str, ...]) -> str | None:
     """Name the first field with which only the engine can make the prompt."""
     for field in (*fields, "truncate_prompt_tokens"):
@@ -200,10 +239,12 @@ def _token_ids(ids: list[Any], param: str) -> TokenIds:
     try:
         return array("I", ids)
     except (TypeError, OverflowError):
-        for index, token in enumerate(ids):
-            if not isinstance(token, int) or not 0 <= token < 2**32:
-                _wrong(f"{param}[{index}]", "a token id: a non-negative integer", token)
-        raise
+        index = next(index for index, token in enumerate(ids) if not _is_token_id(token))
+        _wrong(f"{param}[{index}]", "a token id: a non-negative integer", ids[index])
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**32
 
 
 def _str(body: Json, field: str) -> str | None:

@@ -16,9 +16,10 @@ update, and past observations are judged anew by the model of today). Four guard
 2. Far-off rows lose weight by the logarithm of observed / fitted (Cauchy), which treats ten times
    too slow (a hiccup) and ten times too fast (the cache held more than we knew) alike. One
    row in twenty of either kind moves the fit by a few percent.
-3. The prior never fades: each coefficient is drawn to its prior with the strength of a guess
-   good to a factor of ten. Where all requests are alike (collinear columns) the prior's
-   proportions divide the time among the coefficients; nothing winds up.
+3. The prior's proportions never fade: scaled to the median observation, it draws each
+   coefficient with the strength of a guess good to a factor of ten. Where all requests are alike
+   (collinear columns) it divides the time among the coefficients; nothing winds up. How fast an
+   engine is must be learned in every case, so the prior says nothing about it.
 4. No coefficient is negative (coordinate descent on the normal equations).
 """
 
@@ -147,6 +148,9 @@ class CostFit:
         ages = (self.num_observations - 1 - np.arange(num)) % _WINDOW
         recency = _FORGETTING**ages
         observed = np.maximum(ttft_ms, _FLOOR_MS)
+        ratios = observed / np.maximum(rows @ self._prior, 1e-9)
+        speed = float(np.partition(ratios, num // 2)[num // 2])
+        prior, pull = speed * self._prior, self._pull / speed**2
         theta = self._theta
         warm = num > _WINDOW // 2
         for step in range(_NUM_REWEIGHTS_WARM if warm else _NUM_REWEIGHTS):
@@ -156,8 +160,8 @@ class CostFit:
             limit = _CLIP * max(float(np.partition(errors, num // 2)[num // 2]), _MIN_SPREAD)
             trust = 1.0 / (1.0 + (errors / limit) ** 2)
             weighted = rows * (recency * trust / scale**2)[:, None]
-            matrix = weighted.T @ rows + np.diag(self._pull)
-            vector = weighted.T @ ttft_ms + self._pull * self._prior
+            matrix = weighted.T @ rows + np.diag(pull)
+            vector = weighted.T @ ttft_ms + pull * prior
             theta = _non_negative(matrix, vector)
         return theta
 

@@ -3,101 +3,27 @@
 What must live here: who can take a request for a model now, and how each candidate stands. What
 must not: which one to take (policies), what is cached (router.index), any I/O or clock. Every
 state change is one synchronous call; `now_s` comes from the caller's monotonic clock.
-
-Load has two sources. The ledger knows at once what this router sent. The engine's own `/metrics`,
-read now and then, also counts what others sent: what exceeds the ledger at that moment counts as
-foreign load until the next reading, or until the reading is too old. It is a correction, not a
-measurement: readings lag by a request or two, and a foreign prompt is taken to be as long as
-the ones this router sends there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel, ReplicaView
-from router.errors import NoReplicaAvailable, UnknownModel
+from router.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.fleet.cost_fit import PRIOR, CostFit
+from router.fleet.eligibility import eligible
 from router.fleet.health import Health, HealthRules, Outcome, ProbeFailure
-from router.fleet.ledger import NO_FOREIGN, Foreign, Lease, Ledger
-from router.fleet.replica import Candidate, Replica, ServedModel, candidates_of
+from router.fleet.ledger import Lease
+from router.fleet.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+from router.fleet.slot import NO_MATCH, CandidateStatus, EngineLoad, Match, Slot
 
-_MEAN_DECAY = 0.9
+__all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
+
 _MAX_RETRY_AFTER_S = 30.0
-
-
-class Match(NamedTuple):
-    """Leading tokens a candidate holds: on its GPU, and on GPU or cpu tier (>= GPU's)."""
-
-    num_gpu_tokens: int
-    num_cpu_tokens: int
-
-
-NO_MATCH = Match(0, 0)
-
-
-class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
-    """What an engine's own `/metrics` said about one rank.
-
-    Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
-    counts blocks of running requests only and says nothing about what is cached.
-    """
-
-    num_running: int
-    num_waiting: int
-    at_s: float
-
-
-class CandidateStatus(Struct, frozen=True, kw_only=True):
-    """One candidate for people: `/admin/replicas`, `/metrics`."""
-
-    id: CandidateId
-    replica: str
-    rank: int | None
-    url: str
-    state: str
-    reason: str
-    draining: bool
-    num_requests: int
-    num_waiting: int
-    num_queued_tokens: int
-    queue_ms: float
-    engine_load: EngineLoad | None
-    cost: CostModel
-    num_observations: int
-
-
-class _Slot:
-    """The moving state of one candidate."""
-
-    __slots__ = (
-        "candidate",
-        "engine_load",
-        "fit",
-        "foreign",
-        "foreign_until_s",
-        "health",
-        "ledger",
-        "mean_tokens",
-    )
-
-    def __init__(self, candidate: Candidate, health: Health, fit: CostFit) -> None:
-        self.candidate = candidate
-        self.health = health
-        self.fit = fit
-        self.ledger = Ledger()
-        self.engine_load: EngineLoad | None = None
-        self.foreign = NO_FOREIGN
-        self.foreign_until_s = 0.0
-        self.mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
-
-    def foreign_at(self, now_s: float) -> Foreign:
-        """Tell the load others put on this candidate; none if the reading is too old."""
-        return self.foreign if now_s < self.foreign_until_s else NO_FOREIGN
 
 
 class Fleet:
@@ -134,7 +60,7 @@ class Fleet:
         self._engine_load_max_age_s = engine_load_max_age_s
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
-        self._slots: dict[CandidateId, _Slot] = {}
+        self._slots: dict[CandidateId, Slot] = {}
         self._fits: dict[tuple[str, str], CostFit] = {}
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
         self._unsettled: set[str] = set()  # replicas whose health restricts them
@@ -155,12 +81,15 @@ class Fleet:
     def add(self, replica: Replica) -> None:
         """Add a replica, or put a newer description in place of the one of that name.
 
-        Load and health stay with the name, unless the address is another.
+        Load, health and draining stay with the name, unless the address is another: that is
+        another server, and leases of the old one end without effect.
         """
         known = self._replicas.get(replica.name)
         if known is None or known.url != replica.url:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
+        elif known.draining:
+            replica = replace(replica, draining=True)
         self._replicas[replica.name] = replica
         if self._order:
             self._replicas = dict(sorted(self._replicas.items(), key=self._position))
@@ -173,7 +102,7 @@ class Fleet:
             if id_ in self._slots:
                 self._slots[id_].candidate, self._slots[id_].fit = candidate, fit
             else:
-                self._slots[id_] = _Slot(candidate, health, fit)
+                self._slots[id_] = Slot(candidate, health, fit)
         self._by_model.clear()
 
     def remove(self, name: str) -> bool:
@@ -189,7 +118,8 @@ class Fleet:
 
     def drain(self, name: str, *, draining: bool = True) -> None:
         """Offer a replica no more (or again); what runs there goes on. KeyError if unknown."""
-        self.add(replace(self._replicas[name], draining=draining))
+        self._replicas[name] = replace(self._replicas[name], draining=draining)
+        self.add(self._replicas[name])
 
     def model(self, name: str) -> ServedModel | None:
         """Find a served model or adapter by name."""
@@ -210,22 +140,7 @@ class Fleet:
 
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
-        union: dict[str, ServedModel] = {}
-        for replica in self._replicas.values():
-            for model in replica.models:
-                union.setdefault(model.id, model)
-        return [
-            {
-                "id": model.id,
-                "object": "model",
-                "created": 0,
-                "owned_by": "vllm",
-                "root": model.root,
-                "parent": model.parent,
-                "max_model_len": model.max_model_len,
-            }
-            for model in union.values()
-        ]
+        return model_entries(self._replicas.values())
 
     # A request's way
 
@@ -245,12 +160,12 @@ class Fleet:
         """
         serving = self._serving(model)
         if not exclude and not self._unsettled:
-            eligible = serving
+            offered = serving
         else:
-            eligible = self._eligible(serving, now_s, exclude)
-        if not eligible:
+            offered = self._eligible(serving, now_s, exclude)
+        if not offered:
             raise self._none_available(model, now_s)
-        return eligible
+        return offered
 
     def views(
         self,
@@ -265,28 +180,8 @@ class Fleet:
             matches: Reusable leading tokens; candidates without any may be absent.
             now_s: Now.
         """
-        slots = self._slots
-        views = []
-        for candidate in candidates:
-            id_ = candidate.id
-            slot = slots[id_]
-            ledger, cost = slot.ledger, slot.fit.model
-            queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
-            num_gpu_tokens, num_cpu_tokens = matches.get(id_, NO_MATCH)
-            view = ReplicaView(
-                id=id_,
-                num_gpu_tokens=num_gpu_tokens,
-                num_cpu_tokens=num_cpu_tokens,
-                num_requests=ledger.num_requests,
-                num_waiting=ledger.num_waiting,
-                num_queued_tokens=ledger.num_queued_tokens,
-                queue_ms=queue_ms,
-                cost=cost,
-            )
-            if now_s < slot.foreign_until_s:
-                view = _with_foreign(view, slot.foreign)
-            views.append(view)
-        return tuple(views)
+        slots, match_of = self._slots, matches.get
+        return tuple([slots[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
 
     def begin(
         self,
@@ -308,32 +203,21 @@ class Fleet:
             streams: Whether the first token will be seen apart from the end.
             now_s: Now.
         """
-        slot = self._slots[candidate]
         self._num_leases += 1
-        lease = slot.ledger.begin(
+        return self._slots[candidate].begin(
             self._num_leases,
-            candidate,
-            slot.fit.model,
             num_uncached_tokens=num_uncached_tokens,
             num_cached_tokens=num_cached_tokens,
             num_fetched_tokens=num_fetched_tokens,
             streams=streams,
-            foreign=slot.foreign_at(now_s),
             now_s=now_s,
         )
-        slot.mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - slot.mean_tokens)
-        slot.health.began(lease.number, now_s)
-        return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Note a request's first token, and learn from its time; later calls do nothing."""
         slot = self._slots.get(lease.candidate)
-        if slot is None or not slot.ledger.first_token(lease, now_s):
-            return
-        if slot.candidate.replica.name in self._unsettled:
-            slot.health.answered(lease.number, now_s)
-        if lease.streams:
-            slot.fit.observe(lease.work, (now_s - lease.begun_s) * 1000.0, lease.predicted_ms)
+        if slot is not None:
+            slot.first_token(lease, now_s)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome, *, jitter: float = 0.5) -> bool:
         """Give a lease back and learn from the outcome.
@@ -343,9 +227,8 @@ class Fleet:
         replica is gone.
         """
         slot = self._slots.get(lease.candidate)
-        if slot is None or not slot.ledger.end(lease, now_s):
+        if slot is None or not slot.end(lease, now_s, outcome, jitter):
             return False
-        slot.health.ended(lease.number, outcome, now_s, jitter)
         self._watch(slot.candidate.replica.name)
         return True
 
@@ -368,25 +251,12 @@ class Fleet:
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         slot = self._slots.get(candidate)
-        if slot is None:
-            return
-        slot.engine_load = load
-        num_total = load.num_running + load.num_waiting
-        num_foreign = max(0, num_total - slot.ledger.num_requests)
-        # The engine calls a request running while it is still prefilled; the ledger, waiting.
-        num_waiting = min(num_foreign, max(0, load.num_waiting - slot.ledger.num_waiting))
-        slot.foreign = Foreign(
-            num_requests=num_foreign,
-            num_waiting=num_waiting,
-            num_queued_tokens=round(num_waiting * slot.mean_tokens),
-        )
-        slot.foreign_until_s = load.at_s + self._engine_load_max_age_s if num_foreign else 0.0
+        if slot is not None:
+            slot.note_engine_load(load, self._engine_load_max_age_s)
 
     def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
         """Show all candidates to people, out or in, in the order of configuration."""
-        return tuple(
-            _status(slot, now_s) for name in self._replicas for slot in self._slots_of(name)
-        )
+        return tuple(slot.status(now_s) for name in self._replicas for slot in self._slots_of(name))
 
     # Private
 
@@ -407,55 +277,52 @@ class Fleet:
             self._fits[key] = CostFit(self._prior)
         return self._fits[key]
 
-    def _slots_of(self, name: str) -> list[_Slot]:
+    def _slots_of(self, name: str) -> list[Slot]:
         return [slot for slot in self._slots.values() if slot.candidate.replica.name == name]
 
     def _serving(self, model: str | None) -> tuple[Candidate, ...]:
-        """List a model's candidates but draining ones; UnknownModel if nobody ever had it."""
-        serving = self._by_model.get(model)
-        if serving is None:
-            replicas = [
-                replica
-                for replica in self._replicas.values()
-                if model is None or any(served.id == model for served in replica.models)
-            ]
-            if model is not None and not replicas and self._replicas:
-                known = ", ".join(entry["id"] for entry in self.models()) or "none yet"
-                message = f"The model `{model}` does not exist (served: {known})."
-                raise UnknownModel(message, param="model")
-            serving = self._by_model[model] = tuple(
-                self._slots[candidate.id].candidate
-                for replica in replicas
-                if not replica.draining
-                for candidate in candidates_of(replica)
-            )
+        """List a model's candidates but draining ones; UnknownModel if no replica has it.
+
+        While some replica's models are not known yet, a model may be there: that is not unknown.
+        """
+        known = self._by_model.get(model)
+        if known is not None:
+            return known
+        replicas = [
+            replica
+            for replica in self._replicas.values()
+            if model is None or any(served.id == model for served in replica.models)
+        ]
+        if not replicas:
+            if model is not None and all(replica.models for replica in self._replicas.values()):
+                raise self._unknown_model(model)
+            return ()  # not kept: clients may ask for any name
+        serving = self._by_model[model] = tuple(
+            self._slots[candidate.id].candidate
+            for replica in replicas
+            if not replica.draining
+            for candidate in candidates_of(replica)
+        )
         return serving
+
+    def _unknown_model(self, model: str) -> RouterError:
+        if not self._replicas:
+            return NoReplicaAvailable("No replica is configured.")
+        served = ", ".join(entry["id"] for entry in self.models())
+        return UnknownModel(
+            f"The model `{model}` does not exist (served: {served}).", param="model"
+        )
 
     def _eligible(
         self, serving: Sequence[Candidate], now_s: float, exclude: Collection[str]
     ) -> tuple[Candidate, ...]:
-        """Leave out what is broken or tried, and recovering candidates with their share of load.
-
-        In a panic (more than half out) a breaker is more likely wrong than right, and the few
-        left would drown: all that listen are offered.
-        """
+        """Leave out those that were tried, and those whose health forbids."""
         slots = [self._slots[c.id] for c in serving if c.replica.name not in exclude]
+        offered = tuple(slot.candidate for slot in eligible(slots, self._rules, now_s))
         for name in list(self._unsettled):
             self._health[name].weight(now_s)  # a slow start that is over settles here
             self._watch(name)
-        usable = [slot for slot in slots if slot.health.can_accept(now_s)]
-        if len(usable) < self._rules.panic_ratio * len(slots):
-            usable = [slot for slot in slots if slot.health.can_accept_in_panic(now_s)]
-        if not usable:
-            return ()
-        mean = sum([slot.ledger.num_requests for slot in usable]) / len(usable)
-        ramped = [
-            slot.candidate
-            for slot in usable
-            if (weight := slot.health.weight(now_s)) >= 1.0
-            or slot.ledger.num_requests < max(1.0, weight * mean)
-        ]
-        return tuple(ramped) or tuple(slot.candidate for slot in usable)
+        return offered
 
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
         """Say that nobody is there, and when it makes sense to ask again."""
@@ -466,34 +333,3 @@ class Fleet:
         retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
         what = "replica" if model is None else f"replica of `{model}`"
         return NoReplicaAvailable(f"No {what} can take a request now.", retry_after_s=retry_after_s)
-
-
-def _with_foreign(view: ReplicaView, foreign: Foreign) -> ReplicaView:
-    """Add what others sent to what the ledger shows."""
-    return replace(
-        view,
-        num_requests=view.num_requests + foreign.num_requests,
-        num_waiting=view.num_waiting + foreign.num_waiting,
-        num_queued_tokens=view.num_queued_tokens + foreign.num_queued_tokens,
-        queue_ms=view.queue_ms + view.cost.ms_per_token * foreign.num_queued_tokens,
-    )
-
-
-def _status(slot: _Slot, now_s: float) -> CandidateStatus:
-    candidate, ledger, cost = slot.candidate, slot.ledger, slot.fit.model
-    return CandidateStatus(
-        id=candidate.id,
-        replica=candidate.replica.name,
-        rank=candidate.rank,
-        url=candidate.replica.url,
-        state=slot.health.state(now_s).value,
-        reason=slot.health.reason,
-        draining=candidate.replica.draining,
-        num_requests=ledger.num_requests,
-        num_waiting=ledger.num_waiting,
-        num_queued_tokens=ledger.num_queued_tokens,
-        queue_ms=ledger.queue_ms(cost, now_s),
-        engine_load=slot.engine_load,
-        cost=cost,
-        num_observations=slot.fit.num_observations,
-    )

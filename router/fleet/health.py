@@ -140,9 +140,9 @@ class Health:
                 self._num_failures += self._state is State.UP
                 if on_trial or self._num_failures >= self._rules.failures_to_open:
                     self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
-            case Outcome.CLIENT_ERROR | Outcome.CLIENT_GONE:
-                # It answered, or was not given the time: neither trust nor blame. A trial that
-                # ends so leaves its place to the next request.
+            case _:
+                # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. Neither trust
+                # nor blame; a trial that ends so leaves its place to the next request.
                 pass
 
     def probe_ok(self, now_s: float) -> None:
@@ -191,8 +191,7 @@ class Health:
             self._num_opened += 1
             self._by_probe = False
         self._num_failures = 0
-        if not (self._state is State.DOWN and state is State.SUSPECT):
-            self._state, self._opened_as, self.reason = state, state, reason
+        self._state, self._opened_as, self.reason = state, state, reason
         self._by_probe = self._by_probe or by_probe
         self._trial = None
         self._recovered_s = None

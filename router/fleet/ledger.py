@@ -16,10 +16,13 @@ from msgspec import Struct
 
 from policies.view import CandidateId, CostModel
 from router.fleet.cost_fit import Work, mtoken2
+from router.fleet.recent import RecentShare
 
 _LATE_RATIO = 0.1
 """A head that should be done keeps a tenth of its work, or of the time it already took: the
 longer an engine hangs, the longer the queue it shows."""
+
+BUSY_S = 60.0  # time constant of `busy`
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):
@@ -53,9 +56,18 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
 class Ledger:
     """Leases of one candidate."""
 
-    __slots__ = ("_decoding", "_head", "_head_s", "_mtoken2", "_waiting", "num_queued_tokens")
+    __slots__ = (
+        "_decoding",
+        "_head",
+        "_head_s",
+        "_mtoken2",
+        "_waiting",
+        "busy",
+        "num_queued_tokens",
+    )
 
     def __init__(self) -> None:
+        self.busy = RecentShare(BUSY_S)  # time with a prefill at work
         self._waiting: OrderedDict[int, Lease] = OrderedDict()
         self._decoding: set[int] = set()
         self._head: Lease | None = None
@@ -112,6 +124,7 @@ class Ledger:
         )
         if self._head is None:
             self._head, self._head_s = lease, now_s
+            self.busy.switch(True, now_s)
         self._waiting[number] = lease
         self.num_queued_tokens += num_uncached_tokens
         self._mtoken2 += own
@@ -181,6 +194,7 @@ class Ledger:
         self._mtoken2 -= lease.num_mtoken2
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
+            self.busy.switch(False, now_s)
         elif self._head is lease:
             self._head, self._head_s = next(iter(self._waiting.values())), now_s
         return True

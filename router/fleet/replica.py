@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from msgspec import Struct
 
 from policies.view import CandidateId
@@ -57,6 +60,13 @@ class Candidate(Struct, frozen=True, kw_only=True):
     replica: Replica
     rank: int | None = None
 
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens this candidate's cache holds; None: not known."""
+        if self.replica.block_size is None or self.replica.num_blocks is None:
+            return None
+        return self.replica.block_size * self.replica.num_blocks
+
 
 def candidate_id(name: str, rank: int | None) -> CandidateId:
     return CandidateId(name if rank is None else f"{name}#{rank}")
@@ -68,3 +78,23 @@ def candidates_of(replica: Replica) -> tuple[Candidate, ...]:
     return tuple(
         Candidate(id=candidate_id(replica.name, rank), replica=replica, rank=rank) for rank in ranks
     )
+
+
+def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
+    """List the union of served models as entries of `/v1/models`, the first replica's first."""
+    union: dict[str, ServedModel] = {}
+    for replica in replicas:
+        for model in replica.models:
+            union.setdefault(model.id, model)
+    return [
+        {
+            "id": model.id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "vllm",
+            "root": model.root,
+            "parent": model.parent,
+            "max_model_len": model.max_model_len,
+        }
+        for model in union.values()
+    ]

@@ -116,5 +116,4 @@ class Caches:
         if trust.num_audits >= MIN_AUDITS and trust.ratio < DISTRUST_BELOW:
             if stream.state == "exact":
                 stream.distrust(f"only {trust.ratio:.0%} of recent predictions were right")
-                stream.resync()
             self._trust[candidate] = _Trust()

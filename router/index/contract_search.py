@@ -18,8 +18,8 @@ from msgspec import structs
 
 from router.contracts import HashContract, StoredView, find_contract, obeys
 
-MAX_MISSES: Final = 8
-"""Plain events that obey no contract before translation; old engines hide salts, so not one."""
+MAX_MISSES: Final = 3
+"""Plain events that obey none before translation: an old engine hides salts, so not one."""
 
 VERIFY_EVERY: Final = 256
 """Of the events that start a prompt, one in so many is verified with tokens."""
@@ -75,9 +75,7 @@ class ContractSearch:
         self._num_tag_checks = 0
 
     def wants(self, stored: StoredView) -> bool:
-        """Tell whether to examine this event (tokens may be missing yet)."""
-        if stored.parent_block_hash is not None:
-            return False
+        """Tell whether to examine this event, which starts a prompt (tokens may be missing)."""
         if self.phase is Phase.FOUND:
             self._num_until_verified -= 1
             may_settle_tag = not self._is_tag_settled and not stored.is_plain

@@ -63,6 +63,7 @@ class History:
     """
 
     __slots__ = (
+        "_is_doubtful",
         "_is_fresh",
         "_marks",
         "_next",
@@ -79,6 +80,7 @@ class History:
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
         self.has_replay = has_replay
         self._is_fresh = False  # the wanted replay begins anew
+        self._is_doubtful = False  # the engine may be another one: nothing passes before a replay
         self._next: int | None = None  # None: no history at all, not even an empty one
         self._marks: deque[tuple[int, bytes]] = deque(maxlen=_NUM_MARKS)
         self._replay = _Replay.NONE
@@ -89,7 +91,8 @@ class History:
 
     def live(self, sequence: int, mark: bytes) -> Verdict:
         """Judge a batch as it was published."""
-        if self.wanted is not None and (self._is_fresh or sequence != self._next):
+        is_proven = not self._is_fresh and not self._is_doubtful
+        if self.wanted is not None and not (is_proven and sequence == self._next):
             return Verdict.IGNORE
         if self._next is None:
             return self._begin(sequence, mark)
@@ -138,6 +141,17 @@ class History:
     def _can_ask(self) -> bool:
         return self.has_replay and self._num_failed < MAX_FAILED_REPLAYS
 
+    def doubt(self) -> None:
+        """Let nothing pass before a replay has shown that the engine is the same: it reconnected.
+
+        Without replay, sequences that go on are taken for proof enough.
+        """
+        self.trust_replay()
+        if self.ask_all() if self._is_fresh else self.ask():
+            self._is_doubtful = True
+            if self._replay is not _Replay.NONE:
+                self._replay = _Replay.USELESS
+
     def trust_replay(self) -> None:
         """Try replay again although it failed: the connection is a new one."""
         self._num_failed = 0
@@ -154,6 +168,7 @@ class History:
         """Judge one reply of the replay, in order."""
         if self._replay is _Replay.FIRST:
             self._replay = _Replay.FOLLOWING
+            self._is_doubtful = False
             return self._first_reply(sequence, mark)
         if self._replay is _Replay.FOLLOWING:
             assert self._next is not None
@@ -191,6 +206,7 @@ class History:
         return Verdict.IGNORE
 
     def _nothing_came(self) -> Verdict:
+        self._is_doubtful = False
         is_fresh = self._is_fresh or self._next is None
         if is_fresh or self._next == 0:
             self._answered()
@@ -210,6 +226,7 @@ class History:
 
     def _answered(self) -> None:
         self.wanted = None
+        self._is_fresh = False
         self._num_failed = 0
 
     def _fail(self, replay: _Replay) -> None:
@@ -219,9 +236,9 @@ class History:
             if replay is not _Replay.FIRST and replay is not _Replay.USELESS:
                 self.ask()  # what came before it broke off was progress
             return
-        self.wanted = None
-        if self._is_fresh:
+        if self._is_fresh or self._is_doubtful:
             self.forget()
+        self.wanted = None
 
     @property
     def is_settled(self) -> bool:
@@ -236,6 +253,7 @@ class History:
         """Know nothing, want nothing."""
         self.wanted = None
         self._next = None
+        self._is_fresh = self._is_doubtful = False
         self._marks.clear()
 
     def _begin(self, sequence: int, mark: bytes) -> Verdict:

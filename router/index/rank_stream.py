@@ -137,7 +137,7 @@ class RankStream:
     def connected(self) -> None:
         """The publisher is (again) there: ask for what was missed, and whether it is the same."""
         self._disconnected_s = None
-        self.verify()
+        self._history.doubt()
 
     def disconnected(self, now_s: float) -> None:
         """The publisher is gone; what it held is believed for `BLIND_AFTER_S` more."""

@@ -35,9 +35,6 @@ class Translation:
         self._digests: dict[BlockKey, bytes] = {}
         self._max_blocks = max_blocks
 
-    def __len__(self) -> int:
-        return len(self._digests)
-
     def stored(self, event: StoredView, lora_paths: Mapping[str, str]) -> list[BlockKey]:
         """Translate stored blocks; the keys end where translation does (an image, no tokens).
 

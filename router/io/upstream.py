@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -125,7 +125,7 @@ class Upstream:
     def __init__(self, config: ForwardConfig) -> None:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
-        self._first_bytes: dict[str, set[asyncio.Timeout]] = {}
+        self._first_bytes: dict[str, dict[asyncio.Timeout, Callable[[], bool]]] = {}
 
     async def __aenter__(self) -> Self:
         context: ssl.SSLContext | bool = True
@@ -158,6 +158,7 @@ class Upstream:
         method: str,
         headers: CIMultiDict[str],
         body: bytes | None,
+        may_move_on: Callable[[], bool] = lambda: True,
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
 
@@ -166,6 +167,7 @@ class Upstream:
             url: Absolute, already encoded; sent as it is.
             headers: End-to-end headers, without Host and Content-Length.
             body: Sent as it is; None for none.
+            may_move_on: Asked by `abort`: whether this request has somewhere else to go.
 
         Raises:
             UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
@@ -176,11 +178,11 @@ class Upstream:
             # In pieces: one write of megabytes would hold the loop; the length stays declared.
             headers["Content-Length"] = str(len(body))
             data = _pieces(body)
-        waiting = self._first_bytes.setdefault(replica, set())
+        waiting = self._first_bytes.setdefault(replica, {})
         response: aiohttp.ClientResponse | None = None
         with _mapped(replica, "before its first byte"):
             deadline = asyncio.timeout(self._config.first_byte_timeout_s)
-            waiting.add(deadline)
+            waiting[deadline] = may_move_on
             try:
                 async with deadline:
                     response = await self._session.request(
@@ -196,17 +198,18 @@ class Upstream:
                     response.close()
                 raise
             finally:
-                waiting.discard(deadline)
+                del waiting[deadline]
         return Answer(replica, response, first, self._config.idle_timeout_s)
 
     def abort(self, replica: str) -> None:
-        """Fail every request that still waits for its first byte from `replica`, now.
+        """Fail requests that wait for their first byte from `replica` and can go elsewhere, now.
 
         For a replica that a probe has just found dead or hung: its requests move on at once
-        instead of waiting for their own deadline.
+        instead of waiting for their own deadline. Who has nowhere to go keeps waiting: the probe
+        may be wrong, and a slow answer is better than none.
         """
-        for deadline in self._first_bytes.get(replica, ()):
-            if not deadline.expired():
+        for deadline, may_move_on in self._first_bytes.get(replica, {}).items():
+            if not deadline.expired() and may_move_on():
                 deadline.reschedule(0.0)
 
 

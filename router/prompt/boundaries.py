@@ -40,7 +40,7 @@ _PRE_TOKENIZERS = frozenset(
 _POST_PROCESSORS = frozenset("ByteLevel Sequence TemplateProcessing".split())
 _MODELS = frozenset("BPE Unigram WordLevel WordPiece".split())
 
-_MAX_NEEDLES = 4  # each is one pass over text that is new
+_MAX_NEEDLES = 12  # each is one pass over the text that is new: 0.03 ms per 100 KB
 
 
 class Needle(Struct, frozen=True):

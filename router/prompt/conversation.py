@@ -58,7 +58,7 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
     role = message["role"]
     usual_keys = _USUAL_KEYS.get(role)
     if usual_keys is None or not message.keys() <= usual_keys:
-        _check_unusual(message, usual_keys is not None)
+        _check_unusual(message, is_known_role=usual_keys is not None)
     content = message.get("content")
     if type(content) is str and role != "system":
         if as_parts and role != "tool":
@@ -68,16 +68,16 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
     rebuilt: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         if "tool_calls" in message:
-            calls = _tool_calls(message["tool_calls"], memo)
+            calls = _tool_calls(message, memo)
             if calls:
                 rebuilt["tool_calls"] = calls
         reasoning = _reasoning(message)
         if reasoning is not None:
             rebuilt["reasoning"] = rebuilt["reasoning_content"] = reasoning
     elif role == "tool" and "tool_call_id" in message:
-        rebuilt["tool_call_id"] = message["tool_call_id"]
-        if not isinstance(message["tool_call_id"], str | None):
-            raise NeedsEngine("message", "tool_call_id")
+        rebuilt["tool_call_id"] = tool_call_id = message["tool_call_id"]
+        if type(tool_call_id) is not str:
+            _check_unusual(message, is_known_role=True)
     if "name" in message:
         rebuilt["name"] = message["name"]
     if "task" in message:
@@ -87,7 +87,7 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
     return rebuilt
 
 
-def _check_unusual(message: Json, is_known_role: bool) -> None:
+def _check_unusual(message: Json, *, is_known_role: bool) -> None:
     """Let through what the engine ignores or merely copies.
 
     Raises:
@@ -103,10 +103,13 @@ def _check_unusual(message: Json, is_known_role: bool) -> None:
     for key in _HAZARDOUS_KEYS:
         if message.get(key) is not None:
             raise NeedsEngine("message", key)
-    if not isinstance(message.get("refusal"), str | None):
-        raise NeedsEngine("message", "refusal")
-    if message["role"] != "assistant" and message.get("tool_calls"):
-        raise NeedsEngine("message", "tool_calls")
+    for key in ("refusal", "tool_call_id"):
+        if not isinstance(message.get(key), str | None):
+            raise NeedsEngine("message", key)
+    if message["role"] != "assistant":
+        _reasoning(message)
+        if message.get("tool_calls") not in (None, []):
+            raise NeedsEngine("message", "tool_calls")
 
 
 def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, Any]]:
@@ -123,9 +126,11 @@ def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, A
     checked = [_part(part) for part in parts]
     if role == "system":
         checked = [part for part in map(_without_billing_header, checked) if part is not None]
-    if as_parts and role != "tool":
-        return checked
-    return "\n".join([part["text"] for part in checked])
+    if not as_parts:
+        return "\n".join([part["text"] for part in checked if part["text"]])
+    if role == "tool":  # few templates take parts here; the engine keeps the empty ones this way
+        return "\n".join([part["text"] for part in checked])
+    return checked
 
 
 def _part(part: Any) -> dict[str, Any]:
@@ -155,8 +160,11 @@ def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
     return {**part, "text": rest} if rest else None
 
 
-def _tool_calls(calls: Any, memo: JsonMemo) -> list[dict[str, Any]] | None:
+def _tool_calls(message: Json, memo: JsonMemo) -> list[dict[str, Any]] | None:
+    calls = message["tool_calls"]
     if calls is None:
+        if "content" in message and message["content"] is None:
+            raise NeedsEngine("tool_calls", "null beside null content")  # no model takes both
         return None
     if type(calls) is not list:
         raise NeedsEngine("tool_calls", "not a list")

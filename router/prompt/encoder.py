@@ -28,15 +28,18 @@ _NO_BOUNDARY = 1 << 62
 class TextCuts:
     """The boundaries in one text's UTF-8 bytes, found lazily."""
 
-    __slots__ = ("_data", "_found", "_needles")
+    __slots__ = ("_data", "_found", "_min_bytes", "_needles")
 
-    def __init__(self, data: bytes, needles: Sequence[Needle]) -> None:
+    def __init__(
+        self, data: bytes, needles: Sequence[Needle], min_bytes: int = MIN_SEGMENT_BYTES
+    ) -> None:
         self._data = data
         self._needles = needles
+        self._min_bytes = min_bytes
         self._found = [-1] * len(needles)  # the next boundary at each needle
 
     def after(self, position: int) -> Boundary | None:
-        earliest = position + MIN_SEGMENT_BYTES
+        earliest = position + self._min_bytes
         best, guard = _NO_BOUNDARY, b""
         for index, needle in enumerate(self._needles):
             found = self._found[index]
@@ -89,11 +92,6 @@ class TextEncoder:
         ends = _ends(tokenizer) if found.has_plain_ends else None
         self.prefix: TokenIds | None = ends[0] if ends is not None else None
         self.suffix: TokenIds | None = ends[1] if ends is not None else None
-
-    @property
-    def can_cut(self) -> bool:
-        """Tell whether texts can be encoded piece by piece."""
-        return bool(self._needles)
 
     def cuts(self, data: bytes) -> TextCuts:
         """Find the boundaries of a text."""

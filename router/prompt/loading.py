@@ -9,12 +9,14 @@ read differently there, is left to the engine. Sources: vLLM 0.32.0, config/mode
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils.hub import cached_file
 
+from router.prompt.content_format import ContentFormat
 from router.prompt.encoder import TextEncoder
 from router.prompt.needs_engine import NeedsEngine
 from router.prompt.prompter import Prompter
@@ -37,38 +39,55 @@ _OTHER_TOKENIZER_CLASS = frozenset(
     {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
 )
 _MISTRAL_FAMILY = ("Mistral", "Mixtral", "Ministral", "Pixtral", "Voxtral", "Magistral")
+_BYTES_PER_TOKEN = 8  # an id (4), its share of a block key (1.3) and of a segment (1 to 2)
 # What a tokenizer class must not do its own way.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
 
 
 def load_prompter(
     model: str,
-    options: EngineOptions | None = None,
     *,
+    chat_template: str | Path | None = None,
+    content_format: ContentFormat | None = None,
+    default_chat_template_kwargs: dict[str, Any] | None = None,
+    trust_request_chat_template: bool = False,
+    exclude_tools_when_tool_choice_none: bool = False,
+    cache_tokens: int = 20_000_000,
     local_files_only: bool = False,
-    max_bytes: int = 512 << 20,
 ) -> Prompter:
     """Load what renders and tokenizes for a model; blocking, up to seconds: off the loop.
 
     Args:
         model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
-        options: The engine's flags.
+        chat_template, content_format, default_chat_template_kwargs, trust_request_chat_template,
+        exclude_tools_when_tool_choice_none: The engine's flags of these names, see EngineOptions.
+        cache_tokens: About how many tokens of prompts to remember.
         local_files_only: Do not go to the hub.
 
     Returns:
         A prompter in any case: where something is missing it hands out nothing but block keys of
         token ids, and `engine_only` says why.
     """
-    options = options or EngineOptions()
+    # tokenizers would spread each call over all cores and wait for them: with other work on the
+    # machine 13 ms instead of 2 for 2,000 tokens, and the loop's core is taken for long ones.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    max_bytes = cache_tokens * _BYTES_PER_TOKEN
+    options = EngineOptions(
+        chat_template=_read_template(chat_template),
+        content_format=content_format,
+        default_chat_template_kwargs=default_chat_template_kwargs or {},
+        trust_request_chat_template=trust_request_chat_template,
+        exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
+    )
     try:
         config, tokenizer = _load(model, local_files_only)
         _check_tokenizer(tokenizer)
-        _check_config(model, config, tokenizer)
+        _check_config(model, config)
     except NeedsEngine as exc:
         return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
-    templates = _Templates(model, tokenizer, options, local_files_only)
+    templates = _Templates(tokenizer, _processor_template(model, local_files_only))
     renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map, options)
-    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
+    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints(options.chat_template))
     return Prompter(encoder, renderer, max_bytes=max_bytes)
 
 
@@ -95,7 +114,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
         raise NeedsEngine("model", "the tokenizer splits special tokens")
 
 
-def _check_config(model: str, config: dict[str, Any], tokenizer: Any) -> None:
+def _check_config(model: str, config: dict[str, Any]) -> None:
     architectures = config.get("architectures") or ["?"]
     for architecture in architectures:
         if architecture in _OWN_RENDERERS:
@@ -118,18 +137,15 @@ def _may_be_mistral_format(model: str) -> bool:
 
 
 class _Templates:
-    """Finds the template as the engine does: its own flag, the processor's, the tokenizer's."""
+    """Finds the template as the engine does: the given one, the processor's, the tokenizer's."""
 
-    __slots__ = ("_given", "_processor", "_tokenizer")
+    __slots__ = ("_processor", "_tokenizer")
 
-    def __init__(
-        self, model: str, tokenizer: Any, options: EngineOptions, local_files_only: bool
-    ) -> None:
+    def __init__(self, tokenizer: Any, processor: str | None) -> None:
         self._tokenizer = tokenizer
-        self._given = _read_template(options.chat_template)
-        self._processor = _processor_template(model, local_files_only)
+        self._processor = processor
 
-    def find(self, with_tools: bool) -> str:
+    def find(self, given: str | None, with_tools: bool) -> str:
         """Return the template's text.
 
         Raises:
@@ -137,28 +153,32 @@ class _Templates:
         """
         tools: list[Any] | None = [] if with_tools else None
         try:
-            text: str = self._tokenizer.get_chat_template(self._given, tools=tools)
+            text: str = self._tokenizer.get_chat_template(given, tools=tools)
         except ValueError as exc:
             raise LookupError(str(exc)) from exc
-        if self._given is None and self._processor not in (None, text) and not with_tools:
+        if given is None and not with_tools and self._processor not in (None, text):
             raise LookupError("the processor's chat template is not the tokenizer's")
         return text
 
-    def hints(self) -> str:
+    def hints(self, given: str | None) -> str:
         """Return a text in which boundary tokens are to be looked for."""
         try:
-            return self.find(True)
+            return self.find(given, with_tools=True)
         except LookupError:
             return ""
 
 
-def _read_template(given: str | None) -> str | None:
-    """Read `--chat-template`: a file if there is one of this name, else the template itself."""
-    if given is None:
-        return None
+def _read_template(given: str | Path | None) -> str | None:
+    """Read `--chat-template`: a file if there is one of this name, else the template itself.
+
+    Raises:
+        OSError: a Path that cannot be read.
+    """
+    if given is None or isinstance(given, Path):
+        return given.read_text() if given is not None else None
     try:
         return Path(given).read_text()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # too long for a path, a NUL in it: the text of a template
         return given
 
 

@@ -29,6 +29,9 @@ from router.prompt.json_memo import JsonMemo
 from router.prompt.needs_engine import NeedsEngine
 from router.prompt.sandbox import compile_template, stock_template
 
+FindTemplate = Callable[[str | None, bool], str]
+
+_MAX_TEMPLATES = 32  # requests may bring their own
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # Parameters of transformers' apply_chat_template: as template arguments they would steer it.
 _STEERING = frozenset(
@@ -75,8 +78,9 @@ class ChatRenderer:
     """Renders chat requests of one model.
 
     Args:
-        find_template: Gives the template's text for requests with (True) and without tools, and
-            raises LookupError where the model has none.
+        find_template: Gives the template's text: what `--chat-template` names or the request
+            brought (None: the model's own), for requests with tools (True) or without. Raises
+            LookupError where there is none.
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
     """
 
@@ -84,7 +88,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        find_template: Callable[[bool], str],
+        find_template: FindTemplate,
         special_tokens: Mapping[str, str],
         options: EngineOptions | None = None,
     ) -> None:
@@ -92,35 +96,40 @@ class ChatRenderer:
         self._special_tokens = dict(special_tokens)
         self._options = options or EngineOptions()
         self._memo = JsonMemo()
-        self._templates: dict[bool, ChatTemplate] = {}
+        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
 
-    def template(self, with_tools: bool) -> ChatTemplate:
+    def template(self, with_tools: bool, given: str | None = None) -> ChatTemplate:
         """Return the template for requests with or without tools, compiled at the first call.
+
+        Args:
+            with_tools: Some models have one of its own for them.
+            given: What the request brought instead.
 
         Raises:
             NeedsEngine: the model has none, or one that does not compile here.
         """
-        known = self._templates.get(with_tools)
+        known = self._templates.get((given, with_tools))
         if known is not None:
             return known
         try:
-            source = self._find_template(with_tools)
-            other = self._templates.get(not with_tools)
-            same = other is not None and other.source == source
-            found = other if other and same else ChatTemplate(source, self._memo)
+            source = self._find_template(given or self._options.chat_template, with_tools)
+            found = ChatTemplate(source, self._memo)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
-        self._templates[with_tools] = found
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        self._templates[given, with_tools] = found
         return found
 
     def render(self, request: ChatRequest, *, by_the_book: bool = False) -> str:
-        """Render the prompt's text; `by_the_book` without the shortcuts, for proofs.
+        """Render the prompt's text; `by_the_book` without the shortcuts, in any thread.
 
         Raises:
             NeedsEngine: only the engine can tell what it makes of the request.
             TemplateFailed: the template refuses the messages; the engine will answer 400.
         """
-        conversation, arguments, template = self.prepare(request)
+        memo = JsonMemo() if by_the_book else self._memo
+        conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
         if continues:
             if arguments.get("add_generation_prompt"):
@@ -134,21 +143,24 @@ class ChatRenderer:
         text = self._run(compiled, conversation, arguments)
         return _cut_at_tag(text, final_text) if continues else text
 
-    def prepare(self, request: ChatRequest) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
+    def _prepare(
+        self, request: ChatRequest, memo: JsonMemo
+    ) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
         """Convert a request: messages, the arguments for the template, and the template.
 
         Raises: as `render`.
         """
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
-        if request.chat_template is not None:
+        if request.chat_template is not None and not self._options.trust_request_chat_template:
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")
-        arguments = self._arguments(request)
-        template = self.template(arguments.get("tools") is not None)
+        arguments = self._arguments(request, memo)
+        with_tools = arguments.get("tools") is not None
+        template = self.template(with_tools, request.chat_template or None)
         content_format = self._options.content_format or template.content_format
-        conversation = build_conversation(request.messages, content_format, self._memo)
+        conversation = build_conversation(request.messages, content_format, memo)
         if not template.knows_developer:
             conversation = without_developer(conversation)
         accepted = template.variables | _PASSED
@@ -158,7 +170,7 @@ class ChatRenderer:
             template,
         )
 
-    def _arguments(self, request: ChatRequest) -> dict[str, Any]:
+    def _arguments(self, request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
         """Merge what the template is given; later ones win, null and "auto" never do."""
         excluded = (
             request.tool_choice == "none" and self._options.exclude_tools_when_tool_choice_none
@@ -173,7 +185,7 @@ class ChatRenderer:
         }
         if request.reasoning_effort is not None and "enable_thinking" not in given:
             own["enable_thinking"] = request.reasoning_effort != "none"
-        tools = None if excluded else build_tools(request.tools, self._memo)
+        tools = None if excluded else build_tools(request.tools, memo)
         defaults = _merged(self._options.default_chat_template_kwargs, {"tools": tools})
         return _merged(defaults, _merged(given, own))
 

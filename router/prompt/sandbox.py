@@ -3,7 +3,7 @@
 transformers renders in jinja's ImmutableSandboxedEnvironment, where every `message.role` costs a
 raised and caught AttributeError and every `content.strip()` a chain of checks. The subclass here
 answers the harmless cases at once and leaves all others to its parent: same values, same errors,
-same refusals. 171 messages, 385 KB, a Qwen3 template: 4.2 -> 1.3 ms.
+same refusals. 171 messages, 385 KB, a Qwen3 template: 4.2 -> 1.1 ms.
 
 The cases, and why the parent would have answered the same:
 1. A dict's key that is no dict attribute: the parent fails at getattr, then subscribes.
@@ -13,6 +13,7 @@ The cases, and why the parent would have answered the same:
    name, and namespaces hand out nothing but what the template put there.
 5. A call of a str's own method: is_safe_callable is true of builtins, and nothing else is done
    with the context.
+6. Case 1 of a plain name, `message.role` or `message['role']`, is compiled into the template.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from __future__ import annotations
 from types import BuiltinMethodType
 from typing import Any
 
-from jinja2 import Environment, Template
+from jinja2 import Environment, Template, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -63,8 +65,38 @@ def compile_template(source: str, memo: JsonMemo) -> Template:
     return ours.from_string(source)
 
 
+class _FastCode(CodeGenerator):
+    """Compiles a dict's key of a name to a subscript, everything else as ever."""
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.Name) and node.attr not in _DICT_ATTRIBUTES:
+            self._subscript(node.node, node.attr, "getattr", frame)
+        else:
+            super().visit_Getattr(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        key = node.arg.value if isinstance(node.arg, nodes.Const) else None
+        if isinstance(node.node, nodes.Name) and type(key) is str:
+            self._subscript(node.node, key, "getitem", frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _subscript(self, name: nodes.Name, key: str, otherwise: str, frame: Frame) -> None:
+        self.write("(")
+        self.visit(name, frame)
+        self.write(f"[{key!r}] if type(")
+        self.visit(name, frame)
+        self.write(f") is dict and {key!r} in ")
+        self.visit(name, frame)
+        self.write(f" else environment.{otherwise}(")
+        self.visit(name, frame)
+        self.write(f", {key!r}))")
+
+
 class FastSandbox(ImmutableSandboxedEnvironment):
     """An ImmutableSandboxedEnvironment with the shortcuts of this module's charter."""
+
+    code_generator_class = _FastCode
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)

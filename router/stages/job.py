@@ -13,7 +13,7 @@ from router.contracts import NO_EXTRA, ExtraKeys
 from router.fleet.ledger import Lease
 from router.fleet.replica import Candidate
 from router.index.caches import Claim
-from router.prompt.prompter import Tokens
+from router.prompt import Tokens
 from router.records import Try
 
 Api = Literal["chat", "completions", "other"]

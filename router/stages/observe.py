@@ -44,7 +44,7 @@ class Observer:
         first_s: float | None,
         now_s: float,
     ) -> None:
-        """Note the end of a request that was sent; `first_s`: its first byte came, None: none."""
+        """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
         record = _record(
             job,
             placement,
@@ -122,8 +122,9 @@ def _record(
     now_s: float,
 ) -> DecisionRecord:
     arrived_s = job.inbound.arrived_s
-    if not job.streams or status != 200:
-        first_s = None  # not a first token
+    ttft_ms = None
+    if first_s is not None and job.streams and status == 200:
+        ttft_ms = (first_s - job.placed_s) * 1000
     return DecisionRecord(
         request_id=job.request_id,
         at=time.time(),
@@ -142,6 +143,6 @@ def _record(
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         router_ms=(job.placed_s - arrived_s) * 1000,
         predicted_ttft_ms=placement.lease.predicted_ms,
-        ttft_ms=(first_s - job.placed_s) * 1000 if first_s is not None else None,
+        ttft_ms=ttft_ms,
         total_ms=(now_s - arrived_s) * 1000,
     )

@@ -17,9 +17,7 @@ from router.config import TokensConfig
 from router.errors import BadRequest, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
 from router.metrics import Metrics
-from router.prompt.book import Prompters
-from router.prompt.needs_engine import NeedsEngine
-from router.prompt.prompter import Prompter, Tokens
+from router.prompt import NeedsEngine, Prompter, Prompters, Tokens
 from router.stages.job import Job
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -185,6 +186,13 @@ class Engine(Process):
         httpx.post(f"{self.url}/reset_prefix_cache", timeout=30).raise_for_status()
         self.complete([1, 2, 3])
 
+    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a chat request to this replica itself, past the router."""
+        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
     def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
         """Complete token ids, one token unless told otherwise; return the answer."""
         body = {"model": "tiny", "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
@@ -225,7 +233,7 @@ _TOKENIZE_FIELDS = (
 
 
 class Router(Process):
-    """`warmroute serve` as a user starts it."""
+    """`warmroute serve` as a user starts it; `config`, replicas included, is its YAML file."""
 
     __slots__ = ("admin_url", "decisions_path")
 
@@ -234,6 +242,7 @@ class Router(Process):
         replicas: Sequence[Engine],
         log_dir: Path,
         *,
+        config: Mapping[str, Any] | None = None,
         policy: str | None = None,
         options: Sequence[str] = (),
     ) -> None:
@@ -245,8 +254,13 @@ class Router(Process):
             "--port", str(port), "--admin-port", str(admin_port),
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip
-        for replica in replicas:
-            command += ["--replica", replica.url]
+        if config is None:
+            for replica in replicas:
+                command += ["--replica", replica.url]
+        else:
+            config_path = log_dir / f"router-{port}.yaml"
+            config_path.write_text(json.dumps(config))  # JSON is YAML
+            command += ["--config", config_path]
         if policy is not None:
             command += ["--policy", policy]
         super().__init__(
@@ -268,6 +282,10 @@ class Router(Process):
     def __exit__(self, *_: object) -> None:
         self.kill(signal.SIGTERM)
 
+    def chat(self, body: Mapping[str, Any]) -> httpx.Response:
+        """Send a chat request and return the whole answer, whatever its status."""
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=120)
+
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Dry-run a request: its `token_ids`, its block `keys` (hex), the candidates' costs."""
         response = httpx.post(
@@ -277,11 +295,23 @@ class Router(Process):
         explained: dict[str, Any] = response.json()
         return explained
 
-    def metrics(self) -> str:
-        """Return the Prometheus text."""
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum one metric of /metrics over the samples with these labels."""
         response = httpx.get(f"{self.url}/metrics", timeout=30)
         response.raise_for_status()
-        return response.text
+        return read_metric(response.text, name, **labels)
+
+    def state(self, replica: str) -> str | None:
+        """Tell how well the router knows a replica's cache: exact, degraded or blind."""
+        for state in ("exact", "degraded", "blind"):
+            if self.metric("warmroute_replica_state", replica=replica, state=state) == 1.0:
+                return state
+        return None
+
+    def num_known_tokens(self, body: Mapping[str, Any]) -> dict[str, int]:
+        """Tell how many leading tokens of a request each replica is believed to hold."""
+        views = (candidate["view"] for candidate in self.explain(body)["candidates"])
+        return {view["id"]: view["num_gpu_tokens"] for view in views}
 
     def decisions(self) -> list[dict[str, Any]]:
         """Read the decision records written so far."""
@@ -334,6 +364,57 @@ class EventTap:
                 with self._lock:
                     self._messages.append((topic, sequence, payload))
         subscriber.close()
+
+
+class LossyProxy:
+    """Passes a replica's published messages on, except while told to lose them."""
+
+    __slots__ = ("_context", "_is_losing", "_source", "_stop", "_thread", "endpoint", "num_lost")
+
+    def __init__(self, source: str) -> None:
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.num_lost = 0
+        self._source = source
+        self._context = zmq.Context()
+        self._is_losing = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"proxy {source}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._context.term()
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Lose every message inside the `with`; it ends when at least one was lost."""
+        num_lost_before = self.num_lost
+        self._is_losing.set()
+        try:
+            yield
+            wait_until(lambda: self.num_lost > num_lost_before, 10, "a message to lose")
+        finally:
+            self._is_losing.clear()
+
+    def _run(self) -> None:
+        with self._context.socket(zmq.SUB) as source, self._context.socket(zmq.PUB) as sink:
+            for side in (source, sink):
+                side.setsockopt(zmq.LINGER, 0)
+            source.subscribe(b"")
+            source.connect(self._source)
+            sink.bind(self.endpoint)
+            while not self._stop.is_set():
+                if not source.poll(50):
+                    continue
+                frames = source.recv_multipart()
+                if self._is_losing.is_set():
+                    self.num_lost += 1
+                else:
+                    sink.send_multipart(frames)
 
 
 def replay(endpoint: str, first: int, timeout_s: float = 10.0) -> list[list[bytes]]:

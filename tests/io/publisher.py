@@ -41,7 +41,7 @@ class Publisher:
         self._topic = topic
         self._has_topic = has_topic_in_replies
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
-        self._orders: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self._orders: queue.Queue[tuple[str, bytes] | list[bytes]] = queue.Queue()
         self._next = 0
         self.subscribed = threading.Event()
         self.num_replays = 0
@@ -70,6 +70,10 @@ class Publisher:
         """Keep a batch for replay, but let nobody hear it: a gap."""
         self._orders.put(("lose", payload))
 
+    def shout(self, frames: list[bytes]) -> None:
+        """Publish any frames."""
+        self._orders.put(frames)
+
     def close(self) -> None:
         self._is_running = False
         self._thread.join()
@@ -89,12 +93,16 @@ class Publisher:
             if self._router.poll(0):
                 self._replay()
             try:
-                order, payload = self._orders.get(timeout=0.002)
+                order = self._orders.get(timeout=0.002)
             except queue.Empty:
                 continue
+            if isinstance(order, list):
+                self._pub.send_multipart(order)
+                continue
+            kind, payload = order
             sequence, self._next = self._next, self._next + 1
             self._buffer.append((sequence, payload))
-            if order == "publish":
+            if kind == "publish":
                 self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
 
     def _replay(self) -> None:

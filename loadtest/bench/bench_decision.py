@@ -1,0 +1,126 @@
+"""The decision alone: chain known, 64 replicas, a prompt of 100,000 tokens in blocks of 16.
+
+The same synchronous step as in the data path: copy the prompt's chain, match it against all
+replicas, show them to the policy (`kv_aware`, the default), decide, book the lease, claim the
+blocks. Eight replicas hold prefixes of different lengths, the longest all but 2,000 tokens,
+the others the shared first 12,000 tokens. Each decision is one sample, in CPU time: other
+processes on the machine do not count.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import orjson
+
+from loadtest.bench.bench_ingest import new_stream
+from loadtest.bench.conversations import CONTRACT, growing, tokens_of
+from loadtest.bench.fake_engine import BLOCK_SIZE
+from loadtest.bench.measures import Budget, Line, distribution
+from loadtest.bench.setting import Setting
+from policies.registry import DEFAULT_POLICY, create
+from policies.view import CandidateId, RequestView, Snapshot
+from router.contracts import BlockKey
+from router.fleet.fleet import Fleet, Match
+from router.fleet.health import Outcome
+from router.fleet.replica import Replica, ServedModel
+from router.index.block_index import BlockIndex
+from router.index.caches import Caches
+from router.prompt.loading import load_prompter
+from router.prompt.prompter import Tokens
+
+_NUM_REPLICAS: Final = 64
+_TOKENS: Final = 100_000
+_SHARED_BLOCKS: Final = 12_000 // BLOCK_SIZE
+_NEW_BLOCKS: Final = 2_000 // BLOCK_SIZE
+_NUM_DEEP: Final = 8
+_MODEL: Final = "tiny"
+
+
+def run(setting: Setting) -> list[Line]:
+    """Measure."""
+    prompter = load_prompter(str(setting.model_dir), local_files_only=True)
+    prepared = next(growing(prompter, "decision", _TOKENS, 0))
+    tokens = tokens_of(prompter, orjson.loads(prepared.body))
+    decider = Decider(tokens, prepared.keys)
+    for number in range(100):
+        decider.decide(number)
+    taken_us = [
+        decider.decide(number)
+        for number in setting.track(range(setting.size(5_000, 50)), "decisions")
+    ]
+    return [
+        distribution(
+            f"decision alone, {_NUM_REPLICAS} replicas, {prepared.num_tokens:,} tokens",
+            "µs",
+            taken_us,
+            Budget("p50", 150.0),
+        )
+    ]
+
+
+class Decider:
+    """A fleet with caches, and the data path's step from tokens to lease."""
+
+    def __init__(self, tokens: Tokens, keys: list[BlockKey]) -> None:
+        self._tokens = tokens
+        self._policy = create(DEFAULT_POLICY)
+        self._fleet = Fleet()
+        self._caches = Caches(BlockIndex())
+        for number in range(_NUM_REPLICAS):
+            name = f"r{number + 1}"
+            self._fleet.add(
+                Replica(
+                    name=name,
+                    url=f"http://{name}",
+                    models=(ServedModel(id=_MODEL, root=None, parent=None, max_model_len=None),),
+                    num_ranks=1,
+                    block_size=BLOCK_SIZE,
+                    num_blocks=10_000,
+                    version=None,
+                    publishes_events=True,
+                    cost_class=_MODEL,
+                )
+            )
+            self._fleet.probe_ok(name, 0.0)
+            candidate = CandidateId(name)
+            self._caches.add(candidate, new_stream(self._caches.index, candidate))
+            deepest = len(keys) - _SHARED_BLOCKS - _NEW_BLOCKS
+            depth = number * deepest // (_NUM_DEEP - 1) if number < _NUM_DEEP else 0
+            self._caches.index.store(candidate, keys[: _SHARED_BLOCKS + depth])
+
+    def decide(self, number: int) -> float:
+        """Make one decision, untimed take it back; return the time in µs."""
+        now_s = 10.0 + number / 100
+        fleet, caches, num_tokens = self._fleet, self._caches, self._tokens.num_tokens
+        start_s = time.thread_time()
+        candidates = fleet.candidates(_MODEL, now_s)
+        ids = [candidate.id for candidate in candidates]
+        contract = caches.contract(ids[0]) or CONTRACT
+        keys = self._tokens.keys(contract)
+        found = caches.match(keys[: (num_tokens - 1) // BLOCK_SIZE], ids)
+        matches = {
+            id_: Match(match.num_gpu_blocks * BLOCK_SIZE, match.num_cpu_blocks * BLOCK_SIZE)
+            for id_, match in found.items()
+        }
+        snapshot = Snapshot(
+            now_s=now_s,
+            number=number,
+            seed=7,
+            request=RequestView(num_tokens=num_tokens),
+            replicas=fleet.views(candidates, matches, now_s),
+        )
+        chosen = self._policy.decide(snapshot).candidate
+        num_cached = matches[chosen].num_gpu_tokens
+        lease = fleet.begin(
+            chosen,
+            num_uncached_tokens=num_tokens - num_cached,
+            num_cached_tokens=num_cached,
+            now_s=now_s,
+        )
+        claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)
+        taken_s = time.thread_time() - start_s
+        caches.release(claim, computed=True)
+        fleet.end(lease, now_s, Outcome.OK)
+        return taken_s * 1e6

@@ -1,0 +1,97 @@
+"""Requests a second through one router process: 20 KB bodies, 16 in flight, warm.
+
+Sixteen connections, each with a conversation of its own, send as fast as they are answered; the
+replicas answer at once. Once without and once with decision records written to a file, and
+straight to a replica, to show that neither client nor replica is what limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import uvloop
+
+from loadtest.bench.client import Connection
+from loadtest.bench.conversations import Prepared, of_size
+from loadtest.bench.measures import Budget, Line
+from loadtest.bench.rig import Rig, RigError, start_rig
+from loadtest.bench.setting import Setting
+from router.prompt.loading import load_prompter
+
+_IN_FLIGHT: Final = 16
+_BODY_BYTES: Final = 20_000
+
+
+def run(setting: Setting) -> list[Line]:
+    """Measure."""
+    return uvloop.run(_run(setting))
+
+
+async def _run(setting: Setting) -> list[Line]:
+    prompter = load_prompter(str(setting.model_dir), local_files_only=True)
+    bodies = [of_size(prompter, f"throughput-{n}", _BODY_BYTES) for n in range(_IN_FLIGHT)]
+    records = ("--decision-log", str(setting.work_dir / "decisions.jsonl"))
+    lines: list[Line] = []
+    for flags, what, budgets in (
+        ((), "requests/s", (Budget("value", 1500.0, is_floor=True),)),
+        (records, "requests/s, decision records on", ()),
+    ):
+        async with start_rig(setting, *flags) as rig:
+            requests = [await _warm(rig, prepared) for prepared in bodies]
+            seconds = setting.size(60, 3) / 10
+            cpu_s = rig.cpu_s()
+            num, elapsed_s = await _hammer(setting, rig.port, requests, seconds, what)
+            cpu_ms = (rig.cpu_s() - cpu_s) / num * 1000
+            if not lines:
+                direct, direct_s = await _hammer(
+                    setting, rig.direct_port, requests, seconds / 3, "direct"
+                )
+                direct_note = f"direct {direct / direct_s:,.0f}/s; "
+        lines.append(
+            Line(
+                what=f"{what} in one process, 20 KB, {_IN_FLIGHT} in flight",
+                unit="1/s",
+                num_samples=num,
+                value=num / elapsed_s,
+                budgets=budgets,
+                note=f"{direct_note}{cpu_ms:.2f} ms of router CPU a request",
+            )
+        )
+    return lines
+
+
+async def _warm(rig: Rig, prepared: Prepared) -> bytes:
+    async with Connection(rig.port) as connection:
+        replica = await rig.warm(connection, prepared)
+        request = prepared.request(num_cached_tokens=rig.num_cached_tokens(prepared, replica))
+        rig.check(prepared, await connection.send(request), replica)
+    if rig.num_wrong:
+        raise RigError("a prediction was wrong before the load began")
+    return request
+
+
+async def _hammer(
+    setting: Setting, port: int, requests: list[bytes], seconds: float, what: str
+) -> tuple[int, float]:
+    """Send each request over and over for some seconds; return how many answers came, and when."""
+    num_done = 0
+    end_s = time.perf_counter() + seconds
+
+    async def send_on(request: bytes) -> None:
+        nonlocal num_done
+        async with Connection(port) as connection:
+            while time.perf_counter() < end_s:
+                answer = await connection.send(request)
+                if answer.status != 200:
+                    raise RigError(f"answered {answer.status}: {answer.body[:300]!r}")
+                num_done += 1
+
+    start_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(send_on(request), name="load")
+        for _ in setting.track(range(round(seconds * 10)), what):
+            await asyncio.sleep(0.1)
+    return num_done, time.perf_counter() - start_s

@@ -1,0 +1,144 @@
+"""Child processes with a log each: started, awaited, watched, and ended by their own pid.
+
+A child is ready when it has announced itself in its log. A child that ends on its own is an
+error that carries the end of its log: that is where it says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+_LEASH: Final = Path(__file__).with_name("leash.py")
+_POLL_S: Final = 0.05
+_PATIENCE_S: Final = 5.0  # between SIGTERM and SIGKILL
+_TAIL_LINES: Final = 15
+_TAIL_BYTES: Final = 16_384
+
+
+class ChildDied(Exception):
+    """A process of ours ended, or never became ready; the message has the end of its log."""
+
+
+class Child:
+    """One running process.
+
+    `announced` is the match of the pattern that its log had to show.
+    """
+
+    __slots__ = ("_process", "announced", "log", "name")
+
+    def __init__(self, name: str, log: Path, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.log = log
+        self.announced: re.Match[str]
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait_announced(self, pattern: re.Pattern[str], timeout_s: float) -> None:
+        """Wait until the log shows `pattern`.
+
+        Raises:
+            ChildDied: it ended first, or said nothing of the kind for `timeout_s`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while loop.time() < deadline_s:
+            status = self._process.returncode  # before the log: what it said last is in there
+            found = pattern.search(self.log.read_text(encoding="utf-8", errors="replace"))
+            if found is not None:
+                self.announced = found
+                return
+            if status is not None:
+                raise self._died()
+            await asyncio.sleep(_POLL_S)
+        raise ChildDied(f"{self.name} was not ready after {timeout_s:g} s; {self._log_tail()}")
+
+    async def watch(self) -> None:
+        """Wait for an end that nobody asked for. Cancel it to stop watching.
+
+        Raises:
+            ChildDied: always, as soon as the process has ended.
+        """
+        await self._process.wait()
+        raise self._died()
+
+    async def stop(self) -> None:
+        """End the process: ask, wait, kill. Nothing happens if it is gone."""
+        if self._process.returncode is not None:
+            return
+        self._send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._send(signal.SIGKILL)
+            await self._process.wait()
+
+    def cpu_s(self) -> float | None:
+        """Read the processor time used so far; None where the system does not tell (/proc)."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return None
+        fields = stat.rpartition(")")[2].split()  # after the name, from the third field on
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _send(self, number: signal.Signals) -> None:
+        try:
+            self._process.send_signal(number)
+        except ProcessLookupError:
+            return  # ended between the question and the signal
+
+    def _died(self) -> ChildDied:
+        status = self._process.returncode
+        assert status is not None
+        how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+        return ChildDied(f"{self.name} ended with {how}; {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        text = self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+        if not text:
+            return f"it said nothing ({self.log})"
+        lines = "\n".join(f"    {line}" for line in text.splitlines()[-_TAIL_LINES:])
+        return f"the end of its log ({self.log}):\n{lines}"
+
+
+@asynccontextmanager
+async def running(
+    name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str]
+) -> AsyncIterator[Child]:
+    """Run a Python command (`argv` without the interpreter) for as long as the context lasts.
+
+    It has a session of its own: Ctrl-C at the terminal reaches the demo alone, which then ends
+    its children in order.
+    """
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            str(_LEASH),
+            str(os.getpid()),
+            sys.executable,
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+    child = Child(name, log, process)
+    try:
+        yield child
+    finally:
+        await child.stop()

@@ -1,0 +1,52 @@
+"""Two figures about the recent past, each in O(1): old times fade, nothing is kept."""
+
+from __future__ import annotations
+
+from math import exp
+
+
+class RecentSum:
+    """A sum whose terms fade with age: after `constant_s` a term counts 1/e."""
+
+    __slots__ = ("_at_s", "_constant_s", "_sum")
+
+    def __init__(self, constant_s: float) -> None:
+        self._constant_s = constant_s
+        self._sum = 0.0
+        self._at_s = 0.0
+
+    def add(self, value: float, now_s: float) -> None:
+        self._sum = self.at(now_s) + value
+        self._at_s = now_s
+
+    def at(self, now_s: float) -> float:
+        """Tell the sum as of `now_s`, never before the last `add`."""
+        if self._sum == 0.0:
+            return 0.0
+        return self._sum * exp(min(0.0, self._at_s - now_s) / self._constant_s)
+
+
+class RecentShare:
+    """The share of recent time that something was on, in [0, 1]; off and 0.0 at first."""
+
+    __slots__ = ("_at_s", "_constant_s", "_is_on", "_share")
+
+    def __init__(self, constant_s: float) -> None:
+        self._constant_s = constant_s
+        self._is_on = False
+        self._share = 0.0
+        self._at_s = 0.0
+
+    def switch(self, is_on: bool, now_s: float) -> None:
+        """Note that it is on, or off, from `now_s`; a second time has no effect."""
+        if is_on is not self._is_on:
+            self._share = self.at(now_s)
+            self._at_s, self._is_on = now_s, is_on
+
+    def at(self, now_s: float) -> float:
+        """Tell the share as of `now_s`, never before the last switch."""
+        target = 1.0 if self._is_on else 0.0
+        if self._share == target:
+            return target
+        fade = exp(min(0.0, self._at_s - now_s) / self._constant_s)
+        return target + (self._share - target) * fade

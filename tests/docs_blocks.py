@@ -1,0 +1,205 @@
+"""The code blocks of the documentation, and a shell to run them in.
+
+Conventions, for whoever writes a document. The line before a fenced block may be a comment:
+
+    <!-- run -->                               run it; it must succeed
+    <!-- run: in the background, until URL --> start it; go on when URL answers 200; end it at last
+    <!-- keep -->                              write a Python block into its file, run it later
+    <!-- not run: REASON -->                   required on `sh` blocks that are not run
+
+Blocks of one document run in order, in one empty directory. A Python block that begins with
+`# NAME.py` has that name there. Documents write the ports of a real installation; they are
+exchanged for free ones: 8001 and 8002 are two emulated replicas that serve `Qwen/Qwen3-8B`, 8080
+and 8081 the router's, 8011 is for a block that starts a replica itself. `warmroute`, `python` and
+the router's default ports are this checkout's, this interpreter's and the exchanged ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+from msgspec import Struct
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ENGINE_PORTS = (8001, 8002)
+ROUTER_PORT, ADMIN_PORT = 8080, 8081
+OTHER_PORTS = (8011,)
+MODEL = "Qwen/Qwen3-8B"
+
+READY_S = 60.0
+RUN_S = 60.0
+
+_BLOCK = re.compile(
+    r"^(?:<!-- (?P<marker>(?:not run|run|keep)\b[^\n]*?) -->\n)?"
+    r"```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_UNTIL = re.compile(r"run: in the background, until (\S+)")
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    """One fenced block; `marker` is the comment before it, None: there is none."""
+
+    language: str
+    code: str
+    marker: str | None
+
+    @property
+    def runs(self) -> bool:
+        return self.marker is not None and not self.marker.startswith("not run")
+
+    @property
+    def until(self) -> str | None:
+        """The URL to wait for, if the block is to go on in the background."""
+        found = _UNTIL.fullmatch(self.marker or "")
+        return found[1] if found else None
+
+
+def blocks(text: str) -> list[Block]:
+    """List a document's blocks in order."""
+    return [
+        Block(language=found["language"], code=found["code"], marker=found["marker"])
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def free_ports() -> dict[int, int]:
+    """Choose a free port for every port that documents write."""
+    sockets = {}
+    for port in (*ENGINE_PORTS, ROUTER_PORT, ADMIN_PORT, *OTHER_PORTS):
+        sockets[port] = socket.create_server(("127.0.0.1", 0))
+    ports = {port: listener.getsockname()[1] for port, listener in sockets.items()}
+    for listener in sockets.values():
+        listener.close()
+    return ports
+
+
+class Shell:
+    """Runs blocks in `directory`; what is still running ends with the context."""
+
+    def __init__(self, directory: Path, ports: Mapping[int, int]) -> None:
+        self._directory = directory
+        self._ports = ports
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._number = 0
+        scripts = directory / ".bin"
+        scripts.mkdir()
+        _write_script(scripts / "python", f'exec "{sys.executable}" "$@"')
+        _write_script(
+            scripts / "warmroute",
+            'if [ "$1" = explain ]; then shift; '
+            f'set -- explain --admin http://127.0.0.1:{ports[ADMIN_PORT]} "$@"; fi\n'
+            f'exec "{sys.executable}" -m router.cli "$@"',
+        )
+        self._environ = os.environ | {
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "WARMROUTE_LISTEN_PORT": str(ports[ROUTER_PORT]),
+            "WARMROUTE_LISTEN_HOST": "127.0.0.1",
+            "WARMROUTE_ADMIN_PORT": str(ports[ADMIN_PORT]),
+            "HF_HUB_OFFLINE": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for child in self._children:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+        for child in self._children:
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+    def run(self, block: Block) -> str:
+        """Run a block to its end, or until it is ready (or keep it only); return what it wrote.
+
+        Raises:
+            AssertionError: it failed, or was not ready in time; with what it wrote.
+        """
+        self._number += 1
+        command = self._command(block)
+        if block.marker == "keep":
+            return ""
+        if block.until is not None:
+            return self.start(command, self._exchanged(block.until))
+        done = subprocess.run(
+            command,
+            cwd=self._directory,
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=RUN_S,
+            check=False,
+        )
+        output = done.stdout.decode(errors="replace")
+        assert done.returncode == 0, f"status {done.returncode}:\n{block.code}\n{output}"
+        return output
+
+    def start(self, command: list[str], url: str) -> str:
+        """Start a process and wait until `url` answers 200; return what it wrote by then."""
+        log = self._directory / f".log-{len(self._children)}"
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                command,
+                cwd=self._directory,
+                env=self._environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children.append(child)
+        deadline_s = time.monotonic() + READY_S
+        while not _answers(url):
+            if child.poll() is not None or time.monotonic() > deadline_s:
+                raise AssertionError(f"{url} is not ready:\n{log.read_text(errors='replace')}")
+            time.sleep(0.05)
+        return log.read_text(errors="replace")
+
+    def _command(self, block: Block) -> list[str]:
+        code = self._exchanged(block.code)
+        if block.language == "python":
+            named = re.match(r"# (\w+\.py)\n", code)
+            path = self._directory / (named[1] if named else f"block_{self._number}.py")
+            path.write_text(code)
+            return [sys.executable, str(path)]
+        return ["bash", "-euo", "pipefail", "-c", code]
+
+    def _exchanged(self, text: str) -> str:
+        """Put this run's ports in the place of the documents'."""
+        pattern = "|".join(map(str, self._ports))
+        return re.sub(rf"\b({pattern})\b", lambda found: str(self._ports[int(found[1])]), text)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)

@@ -1,0 +1,94 @@
+"""The command line: options become a replica, mistakes a message."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from loadtest.emulator.cli import emulate
+from loadtest.emulator.options import TINY_MODEL
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_option_has_a_help_text() -> None:
+    """--help lists them all with their defaults."""
+    result = CliRunner().invoke(emulate, ["--help"])
+
+    assert result.exit_code == 0
+    assert "--num-gpu-blocks" in result.output
+    assert all(param.help for param in emulate.params)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--num-gpu-blocks", "2", "--max-model-len", "9999"], "num_gpu_blocks is 2"),
+        (["--lora", "nopath"], "is not NAME=PATH"),
+        (["--preset", "abacus"], "h100-8b"),
+        (["--model", "/nowhere"], "does not exist"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], words: str) -> None:
+    """Exit status 2 and what is wrong."""
+    result = CliRunner().invoke(emulate, arguments)
+
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_a_taken_port_is_explained() -> None:
+    """Exit status 1, one line, no traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        result = CliRunner().invoke(emulate, ["--port", str(taken.getsockname()[1])])
+
+    assert result.exit_code == 1
+    assert "in use" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--instant", "--speed", "2"],
+        ["--model", str(TINY_MODEL), "--lora", "a=/b", "--preset", "a100-8b", "--base-ms", "1"],
+    ],
+)
+async def test_it_says_when_it_is_ready_and_ends_cleanly_on_interrupt(
+    arguments: list[str],
+) -> None:
+    """One line with the address; a request; Ctrl-C; exit status 0 and nothing else said."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loadtest.emulator",
+        *arguments,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+
+    line = (await process.stdout.readline()).decode()
+
+    found = re.match(r"emulating (\S+) at (http://[\d.:]+);", line)
+    assert found, line
+    async with httpx.AsyncClient(base_url=found[2]) as http:
+        body = {"prompt": "x", "max_tokens": 1}
+        assert (await http.post("/v1/completions", json=body)).json()["model"] == found[1]
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (0, b"")
+    assert b"Traceback" not in err

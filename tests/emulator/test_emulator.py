@@ -1,0 +1,247 @@
+"""Faults, seen from outside: what a client and a subscriber meet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import zmq
+import zmq.asyncio
+
+from loadtest.emulator import Emulator, EmulatorOptions
+from loadtest.emulator.faults import Fault, FaultKind
+from loadtest.emulator.time_model import PRESETS
+from router.kv_events import END_OF_REPLAY, BlockStored, decode
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "hello " * 60}], "max_tokens": 8}
+OPTIONS = EmulatorOptions(time_model=PRESETS["instant"])
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[Emulator]:
+    async with Emulator(OPTIONS) as replica:
+        yield replica
+
+
+@pytest.fixture
+async def session(replica: Emulator) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(replica.url) as session:
+        yield session
+
+
+async def arm(session: aiohttp.ClientSession, *faults: dict[str, Any]) -> dict[str, Any]:
+    async with session.post("/emulator/faults", json=list(faults)) as answer:
+        assert answer.status == 200
+        return dict(await answer.json())
+
+
+async def ask(session: aiohttp.ClientSession, **change: Any) -> dict[str, Any]:
+    async with session.post(CHAT, json=BODY | change) as answer:
+        answer.raise_for_status()
+        return dict(await answer.json())
+
+
+@pytest.mark.parametrize(("kind", "status"), [("refuse", 503), ("status", 418)])
+async def test_a_status_on_command(session: aiohttp.ClientSession, kind: str, status: int) -> None:
+    """Once, as armed, then all is well again."""
+    listed = await arm(session, {"kind": kind, "count": 1, "status": 418})
+    assert listed["armed"][0]["kind"] == kind
+
+    async with session.post(CHAT, json=BODY) as answer:
+        assert answer.status == status
+        assert (await answer.json())["error"]["code"] == status
+
+    assert (await ask(session))["usage"]["completion_tokens"] == 8
+
+
+async def test_death_before_the_first_byte(session: aiohttp.ClientSession) -> None:
+    """The connection breaks without an answer."""
+    await arm(session, {"kind": "die_before", "count": 1})
+
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(session)
+
+    await ask(session)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_death_after_the_first_byte(
+    replica: Emulator, session: aiohttp.ClientSession, stream: bool
+) -> None:
+    """A stream breaks in the middle, a whole answer never comes; no request stays behind."""
+    await arm(session, {"kind": "die_after", "count": 1, "after_tokens": 2})
+
+    received = b""
+    with pytest.raises(aiohttp.ClientError):  # noqa: PT012 - what came before the end counts
+        async with session.post(CHAT, json=BODY | {"stream": stream}) as answer:
+            async for line in answer.content:
+                received += line
+
+    assert (b'"content"' in received) == stream
+    assert b"[DONE]" not in received
+    await ask(session)
+    assert replica.replica.ranks[0].engine.num_requests == 0
+
+
+async def test_a_hanging_request_ends_with_its_client(session: aiohttp.ClientSession) -> None:
+    """Nothing comes until the client's own patience ends."""
+    await arm(session, {"kind": "hang", "count": 1})
+
+    with pytest.raises(TimeoutError):
+        await ask_with_patience(session, 0.1)
+
+    await ask(session)
+
+
+async def ask_with_patience(session: aiohttp.ClientSession, total_s: float) -> None:
+    async with session.post(CHAT, json=BODY, timeout=aiohttp.ClientTimeout(total=total_s)) as reply:
+        await reply.read()
+
+
+async def test_faults_can_be_seen_and_cleared(
+    replica: Emulator, session: aiohttp.ClientSession
+) -> None:
+    """DELETE disarms requests' faults, slowness and silence."""
+    await arm(
+        session,
+        {"kind": "refuse"},
+        {"kind": "slow", "factor": 3.0},
+        {"kind": "silence_events"},
+        {"kind": "drop_events", "count": 5},
+        {"kind": "truncate_replay"},
+    )
+    rank = replica.replica.ranks[0]
+    assert rank.publisher is not None
+    assert rank.engine.slowdown == 3.0
+    assert (rank.publisher.silent, rank.publisher.num_to_drop) == (True, 5)
+
+    async with session.delete("/emulator/faults") as answer:
+        assert (await answer.json())["armed"] == []
+
+    assert rank.engine.slowdown == 1.0
+    assert (rank.publisher.silent, rank.publisher.num_to_drop) == (False, 0)
+    await ask(session)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_restart_empties_the_cache_and_counts_events_from_zero(moves: bool) -> None:
+    """Same addresses (or a new port), nothing cached; a subscriber sees 0 again."""
+    async with Emulator(OPTIONS) as replica:
+        first = replica.replica.ranks[0].publisher
+        assert first is not None
+        port = replica.port
+        new_port = 0 if moves else None
+        async with aiohttp.ClientSession() as session:
+            for salt in ("a", "b"):
+                await one(session, replica.url, salt)
+            replica.changed.clear()
+            fault = {"kind": "restart", "down_s": 0.01, "port": new_port}
+            async with session.post(f"{replica.url}/emulator/faults", json=fault) as answer:
+                await answer.read()
+            await replica.changed.wait()
+
+            assert replica.num_lives == 2
+            assert (replica.port == port) != moves
+            second = replica.replica.ranks[0].publisher
+            assert second is not None
+            assert second is not first
+            assert second.ports == first.ports
+            usage = await one(session, replica.url, "a")
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+            numbers, first_event = await replay(second.ports[1])
+            assert numbers[0] == 0
+            assert isinstance(first_event, BlockStored)
+
+
+async def replay(port: int) -> tuple[list[int], Any]:
+    """Fetch all buffered batches: their numbers, and the very first event."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(f"tcp://127.0.0.1:{port}")
+    await socket.send_multipart([b"", (0).to_bytes(8, "big")])
+    batches: list[list[bytes]] = []
+    while not batches or batches[-1][2] != END_OF_REPLAY:
+        batches.append(await socket.recv_multipart())
+    socket.close(linger=0)
+    context.term()
+    numbers = [int.from_bytes(frames[2], "big") for frames in batches[:-1]]
+    return numbers, decode(batches[0][3], with_tokens=True).events[0]
+
+
+async def one(session: aiohttp.ClientSession, url: str, salt: str) -> dict[str, Any]:
+    async with session.post(url + CHAT, json=BODY | {"cache_salt": salt}) as answer:
+        return dict((await answer.json())["usage"])
+
+
+async def test_requests_in_flight_are_lost_in_a_restart() -> None:
+    """Their connections break; the next life knows nothing of them."""
+    async with Emulator(EmulatorOptions()) as replica, aiohttp.ClientSession() as session:
+        body = BODY | {"stream": True, "max_tokens": 5000, "ignore_eos": True}
+        async with session.post(replica.url + CHAT, json=body) as answer:
+            await answer.content.readline()
+            replica.changed.clear()
+            replica.app.arm(_fault("restart"))
+            with pytest.raises(aiohttp.ClientError):
+                await answer.read()
+        await replica.changed.wait()
+
+        assert replica.replica.ranks[0].engine.num_requests == 0
+
+
+async def test_a_killed_replica_is_gone() -> None:
+    """In a test's own process the replica dies, not the process."""
+    async with Emulator(OPTIONS) as replica, aiohttp.ClientSession() as session:
+        replica.app.arm(_fault("kill"))
+        await replica.serve()
+
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(f"{replica.url}/health")
+
+
+async def test_where_it_may_the_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line `kill` is SIGKILL for the process itself."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    options = EmulatorOptions(time_model=PRESETS["instant"], may_kill=True)
+    async with Emulator(options) as replica:
+        replica.app.arm(_fault("kill"))
+        await replica.serve()
+
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+
+
+async def test_a_taken_port_is_told_and_nothing_stays_open() -> None:
+    """HTTP or event port: the error comes through, and the ports of the failed start are free."""
+    async with Emulator(OPTIONS) as first:
+        with pytest.raises(OSError, match="in use"):
+            async with Emulator(EmulatorOptions(port=first.port)):
+                pass
+        publisher = first.replica.ranks[0].publisher
+        assert publisher is not None
+        with pytest.raises(zmq.ZMQError, match="in use"):
+            async with Emulator(EmulatorOptions(replay_port=publisher.ports[1])):
+                pass
+
+
+async def test_many_replicas_live_in_one_process() -> None:
+    """Three at once, each with its own cache."""
+    async with (
+        Emulator(OPTIONS) as a,
+        Emulator(OPTIONS) as b,
+        Emulator(OPTIONS) as c,
+        aiohttp.ClientSession() as session,
+    ):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(session, each.url, "s")) for each in (a, b, c)]
+
+    assert [t.result()["prompt_tokens_details"]["cached_tokens"] for t in tasks] == [0, 0, 0]
+
+
+def _fault(kind: FaultKind) -> Fault:
+    return Fault(kind=kind)

@@ -1,0 +1,82 @@
+"""Steps lie on the clock where the time model puts them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from loadtest.emulator.block_manager import BlockManager, CachedSequence
+from loadtest.emulator.engine import Engine, Generation
+from loadtest.emulator.scheduler import Request, Scheduler
+from loadtest.emulator.time_model import TimeModel
+from router.contracts import NO_EXTRA, HashContract
+
+CONTRACT = HashContract(algorithm="xxhash", block_size=4)
+
+
+@asynccontextmanager
+async def running(time_model: TimeModel, speed: float = 1.0) -> AsyncIterator[Engine]:
+    blocks = BlockManager(64, 4)
+    scheduler = Scheduler(blocks, CONTRACT, max_num_batched_tokens=10, max_num_seqs=8)
+    engine = Engine(blocks, scheduler, time_model, speed=speed)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(engine.run())
+        yield engine
+        task.cancel()
+
+
+def submit(engine: Engine, num_tokens: int, num_reply: int) -> Generation:
+    sequence = CachedSequence(list(range(num_tokens)), [b"%d" % i for i in range(num_tokens // 4)])
+    request = Request(sequence, [1] * num_reply, extra=NO_EXTRA, arrival_s=time.monotonic())
+    return engine.submit(request, asyncio.Event())
+
+
+async def finished(generation: Generation) -> None:
+    while not (generation.request.finished or generation.failed):
+        generation.ready.clear()
+        await generation.ready.wait()
+
+
+async def test_the_first_token_comes_when_the_model_says_however_late_the_process_wakes() -> None:
+    """25 tokens in chunks of 10 take three steps, on the engine's own time line."""
+    model = TimeModel(base_ms=1.0, ms_per_prefill_token=0.1)
+    async with running(model, speed=2.0) as engine:
+        generation = submit(engine, 25, 1)
+        await finished(generation)
+
+        request = generation.request
+        assert request.first_token_s is not None
+        took_s = request.first_token_s - request.arrival_s
+        assert took_s == pytest.approx((3 * 1.0 + 2.5) * 1e-3 / 2, abs=1e-3)
+        assert engine.num_requests == 0
+
+
+async def test_steps_without_duration_still_let_others_run() -> None:
+    """A zero time model answers long replies at once, and more than one of them."""
+    async with running(TimeModel()) as engine:
+        generations = [submit(engine, 5, 200) for _ in range(3)]
+        for generation in generations:
+            await finished(generation)
+
+        assert [g.request.num_output_tokens for g in generations] == [200] * 3
+        assert engine.scheduler.stats.num_steps >= 200
+
+
+async def test_failing_and_aborting_end_requests_at_once() -> None:
+    """Failed readers are told, aborted ones are gone; blocks come back; the engine goes on."""
+    async with running(TimeModel(base_ms=1e6)) as engine:
+        aborted, failed = submit(engine, 5, 5), submit(engine, 5, 5)
+        await asyncio.sleep(0)
+
+        engine.abort(aborted)
+        engine.abort(aborted)
+        engine.fail_all()
+
+        assert failed.failed
+        assert failed.ready.is_set()
+        assert engine.num_requests == 0
+        assert engine.blocks.usage == 0.0

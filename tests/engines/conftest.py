@@ -1,0 +1,100 @@
+"""Two real vLLM replicas for the whole run, alive and with cold caches for every test."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.engines.harness import (
+    ENGINE_READY_S,
+    Engine,
+    EventTap,
+    Router,
+    answers,
+    wait_until,
+)
+
+TEST_TIMEOUT_S = 300  # the first test waits for both engines
+
+
+def pytest_configure() -> None:
+    """End the engines with the run, also when the run is ended from outside (`timeout`, CI)."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(*_: object) -> NoReturn:
+    pytest.exit("terminated", returncode=143)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests with real engines more time than the others have."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="session")
+def pair(log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
+    """Start both engines at once; the router will call them r1 and r2."""
+    engines = (Engine("r1", log_dir), Engine("r2", log_dir))
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.wait_ready("/health", ENGINE_READY_S)
+        yield engines
+    finally:
+        for engine in engines:
+            engine.kill()
+
+
+@pytest.fixture
+def replicas(pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+    """Both replicas, alive, caches cold."""
+    dead = [engine for engine in pair if not answers(f"{engine.url}/health")]
+    for engine in dead:
+        engine.kill()
+        engine.start()
+    for engine in dead:
+        engine.wait_ready("/health", ENGINE_READY_S)
+    for engine in pair:
+        engine.reset_prefix_cache()
+    return pair
+
+
+@pytest.fixture
+def taps(replicas: tuple[Engine, Engine]) -> Iterator[tuple[EventTap, EventTap]]:
+    """What both replicas publish during the test."""
+    with EventTap(replicas[0].events_endpoint) as one, EventTap(replicas[1].events_endpoint) as two:
+        yield one, two
+
+
+@pytest.fixture(scope="session")
+def standing_router(pair: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
+    with Router(pair, log_dir) as running:
+        yield running
+
+
+@pytest.fixture
+def router(replicas: tuple[Engine, Engine], standing_router: Router) -> Router:
+    """The router in front of both, default policy, nothing but --replica given.
+
+    One process for all tests that do it no harm; it has seen that the caches are cold again.
+    """
+    wait_until(lambda: standing_router.metric("warmroute_index_blocks") == 0, 15, "cold caches")
+    return standing_router
+
+
+@pytest.fixture
+def start_router(replicas: tuple[Engine, Engine], log_dir: Path) -> Callable[..., Router]:
+    """Make a router for both replicas with a policy or a configuration of one's own."""
+    return lambda **options: Router(replicas, log_dir, **options)

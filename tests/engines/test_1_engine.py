@@ -1,0 +1,97 @@
+"""What the suite takes for granted about the engine itself; no router takes part."""
+
+from __future__ import annotations
+
+import httpx
+
+from loadtest.results import Predicted, TurnResult
+from router.contracts import ExtraKeys, HashContract, block_key
+from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, replay, unpack, wait_until
+from tests.engines.turns import mixed_sessions, settled, take_turns, wrong_predictions
+
+
+def test_discovery_needs_nothing_but_the_url(replicas: tuple[Engine, Engine]) -> None:
+    """An engine tells its event endpoints, its model and the model's directory."""
+    engine = replicas[0]
+
+    sources = httpx.get(f"{engine.url}/kv_event_sources").json()
+    [model] = httpx.get(f"{engine.url}/v1/models").json()["data"]
+
+    assert set(sources) == {"0"}
+    assert sources["0"]["endpoint"].rpartition(":")[2] == engine.events_endpoint.rpartition(":")[2]
+    assert model["id"] == "tiny"
+    assert model["root"].endswith("tiny_model")
+
+
+async def test_sessions_evict_each_other(
+    replicas: tuple[Engine, Engine], taps: tuple[EventTap, EventTap]
+) -> None:
+    """The suite's caches are too small for the suite's sessions, as in real life."""
+    turns = await take_turns(replicas[0].url, mixed_sessions(), max_rounds=8)
+
+    removed = [event for event in taps[0].events() if event["type"] == "BlockRemoved"]
+    assert len(removed) > 200
+    assert sum(result.num_cached_tokens or 0 for _, result in turns) > 0
+    assert all(turn.body["tools"] for turn, _ in turns)
+
+
+async def test_tokenize_is_what_is_computed(
+    replicas: tuple[Engine, Engine], taps: tuple[EventTap, EventTap]
+) -> None:
+    """/tokenize, the prompt's token count and the published blocks are one and the same."""
+    contract = HashContract(algorithm="sha256", block_size=BLOCK_SIZE)
+    engine, tap = replicas[0], taps[0]
+    stored: dict[int, list[int]] = {}
+
+    for turn, result in await take_turns(engine.url, mixed_sessions(num_sessions=3), max_rounds=3):
+        token_ids = engine.tokenize(turn.body)
+        stored |= published_blocks(tap)
+        extra = ExtraKeys(cache_salt=turn.body.get("cache_salt"))
+        keys, _ = contract.extend(None, token_ids, extra)
+        assert result.num_prompt_tokens == len(token_ids)
+        assert keys
+        for k, key in enumerate(keys):
+            assert stored[key] == token_ids[k * BLOCK_SIZE : (k + 1) * BLOCK_SIZE]
+
+
+def test_replay_gives_what_was_published(
+    replicas: tuple[Engine, Engine], taps: tuple[EventTap, EventTap]
+) -> None:
+    """The replay's payloads are the published ones, byte for byte, from the number asked."""
+    engine, tap = replicas[0], taps[0]
+    wait_until(lambda: engine.complete(range(300, 400)) and tap.messages() != [], 10, "an event")
+    first = int.from_bytes(tap.messages()[0][1], "big")
+
+    *replies, end = replay(engine.replay_endpoint, first)
+
+    assert end[2:] == [(-1).to_bytes(8, "big", signed=True), b""]
+    assert [tuple(reply[1:]) for reply in replies][: len(tap.messages())] == tap.messages()
+    assert unpack(replies[0][3])[1]
+
+
+def test_settled_is_defined_by_overlap() -> None:
+    """Only what runs on the same replica around a request's look-up unsettles it."""
+
+    def turn(start_s: float, total_s: float, replica: str) -> TurnResult:
+        return TurnResult(
+            session_id="s", number=0, start_s=start_s, total_s=total_s, ttft_s=total_s / 2,
+            replica=replica, num_cached_tokens=32, predicted=Predicted(gpu=64),
+        )  # fmt: skip
+
+    long, after_first_token, elsewhere = turn(0, 10, "r1"), turn(6, 1, "r1"), turn(6, 1, "r2")
+
+    results = [long, after_first_token, elsewhere]
+
+    assert settled(results) == [long, elsewhere]
+    assert len(wrong_predictions(results)) == 3
+
+
+def published_blocks(tap: EventTap) -> dict[int, list[int]]:
+    """Read a tap: key of every stored block to its token ids."""
+    blocks: dict[int, list[int]] = {}
+    for event in tap.events():
+        if event["type"] == "BlockStored":
+            size = event["block_size"]
+            for k, external in enumerate(event["block_hashes"]):
+                blocks[block_key(external)] = event["token_ids"][k * size : (k + 1) * size]
+    return blocks

@@ -1,0 +1,152 @@
+"""An engine restarts, its events get lost, it dies: nobody sees an error, nothing is made up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from loadtest.agents import Session, make_sessions
+from tests.engines.harness import (
+    ENGINE_READY_S,
+    Engine,
+    LossyProxy,
+    Router,
+    wait_until,
+)
+from tests.engines.turns import PROFILE, mixed_sessions, take_turns, wrong_predictions
+
+
+def sessions(seed: int, num_sessions: int = 4) -> list[Session]:
+    return make_sessions(replace(PROFILE, num_sessions=num_sessions, seed=seed))
+
+
+def first_body(seed: int) -> dict[str, Any]:
+    """Build a request nobody has seen."""
+    turn = sessions(seed, 1)[0].next_turn()
+    assert turn is not None
+    return turn.body
+
+
+def reported(engine: Engine, body: dict[str, Any]) -> int:
+    """Ask the engine itself how many tokens of a request it had cached."""
+    tokens: int = engine.chat(body)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+@contextmanager
+def behind_proxy(
+    replicas: tuple[Engine, Engine], start_router: Callable[..., Router], *, has_replay: bool
+) -> Iterator[tuple[Router, LossyProxy]]:
+    """Put a lossy proxy between r1's events and the router."""
+    with LossyProxy(replicas[0].events_endpoint) as proxy:
+        lossy: dict[str, Any] = {"url": replicas[0].url, "events": [proxy.endpoint]}
+        if has_replay:
+            lossy["replay"] = [replicas[0].replay_endpoint]
+        config = {"replicas": [lossy, {"url": replicas[1].url}]}
+        with start_router(config=config) as router:
+            yield router, proxy
+
+
+def test_a_gap_is_replayed(
+    replicas: tuple[Engine, Engine], start_router: Callable[..., Router]
+) -> None:
+    """Messages lost on the way are noticed by their numbers and fetched again."""
+    with behind_proxy(replicas, start_router, has_replay=True) as (router, proxy):
+        lost, after = first_body(51), first_body(52)
+        with proxy.losing():
+            replicas[0].chat(lost)
+        unknown = router.num_known_tokens(lost)["r1"]
+        replicas[0].chat(after)  # its events show that some are missing
+        wait_until(lambda: router.num_known_tokens(lost)["r1"] > 0, 15, "the replay")
+
+        assert unknown == 0
+        for body in (lost, after):
+            assert router.num_known_tokens(body)["r1"] == reported(replicas[0], body)
+        wait_until(lambda: router.state("r1") == "exact", 15, "r1 exact again")
+
+
+def test_a_gap_without_replay_is_admitted(
+    replicas: tuple[Engine, Engine], start_router: Callable[..., Router]
+) -> None:
+    """What cannot be fetched again is not made up: less is known, nothing too much."""
+    with behind_proxy(replicas, start_router, has_replay=False) as (router, proxy):
+        before, lost, after = first_body(53), first_body(54), first_body(55)
+        replicas[0].chat(before)
+        with proxy.losing():
+            replicas[0].chat(lost)
+        replicas[0].chat(after)
+        wait_until(lambda: router.num_known_tokens(after)["r1"] > 0, 15, "the events after")
+
+        assert router.state("r1") == "degraded"
+        for body in (before, lost, after):
+            assert router.num_known_tokens(body)["r1"] <= reported(replicas[0], body)
+        assert router.chat(after).is_success
+
+
+@pytest.fixture
+def router(start_router: Callable[..., Router]) -> Iterator[Router]:
+    """A router of this test's own: it will remember what happened to the replicas."""
+    with start_router() as running:
+        yield running
+
+
+async def test_a_restart_is_survived(router: Router, replicas: tuple[Engine, Engine]) -> None:
+    """While r2 is away r1 serves; back again it is exact, and credited with nothing it lost."""
+    warm = await take_turns(router.url, sessions(61), max_rounds=2)
+    bodies = [turn.body for turn, result in warm if result.replica == "r2"]
+    assert bodies, "no session was sent to r2"
+
+    replicas[1].kill()
+    away = await take_turns(router.url, sessions(62, 2), max_rounds=2)  # raises on an error
+    again = [router.chat(body) for body in bodies]
+    replicas[1].start().wait_ready("/health", ENGINE_READY_S)
+    wait_until(lambda: router.metric("warmroute_replica_healthy", replica="r2") == 1, 30, "r2 up")
+    credited = [router.num_known_tokens(body)["r2"] for body in bodies]
+    replicas[1].chat(first_body(63))  # the first event of its new life
+    wait_until(lambda: router.state("r2") == "exact", 15, "r2 exact again")
+    back = await take_turns(router.url, sessions(64, 8), max_rounds=3)
+
+    assert {result.replica for _, result in away} == {"r1"}
+    assert [answer.status_code for answer in again] == [200] * len(bodies)
+    assert credited == [0] * len(bodies)
+    assert {result.replica for _, result in back} == {"r1", "r2"}
+    assert wrong_predictions(result for _, result in back) == []
+
+
+async def test_killing_the_owner_costs_no_error(
+    router: Router, replicas: tuple[Engine, Engine]
+) -> None:
+    """A replica dies with the cache and with a request in it: the other one answers both."""
+    turns = await take_turns(router.url, sessions(71, 1), max_rounds=2)
+    owner = turns[-1][1].replica
+    engine = replicas[0] if owner == "r1" else replicas[1]
+    # The owner's own next turn, long to compute and answered whole: no byte before the kill.
+    history = turns[-1][0].body["messages"]
+    body = {
+        **turns[-1][0].body,
+        "messages": [*history, {"role": "user", "content": "def f(x): return x\n" * 1000}],
+        "max_tokens": 400,
+    }
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(router.chat(body))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: engine.metric("vllm:num_requests_running") > 0, 20, "the request to run")
+    engine.kill()
+    asking.join()
+    rest = await take_turns(router.url, mixed_sessions(num_sessions=2), max_rounds=2)
+
+    [answer] = answers
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-warmroute-replica"] != owner
+    assert {result.replica for _, result in rest} == {answer.headers["x-warmroute-replica"]}
+    assert router.metric("warmroute_failovers_total", replica=str(owner)) >= 1

@@ -1,0 +1,111 @@
+"""Agent sessions taken turn by turn, and what may be asked of a prediction.
+
+A request is *settled* if nothing could change its replica's cache between the router's decision
+and the engine's look-up: from `SETTLE_S` before the request was sent until its first token, no
+other request was in flight on the replica that served it. (`SETTLE_S` is the time the events of
+the last step before take to arrive. What runs after a request's first token does not matter: the
+engine counts `cached_tokens` when it schedules a request first.) Siblings of a sub-agent, and
+whoever shares a replica with a running request, are not settled: there the router predicts what
+will be computed, and may be wrong by what the engine schedules in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import httpx
+from msgspec.structs import replace
+
+from loadtest.agents import Profile, Session, Turn, make_sessions
+from loadtest.drive import send
+from loadtest.results import TurnResult
+
+SETTLE_S = 0.05
+MIN_EXACT_RATIO = 0.99  # DESIGN, section 15
+
+PROFILE = Profile(
+    num_sessions=6,
+    num_turns=8,
+    turns_sigma=0.3,
+    scale_tokens=0.12,  # 1.4K tokens first, 4K to 8K at the end
+    scale_time=0.02,
+    max_context_tokens=100_000,  # 12K scaled: half of a replica's cache
+    sub_agent_share=0.0,
+    salts=(None, "t1", "t2"),
+)
+"""Twelve of these sessions (two seeds) need about twice what two small caches hold."""
+
+WILD = {"temperature": 1.0}
+"""Sampling that makes the dummy model say bytes no text has: replies that tokenize anew.
+
+Without `seed`: in vLLM 0.32.0 a seeded request whose prefill is chunked kills a CPU engine
+("CPU Generator does not use offset").
+"""
+
+
+def mixed_sessions(**changes: object) -> list[Session]:
+    """Build two preambles' sessions: one model that repeats itself, one that talks wild."""
+    calm: Profile = replace(PROFILE, seed=1, **changes)
+    wild: Profile = replace(PROFILE, seed=2, extra_body=WILD, **changes)
+    return [
+        session
+        for pair in zip(make_sessions(calm), make_sessions(wild), strict=True)
+        for session in pair
+    ]
+
+
+async def take_turns(
+    base_url: str, sessions: Iterable[Session], *, max_rounds: int | None = None
+) -> list[tuple[Turn, TurnResult]]:
+    """Run sessions in rotation, one request at a time: every request is settled.
+
+    Raises:
+        AssertionError: a turn failed.
+    """
+    taken: list[tuple[Turn, TurnResult]] = []
+    running = list(sessions)
+    rounds = 0
+    async with httpx.AsyncClient(base_url=base_url, timeout=120) as client:
+        while running and rounds != max_rounds:
+            for session in list(running):
+                turn = session.next_turn()
+                if turn is None:
+                    running.remove(session)
+                    continue
+                result, reply = await send(client, turn)
+                assert result.error is None, f"{result.error}: {result.error_message}"
+                session.advance(reply)
+                taken.append((turn, result))
+                await asyncio.sleep(SETTLE_S)
+            rounds += 1
+    return taken
+
+
+def settled(results: Sequence[TurnResult]) -> list[TurnResult]:
+    """Select the settled requests of a drive (see the module's definition)."""
+    return [
+        result
+        for result in results
+        if result.error is None
+        and not any(_disturbs(other, result) for other in results if other is not result)
+    ]
+
+
+def wrong_predictions(results: Iterable[TurnResult]) -> list[str]:
+    """Describe the requests whose predicted and reported cached tokens differ."""
+    return [
+        f"{r.session_id} turn {r.number} on {r.replica} at {r.start_s:.3f} s: predicted"
+        f" {r.predicted.gpu}, reported {r.num_cached_tokens} of {r.num_prompt_tokens} tokens"
+        for r in results
+        if r.predicted is not None and r.predicted.gpu != r.num_cached_tokens
+    ]
+
+
+def _disturbs(other: TurnResult, result: TurnResult) -> bool:
+    assert result.ttft_s is not None
+    return (
+        other.replica == result.replica
+        and other.start_s < result.start_s + result.ttft_s
+        and other.start_s + other.total_s > result.start_s - SETTLE_S
+    )

@@ -1,0 +1,274 @@
+"""The block index against a plain model: what is held, how long a prefix, whose claims."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from policies.view import CandidateId
+from router.contracts import BlockKey
+from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation, Tier
+
+A, B, C = CandidateId("a"), CandidateId("b"), CandidateId("c")
+CANDIDATES = (A, B, C)
+
+
+def keys(*names: int) -> list[BlockKey]:
+    return [BlockKey(name) for name in names]
+
+
+def chain(num_blocks: int, start: int = 0) -> list[BlockKey]:
+    return keys(*range(start, start + num_blocks))
+
+
+class IndexAgainstModel(RuleBasedStateMachine):
+    """Random stores, evictions, clears, claims; the model is a Counter per candidate and tier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = BlockIndex()
+        self.held: dict[tuple[CandidateId, Tier], Counter[int]] = {
+            (candidate, tier): Counter() for candidate in CANDIDATES for tier in ("gpu", "cpu")
+        }
+        self.claims: list[tuple[CandidateId, list[BlockKey], Speculation]] = []
+
+    candidates = st.sampled_from(CANDIDATES)
+    tiers = st.sampled_from(["gpu", "cpu"])
+    names = st.lists(st.integers(0, 12), max_size=6)
+
+    @rule(candidate=candidates, tier=tiers, names=names)
+    def store(self, candidate: CandidateId, tier: Tier, names: list[int]) -> None:
+        self.index.store(candidate, keys(*names), tier)
+        self.held[candidate, tier].update(names)
+
+    @rule(candidate=candidates, tier=tiers, names=names)
+    def remove(self, candidate: CandidateId, tier: Tier, names: list[int]) -> None:
+        held = self.held[candidate, tier]
+        num_missing = 0
+        for name in names:
+            num_missing += held[name] == 0
+            held[name] = max(0, held[name] - 1)
+        assert self.index.remove(candidate, keys(*names), tier) == num_missing
+
+    @rule(candidate=candidates)
+    def clear(self, candidate: CandidateId) -> None:
+        self.index.clear(candidate)
+        self.held[candidate, "gpu"].clear()
+        self.held[candidate, "cpu"].clear()
+        self.claims = [claim for claim in self.claims if claim[0] != candidate]
+
+    @rule(candidate=candidates, names=names)
+    def begin(self, candidate: CandidateId, names: list[int]) -> None:
+        claimed = keys(*names)
+        self.claims.append((candidate, claimed, self.index.begin(candidate, claimed)))
+
+    @rule(number=st.integers(0, 9))
+    def end(self, number: int) -> None:
+        if number < len(self.claims):
+            self.claims.pop(number)[2].end()
+
+    @rule(max_blocks=st.integers(0, 5))
+    def sweep(self, max_blocks: int) -> None:
+        self.index.sweep(max_blocks)
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        for (candidate, tier), held in self.held.items():
+            assert self.index.num_blocks(candidate, tier) == len(+held)
+        for candidate in CANDIDATES:
+            gpu, cpu = self.held[candidate, "gpu"], self.held[candidate, "cpu"]
+            for name in range(13):
+                is_held = bool(gpu[name] or cpu[name])
+                assert self.index.holds(candidate, BlockKey(name)) == is_held
+
+    @invariant()
+    def a_match_is_a_prefix_end(self) -> None:
+        matches = self.index.match(chain(13), CANDIDATES)
+        for candidate, match in matches.items():
+            gpu = set(+self.held[candidate, "gpu"])
+            computing = {
+                key for who, claimed, _ in self.claims if who == candidate for key in claimed
+            }
+            cpu = set(+self.held[candidate, "cpu"])
+            for num_blocks, held in (
+                (match.num_gpu_settled_blocks, gpu),
+                (match.num_gpu_blocks, gpu | computing),
+                (match.num_cpu_blocks, gpu | computing | cpu),
+            ):
+                assert num_blocks == 0 or {0, num_blocks - 1} <= held
+                assert set(range(max(0, num_blocks - 3), num_blocks)) <= held
+            assert match.num_gpu_settled_blocks <= match.num_gpu_blocks <= match.num_cpu_blocks
+
+
+TestIndexAgainstModel = IndexAgainstModel.TestCase
+TestIndexAgainstModel.settings = settings(deadline=None)
+
+
+@settings(deadline=None)
+@given(
+    num_blocks=st.integers(0, 300),
+    lengths=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=40),
+)
+def test_closed_prefixes_match_exactly(num_blocks: int, lengths: list[tuple[int, int]]) -> None:
+    """Where everybody holds a prefix, each length is found, whatever the others have."""
+    index = BlockIndex()
+    asked = [CandidateId(f"r{number}") for number in range(len(lengths))]
+    for candidate, (num_gpu, num_cpu) in zip(asked, lengths, strict=True):
+        index.store(candidate, chain(num_gpu))
+        index.store(candidate, chain(num_cpu), "cpu")
+
+    matches = index.match(chain(num_blocks), asked)
+
+    assert list(matches) == asked
+    for match, (num_gpu, num_cpu) in zip(matches.values(), lengths, strict=True):
+        gpu = min(num_gpu, num_blocks)
+        assert match == Match(gpu, gpu, max(gpu, min(num_cpu, num_blocks)))
+
+
+def test_many_boundaries_are_all_found() -> None:
+    """More different prefixes than are remembered change nothing but the cost."""
+    index = BlockIndex()
+    lengths = random.Random(1).sample(range(1, 2000), 64)
+    asked = [CandidateId(f"r{number}") for number in range(64)]
+    for candidate, length in zip(asked, lengths, strict=True):
+        index.store(candidate, chain(length))
+
+    matches = index.match(chain(2000), asked)
+
+    assert [match.num_gpu_blocks for match in matches.values()] == lengths
+
+
+def test_a_duplicate_survives_the_eviction_of_the_other_copy() -> None:
+    """The engine stores equal blocks twice and removes them one by one."""
+    index = BlockIndex()
+    index.store(A, chain(3))
+    index.store(A, chain(3))
+
+    assert index.remove(A, chain(3)) == 0
+    assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
+    assert index.remove(A, chain(3)) == 0
+    assert index.match(chain(3), [A])[A] == NO_MATCH
+    assert index.remove(A, chain(3)) == 3
+
+
+@pytest.mark.parametrize("hole", [7, 8])
+def test_a_hole_before_the_boundary_is_seen(hole: int) -> None:
+    """Blocks behind a hole are of no use, though a bisection may land there."""
+    index = BlockIndex()
+    index.store(A, chain(10))
+    index.remove(A, keys(hole))
+    index.store(B, chain(10))
+
+    assert index.match(chain(10), [A])[A].num_gpu_blocks == hole
+    assert index.match(chain(10), [B, A])[A].num_gpu_blocks == hole
+
+
+def test_unknown_candidates_and_empty_chains_match_nothing() -> None:
+    """Asking is always possible."""
+    index = BlockIndex()
+    index.store(A, chain(3))
+
+    assert index.match(chain(3), [B]) == {B: NO_MATCH}
+    assert index.match([], [A]) == {A: NO_MATCH}
+    assert index.num_blocks(B) == 0
+    assert not index.holds(B, BlockKey(1))
+
+
+def test_siblings_see_what_is_being_computed() -> None:
+    """A claim prolongs the match behind what is settled, until its last owner gives it back."""
+    index = BlockIndex()
+    index.store(A, chain(2))
+    first = index.begin(A, chain(4, start=2))
+    second = index.begin(A, chain(4, start=2))
+
+    assert index.match(chain(10), [A])[A] == Match(6, 2, 6)
+    first.end()
+    first.end()
+    assert index.match(chain(10), [A])[A] == Match(6, 2, 6)
+    second.end()
+    assert index.match(chain(10), [A])[A] == Match(2, 2, 2)
+
+
+def test_a_claim_of_an_old_epoch_does_not_touch_the_new_one() -> None:
+    """The engine restarted while the request ran: its roll-back must not take newer claims."""
+    index = BlockIndex()
+    old = index.begin(A, chain(3))
+    index.clear(A)
+    index.begin(A, chain(3))
+
+    old.end()
+
+    assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
+
+
+def test_the_cpu_tier_prolongs_the_gpu_tier() -> None:
+    """Blocks may lie in either tier, as long as there is no gap."""
+    index = BlockIndex()
+    index.store(A, chain(4))
+    index.store(A, chain(4, start=4), "cpu")
+    index.store(B, chain(4, start=1), "cpu")
+
+    matches = index.match(chain(10), [A, B])
+
+    assert matches[A] == Match(4, 4, 8)
+    assert matches[B] == NO_MATCH
+
+
+def test_a_cpu_tier_without_removals_is_bounded() -> None:
+    """A connector that never reports a removal does not grow the index for ever."""
+    index = BlockIndex(max_cpu_blocks=128)
+    for start in range(0, 1000, 10):
+        index.store(A, chain(10, start), "cpu")
+
+    assert index.num_blocks(A, "cpu") <= 128
+    assert index.holds(A, BlockKey(999))
+    assert not index.holds(A, BlockKey(500))
+
+
+def test_what_was_routed_to_a_blind_candidate_is_remembered_least_recent_out() -> None:
+    """Capacity bounds the guess; the tail of the oldest chain goes first."""
+    index = BlockIndex()
+    index.remember(A, chain(4), 6)
+    index.remember(A, chain(4, start=100), 6)
+
+    assert index.num_blocks(A) == 6
+    assert index.match(chain(4), [A])[A].num_gpu_blocks == 2
+    assert index.match(chain(4, start=100), [A])[A].num_gpu_blocks == 4
+
+
+def test_using_a_remembered_chain_keeps_it() -> None:
+    """The guess is by last use, not by first."""
+    index = BlockIndex()
+    index.remember(A, chain(3), 6)
+    index.remember(A, chain(3, start=100), 6)
+    index.remember(A, chain(3), 6)
+    index.remember(A, chain(3, start=200), 6)
+
+    assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
+    assert index.match(chain(3, start=100), [A])[A] == NO_MATCH
+
+
+def test_a_guess_does_not_mix_with_what_was_known() -> None:
+    """A candidate that became BLIND starts guessing from nothing."""
+    index = BlockIndex()
+    index.store(A, chain(3))
+    index.remember(A, chain(2, start=100), 10)
+
+    assert index.num_blocks(A) == 2
+
+
+def test_clearing_is_immediate_and_freeing_comes_in_slices() -> None:
+    """A new epoch matches nothing at once; the memory goes little by little."""
+    index = BlockIndex()
+    index.store(A, chain(10))
+    index.store(A, chain(3), "cpu")
+    index.clear(A)
+
+    assert index.match(chain(10), [A])[A] == NO_MATCH
+    assert [index.sweep(5) for _ in range(3)] == [True, True, False]
+    assert not index.sweep()

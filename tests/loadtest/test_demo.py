@@ -1,0 +1,123 @@
+"""The demo as a whole, as small as it gets: real processes, one policy, a few turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from loadtest.demo.cli import demo, parse_policies
+from loadtest.demo.stack import child_environment
+
+TINY = ["--short", "--sessions", "3", "--turns", "2", "--speed", "200"]
+COMMAND = [sys.executable, "-c", "from loadtest.demo.cli import demo; demo()"]
+
+
+def _children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def _start(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *TINY, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=child_environment(os.environ),
+    )
+
+
+def _read_until(process: subprocess.Popen[str], text: str) -> str:
+    said = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"the demo ended without saying {text!r}:\n{said}")
+
+
+def test_policies_are_split_and_checked() -> None:
+    """A wrong name is refused with the nearest and all known ones."""
+    assert parse_policies("round_robin, kv_aware") == ("round_robin", "kv_aware")
+    with pytest.raises(click.BadParameter, match="did you mean kv_aware"):
+        parse_policies("kv_awear")
+    with pytest.raises(click.BadParameter, match="unknown policy 'zzzz' \\(known"):
+        parse_policies("zzzz")
+    with pytest.raises(click.BadParameter, match="once"):
+        parse_policies("kv_aware,kv_aware")
+    with pytest.raises(click.BadParameter, match="once"):
+        parse_policies(",")
+
+
+def test_wrong_option_is_a_usage_error() -> None:
+    """Nothing is started for a wrong command line."""
+    answer = CliRunner().invoke(demo, ["--policies", "fastest"])
+
+    assert answer.exit_code == 2
+    assert "fastest" in answer.output
+
+
+@pytest.mark.timeout(180)
+def test_kept_demo_answers_and_ends_with_everything_it_started(tmp_path: Path) -> None:
+    """All turns succeed, results are written, the kept router answers, one signal ends it all."""
+    with _start("--policies", "kv_aware", "--keep", "--out", str(tmp_path)) as process:
+        said = _read_until(process, "Ctrl-C")
+        children = _children_of(process.pid)
+        url = said.partition("base URL")[2].split()[0]
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=30.0)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(30)
+
+    assert answer.status_code == 200
+    assert answer.headers["x-warmroute-policy"] == "kv_aware"
+    assert status == 130
+    assert len(children) == 4
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["num_errors"] == 0
+    assert results["runs"][0]["summary"]["num_turns"] == results["plans"][0]["num_turns"]
+    assert (tmp_path / "demo.png").stat().st_size > 0
+
+
+@pytest.mark.timeout(120)
+def test_interrupt_while_starting_ends_everything(tmp_path: Path) -> None:
+    """Ctrl-C before anything is ready: no process stays, status 130."""
+    with _start("--out", str(tmp_path)) as process:
+        _read_until(process, "starting three replicas")
+        children: list[int] = []
+        while not children:
+            children = _children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        rest = process.stdout.read()
+        status = process.wait(30)
+
+    assert status == 130
+    assert "Stopped by SIGINT" in rest
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+@pytest.mark.timeout(120)
+def test_child_killed_at_work_is_told_with_its_log(tmp_path: Path) -> None:
+    """A replica that dies ends the demo with status 1 and says which one."""
+    with _start("--policies", "random", "--speed", "1", "--out", str(tmp_path)) as process:
+        _read_until(process, "TTFT")
+        os.kill(_children_of(process.pid)[1], signal.SIGKILL)
+        assert process.stdout is not None
+        rest = process.stdout.read()
+        status = process.wait(30)
+
+    assert status == 1
+    assert "replica r2 ended with signal SIGKILL" in rest
+    assert "emulating tiny" in rest

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from policies import POLICIES, create
+from policies.cost import KvAware
+from policies.registry import DEFAULT_POLICY
+
+
+def test_defaults() -> None:
+    """Every policy can be made without parameters, and the default is one of them."""
+    assert [create(name).name for name in POLICIES] == list(POLICIES)
+    assert create(DEFAULT_POLICY) == KvAware(alpha=2.0, beta=4.0)
+
+
+def test_parameters_may_be_text() -> None:
+    """Flags and environment give text; it is converted to the parameter's type."""
+    assert create("kv_aware", {"alpha": "3", "beta": 0}) == KvAware(alpha=3.0, beta=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("kv_awre", {}, r"unknown policy: 'kv_awre'; did you mean 'kv_aware'\? .*round_robin"),
+        ("zzz", {}, r"unknown policy: 'zzz' \(allowed: random, "),
+        ("kv_aware", {"alfa": 1}, r"'alfa'; did you mean 'alpha'\? \(allowed: alpha, beta\)"),
+        ("random", {"seed": 1}, r"unknown parameter of policy 'random': 'seed' \(allowed: none\)"),
+        ("kv_aware", {"alpha": -1}, r"policy 'kv_aware': Expected `float` >= 0\.0.*alpha"),
+        ("kv_aware", {"alpha": "much"}, r"Expected `float`, got `str`"),
+        ("prefix_hash", {"load_factor": 0.5}, r">= 1\.0"),
+        ("prefix_hash", {"num_points": 10**6}, r"<= 1000"),
+    ],
+)
+def test_refuses(name: str, params: dict[str, object], message: str) -> None:
+    """A wrong name or value is refused with what would have been right."""
+    with pytest.raises(ValueError, match=message):
+        create(name, params)

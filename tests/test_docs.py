@@ -1,0 +1,347 @@
+"""What the documentation says is so: commands run, generated parts are new, names exist."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import pytest
+from hypothesis import given
+
+from loadtest import docs, queue_model
+from policies import POLICIES, Policy, Snapshot, create
+from policies.cost import KvAware
+from router import config
+from router.cli import main
+from router.fleet.health import Outcome
+from router.index.counters import StreamCounters
+from tests.docs_blocks import ENGINE_PORTS, MODEL, ROOT, Block, Shell, blocks, free_ports
+from tests.policies.snapshots import snapshots
+
+DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text() for path in docs.documents()}
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name, text in DOCUMENTS.items()
+    for number, block in enumerate(blocks(text))
+]
+RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in blocks(text))]
+
+# Documents that others write, while they are on their way.
+LANDING = {"docs/demo.md", "docs/demo.png", "docs/benchmarks.md", "docs/failures.md"}
+
+# Source: vllm serve --help, 0.32.0
+VLLM_FLAGS = frozenset(
+    {
+        "--chat-template",
+        "--enable-prompt-tokens-details",
+        "--enable-scale-out",
+        "--kv-events-config",
+        "--kv-transfer-config",
+        "--num-gpu-blocks-override",
+        "--port",
+        "--prefix-caching-hash-algo",
+        "--trust-request-chat-template",
+    }
+)
+HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6"}
+
+
+def of_language(*languages: str) -> list[object]:
+    return [param for param in BLOCKS if param.values[0].language in languages]
+
+
+# -- what runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, int]]:
+    """Two emulated replicas at the ports of the documents' engines, for all documents."""
+    chosen = free_ports()
+    with Shell(tmp_path_factory.mktemp("engines"), chosen) as shell:
+        for port in ENGINE_PORTS:
+            own = str(chosen[port])
+            emulate = ["-m", "loadtest.emulator", "--port", own, "--served-model-name", MODEL]
+            command = [sys.executable, *emulate, "--block-size", "32", "--preset", "instant"]
+            shell.start(command, f"http://127.0.0.1:{own}/health")
+        yield chosen
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the documents use curl")
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_commands_run(name: str, ports: dict[int, int], tmp_path: Path) -> None:
+    """Every block that is marked as runnable succeeds, in order."""
+    fresh = free_ports() | {port: ports[port] for port in ENGINE_PORTS}
+
+    with Shell(tmp_path, fresh) as shell:
+        for block in blocks(DOCUMENTS[name]):
+            if block.runs:
+                shell.run(block)
+
+
+def test_a_failing_block_is_told(tmp_path: Path) -> None:
+    """A block that fails fails the test, with its output."""
+    block = Block(language="sh", code="echo before; false; echo after", marker="run")
+
+    with Shell(tmp_path, free_ports()) as shell, pytest.raises(AssertionError, match="before"):
+        shell.run(block)
+
+
+@pytest.mark.parametrize("block", of_language("sh", "console"))
+def test_every_command_is_run_or_says_why_not(block: Block) -> None:
+    """No command block goes unmarked, and backgrounds name what to wait for."""
+    assert block.marker is not None, block.code
+    assert block.runs or block.marker.startswith("not run: ")
+    assert block.marker == "run" or block.until or not block.runs
+
+
+@pytest.mark.parametrize("block", of_language("yaml"))
+def test_yaml_is_a_valid_configuration(block: Block, tmp_path: Path) -> None:
+    """Every YAML block is accepted by the router's own loader, its policy too."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(block.code)
+
+    loaded = config.load(file)
+
+    assert create(loaded.policy.name, loaded.policy.params).name == loaded.policy.name
+
+
+@pytest.mark.parametrize("block", of_language("python"))
+def test_python_compiles(block: Block) -> None:
+    """Every Python block is Python, run or not."""
+    compile(block.code, "block", "exec")
+
+
+@pytest.mark.parametrize("block", of_language("toml"))
+def test_toml_parses(block: Block) -> None:
+    """Every TOML block is TOML."""
+    assert tomllib.loads(block.code)
+
+
+@cache
+def own_policy() -> Policy:
+    """Execute the example of docs/policies.md."""
+    code = next(b.code for b in blocks(DOCUMENTS["docs/policies.md"]) if b.language == "python")
+    before = dict(POLICIES)
+    try:
+        exec(compile(code, "my_policy.py", "exec"), {"__name__": "my_policy"})
+        name = (POLICIES.keys() - before.keys()).pop()
+        return POLICIES[name]()
+    finally:
+        POLICIES.clear()
+        POLICIES.update(before)
+
+
+@given(snapshots())
+def test_the_example_policy_keeps_the_rules(snapshot: Snapshot) -> None:
+    """The documented policy is pure and chooses among those offered."""
+    decision = own_policy().decide(snapshot)
+
+    assert decision == own_policy().decide(snapshot)
+    assert decision.candidate in [replica.id for replica in snapshot.replicas]
+
+
+# -- what is generated ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_generated_parts_are_up_to_date(name: str) -> None:
+    """`make docs` would change nothing."""
+    assert docs.fill(DOCUMENTS[name], docs.MAKERS) == DOCUMENTS[name], "run `make docs`"
+
+
+def test_a_part_that_nobody_makes_is_refused() -> None:
+    """A misspelt part is an error, not left as it is."""
+    with pytest.raises(ValueError, match="'optoins'"):
+        docs.fill("<!-- generated: optoins -->\n<!-- end -->", docs.MAKERS)
+
+
+def test_parts_on_demand_stay_without_their_data() -> None:
+    """The study is left alone where there is no trace."""
+    text = "<!-- generated: queue-model -->\nas it was\n<!-- end -->"
+
+    assert docs.fill(text, docs.MAKERS) == text
+
+
+def test_old_parts_are_found_and_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--check` names an old document and leaves it; without it the document is rewritten."""
+    (tmp_path / "README.md").write_text("<!-- generated: presets -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+
+    assert docs.main(["--check"]) == 1
+    assert "README.md: old" in capsys.readouterr().out
+    assert docs.main([]) == 0
+    assert "h100-8b" in (tmp_path / "README.md").read_text()
+    assert docs.main(["--check"]) == 0
+
+
+# -- what is named -------------------------------------------------------------------------------
+
+
+def slug(heading: str) -> str:
+    """Name a heading's anchor as forges do."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors(name: str) -> set[str]:
+    return {slug(found) for found in re.findall(r"^#+ (.+)$", DOCUMENTS[name], re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    """Every relative link names a file that is there, every anchor a heading in it."""
+    prose = re.sub(r"^```.*?^```$", "", DOCUMENTS[name], flags=re.MULTILINE | re.DOTALL)
+
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if urlsplit(target).scheme:
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        linked = str(path.resolve().relative_to(ROOT))
+        assert path.exists() or linked in LANDING, f"{name}: {target}"
+        if anchor and linked in DOCUMENTS:
+            assert anchor in anchors(linked), f"{name}: {target}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_files_and_modules_exist(name: str) -> None:
+    """Paths and modules of this repository that a document names are there."""
+    text = DOCUMENTS[name]
+
+    for path in re.findall(
+        r"(?<![\w/.])(?:router|policies|loadtest|tests|docs|docker)/[\w./-]+", text
+    ):
+        path = path.rstrip(".")
+        assert (ROOT / path).exists() or path in LANDING, f"{name}: {path}"
+    for module in re.findall(r"python -m ((?:router|loadtest)[\w.]*)", text):
+        assert importlib.util.find_spec(module) is not None, f"{name}: {module}"
+    for dotted in re.findall(r"`((?:router|policies|loadtest)\.[a-z_.]+)`", text):
+        parts = dotted.split(".")
+        parent = ROOT.joinpath(*parts[:-1])
+        is_module = ROOT.joinpath(*parts).exists() or (parent / f"{parts[-1]}.py").exists()
+        holder = parent.with_suffix(".py")
+        is_name = holder.exists() and re.search(rf"\b{parts[-1]}\b", holder.read_text())
+        assert is_module or is_name, f"{name}: {dotted}"
+
+
+def commands() -> Iterator[click.Command]:
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        try:
+            command = main.get_command(context, name)
+        except ModuleNotFoundError:
+            continue  # demo, on its way
+        assert command is not None
+        yield command
+
+
+@cache
+def flags() -> frozenset[str]:
+    """Every long flag of our commands, modules and of vLLM that a document may name."""
+    known = {"--help", "--version", *VLLM_FLAGS}
+    for command in commands():
+        for parameter in command.params:
+            known.update((*parameter.opts, *parameter.secondary_opts))
+    parsers: list[argparse.ArgumentParser] = [queue_model._parser(), docs.argument_parser()]
+    for parser in parsers:
+        known.update(flag for action in parser._actions for flag in action.option_strings)
+    return frozenset(known)
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in LANDING])
+def test_flags_exist(name: str) -> None:
+    """Every flag in a document is one of ours or of vLLM's."""
+    code = " ".join(
+        [*re.findall(r"`([^`\n]+)`", DOCUMENTS[name])]
+        + [block.code for block in blocks(DOCUMENTS[name]) if block.language == "sh"]
+    )
+
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", code))
+
+    assert named <= flags()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_keys_variables_and_make_targets_exist(name: str) -> None:
+    """Configuration keys, WARMROUTE_ variables and make targets are real."""
+    text = DOCUMENTS[name]
+    options = list(config.options())
+    keys = {".".join(option.path) for option in options}
+    sections = "|".join({option.path[0] for option in options} - {"replicas"})
+    variables = {option.variable for option in options}
+    variables |= {"WARMROUTE_CONFIG", "WARMROUTE_VLLM_PYTHON", "WARMROUTE_KEY"}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", text)) <= keys
+    assert set(re.findall(r"WARMROUTE_[A-Z_]+[A-Z]", text)) <= variables
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_metrics_and_headers_exist(name: str) -> None:
+    """Metrics and response headers that a document names are exported and sent."""
+    text = DOCUMENTS[name]
+    exported = set(re.findall(r"`(warmroute_\w+)`", docs.metric_tables()))
+    sources = [(ROOT / "router" / file).read_text() for file in ("pipeline.py", "http/app.py")]
+
+    for metric in set(re.findall(r"\bwarmroute_[a-z]\w*", text)):
+        base = re.sub(r"_(bucket|sum|count)$", "", metric)
+        assert exported & {metric, base, f"{metric}_total"}, f"{name}: {metric}"
+    for header in set(re.findall(r"\bx-warmroute-[a-z-]+", text)):
+        assert any(header in source for source in sources), f"{name}: {header}"
+
+
+def test_tables_are_complete() -> None:
+    """What is listed by hand lists everything: policies, event kinds, outcomes, log fields."""
+    metrics = DOCUMENTS["docs/metrics.md"]
+    kinds = [field.removeprefix("num_") for field in StreamCounters.__struct_fields__]
+    observe = (ROOT / "router/stages/observe.py").read_text()
+    logged = re.findall(r'^ {16}"(\w+)":', observe, re.MULTILINE)
+
+    assert logged
+    for name in (*kinds, *(outcome.value for outcome in Outcome), *logged):
+        assert f"`{name}`" in metrics, name
+    for name in POLICIES:
+        assert f"`{name}`" in DOCUMENTS["README.md"], name
+
+
+def test_the_formula_is_the_policys() -> None:
+    """The formula of kv_aware that is explained by hand is the one in its docstring."""
+    formula = "(1 + alpha x busy) x (fetch + prefill) + beta x min(1, pressure) x prefill"
+
+    assert formula in " ".join((KvAware.__doc__ or "").split())
+    assert formula in DOCUMENTS["docs/policies.md"]
+
+
+def test_reasons_are_what_the_router_says() -> None:
+    """The reasons that docs/exactness.md explains are those of the code."""
+    files = ("rank_stream.py", "caches.py")
+    source = "".join((ROOT / "router/index" / file).read_text() for file in files)
+    rows = re.findall(r"^\| `([^`]+)` \| (?:BLIND|DEGRADED)", DOCUMENTS["docs/exactness.md"], re.M)
+
+    assert len(rows) >= 8
+    for reason in rows:
+        for part in reason.split("…%"):
+            assert part in source, reason
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_nothing_is_of_this_machine(name: str) -> None:
+    """No path of the machine it was written on, no host but placeholders."""
+    text = DOCUMENTS[name]
+
+    for path in (ROOT, ROOT.parent, Path.home()):
+        assert len(path.parts) < 2 or f"{path}/" not in text
+    for host in re.findall(r"(?:https?|tcp)://([\w.-]+)", text):
+        assert host in HOSTS, f"{name}: {host}"
