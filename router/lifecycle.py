@@ -434,6 +434,8 @@ class Router:
             if self._now() >= load_due_s or not was_up:
                 load_due_s = self._now() + health.load_interval_s
                 load = await self._engine_api.load(name, replica.url)
+                if not was_up and (load is None or load.started_s is None):
+                    return  # it does not say whether it is another process: ask for everything
                 if load is not None:
                     if load.started_s != facts.started_s:
                         return

@@ -184,10 +184,13 @@ async def test_an_answer_that_is_no_stream_is_cut() -> None:
                 + body
             )
             head = await client.head()
-            with pytest.raises(ConnectionResetError):
-                await client.rest()
+            try:
+                rest = await client.rest()
+            except ConnectionResetError:
+                rest = b""
 
         assert b" 200 " in head
+        assert not rest.endswith(b"0\r\n\r\n")  # the end of a whole answer
         assert stage.metric("warmroute_requests_total", outcome="replica_failed") == 1
 
 
