@@ -241,7 +241,8 @@ def load(
         value = (flags or {}).get(option.path)
         if value is not None:
             _put(tree, option.path, value)
-    for i, replica in enumerate(tree.get("replicas") or []):
+    replicas = tree.get("replicas")
+    for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
     try:
@@ -348,7 +349,10 @@ def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals or not name:
             raise ConfigError(f"--{option.flag}: {part!r} is not NAME=VALUE", param=option.flag)
-        result[name] = yaml.safe_load(value) if value else ""
+        try:
+            result[name] = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError:
+            result[name] = value
     return result
 
 
