@@ -294,8 +294,8 @@ async def test_a_signal_ends_it_when_answers_are_finished(
         found = re.search(r"listens on (http://\S+) \(admin: (http://\S+)\)", line)
         assert found is not None, line
         async with asyncio.timeout(30):
-            while (await client.get(found[1] + "/readyz")).status != 200:
-                await asyncio.sleep(0.05)  # noqa: ASYNC110 (another process)
+            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         body = streamed(chat(words(1), max_tokens=30, ignore_eos=True))
         async with client.post(found[1] + "/v1/chat/completions", json=body) as answer:
             first = await answer.content.readany()
