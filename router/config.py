@@ -253,10 +253,10 @@ def load(
 
 
 def _path(kind: type, value: Any) -> Any:
-    """Decode what msgspec does not know: file names."""
-    if kind is Path and isinstance(value, str):
+    """Decode what msgspec does not know: file names. What is wrong it reports with its place."""
+    if kind is Path and isinstance(value, str | Path) and str(value):
         return Path(value)
-    raise NotImplementedError(f"expected {kind.__name__}")
+    raise ValueError("Expected a file name")
 
 
 def _check(config: Config) -> None:
@@ -264,14 +264,13 @@ def _check(config: Config) -> None:
     names: set[str] = set()
     for i, replica in enumerate(config.replicas):
         key = f"replicas[{i}]"
-        url = urlsplit(replica.url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ConfigError(
-                f"{key}.url: {replica.url!r} is not a base URL; write http://HOST:PORT",
-                param=f"{key}.url",
-            )
-        if url.query or url.fragment:
-            raise ConfigError(f"{key}.url: no query or fragment allowed", param=f"{key}.url")
+        _check_url(replica.url, f"{key}.url")
+        for endpoint in (*replica.events, *replica.replay):
+            if not re.fullmatch(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+", endpoint):
+                raise ConfigError(
+                    f"{key}.events: {endpoint!r} is not tcp://HOST:PORT or ipc://PATH",
+                    param=f"{key}.events",
+                )
         name = replica.name or f"r{i + 1}"
         if name in names:
             raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
@@ -291,6 +290,24 @@ def _check(config: Config) -> None:
             f"admin.host: {config.admin.host!r} is reachable from outside; set admin.token_file",
             param="admin.token_file",
         )
+
+
+def _check_url(text: str, key: str) -> None:
+    """Refuse what is no base URL; never repeat a password that is in it."""
+    try:
+        url = urlsplit(text)
+        host, has_user, _ = url.hostname, "@" in url.netloc, url.port
+    except ValueError:  # a port that is no number, half an IPv6 address
+        host, has_user, url = None, "@" in text, urlsplit("")
+    if has_user:
+        raise ConfigError(
+            f"{key}: no user or password allowed; clients' Authorization headers go through",
+            param=key,
+        )
+    if url.scheme not in ("http", "https") or not host:
+        raise ConfigError(f"{key}: {text!r} is not a base URL; write http://HOST:PORT", param=key)
+    if url.query or url.fragment:
+        raise ConfigError(f"{key}: no query or fragment allowed", param=key)
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.registry import create
 from policies.view import CandidateId
@@ -86,6 +87,8 @@ class Router:
             ca_file=str(config.forward.ca_file) if config.forward.ca_file else None,
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        # Of its own: a model hub that does not answer must not hold up prompts of other models.
+        self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._decision_log = (
             DecisionLog(config.log.decisions, self.metrics.records_dropped.inc)
             if config.log.decisions is not None
@@ -97,6 +100,7 @@ class Router:
             encoders=self._encoders,
             engine_api=self._engine_api,
             engine_address=self._engine_address,
+            max_tokens=self._max_tokens,
             metrics=self.metrics,
         )
         self.pipeline = Pipeline(
@@ -131,6 +135,8 @@ class Router:
             ConfigError: a port cannot be bound, a file cannot be read.
         """
         async with AsyncExitStack() as stack:
+            if self._decision_log is not None:  # last: answers in flight at the end have records
+                stack.callback(self._decision_log.close)
             await stack.enter_async_context(self._upstream)
             await stack.enter_async_context(self._engine_api)
             data_url = await self._listen(
@@ -152,7 +158,8 @@ class Router:
                 await stop.wait()
                 for task in tasks:
                     task.cancel()
-        self._encoders.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._encoders, self._loaders):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(
         self, stack: AsyncExitStack, app: web.Application, host: str, port: int
@@ -161,6 +168,7 @@ class Router:
             app,
             handler_cancellation=True,  # a client that leaves cancels its request at once
             access_log=None,
+            logger=_http_logger(),
             auto_decompress=False,  # the body goes on as it came
             shutdown_timeout=_DRAIN_S,
             max_line_size=self._config.limits.header_bytes,
@@ -226,13 +234,14 @@ class Router:
         while True:
             facts = await self._discover(name, config)
             replica = self._register(name, config, facts)
+            unloaded = self._claim_prompters(replica)
             try:
                 async with asyncio.TaskGroup() as tg:
                     followers = [
                         tg.create_task(work, name=f"follow {candidate}")
                         for candidate, work in self._followers(replica, config, facts)
                     ]
-                    tg.create_task(self._load_prompters(replica), name=f"tokenizer {name}")
+                    tg.create_task(self._load_prompters(unloaded), name=f"tokenizer {name}")
                     tg.create_task(self._await_history(replica), name=f"history {name}")
                     await self._probe(replica, facts)
                     for follower in followers:
@@ -260,7 +269,11 @@ class Router:
             pause_s = min(pause_s * 1.6, longest_s)
 
     def _register(self, name: str, config: ReplicaConfig, facts: EngineFacts) -> Replica:
-        """Put a discovered replica into the fleet, its ranks' caches unknown as yet."""
+        """Put a discovered replica into the fleet, its ranks' caches unknown as yet.
+
+        One that was draining when it went away drains on: whoever restarts it wants to say when.
+        """
+        known = {replica.name: replica for replica in self.fleet.replicas}.get(name)
         replica = Replica(
             name=name,
             url=config.url.rstrip("/"),
@@ -274,12 +287,16 @@ class Router:
             version=facts.version,
             publishes_events=bool(self._sources(config, facts)),
             cost_class=facts.models[0].id,
+            draining=known is not None and known.draining,
         )
         self.fleet.add(replica)
         self.fleet.probe_ok(name, self._now())
         for candidate in candidates_of(replica):
             self.caches.add(candidate.id, self._stream(candidate.id, replica))
-        self._waiting_for.pop(name, None)
+        if replica.publishes_events:
+            self._waiting_for[name] = _HISTORY
+        else:
+            self._waiting_for.pop(name, None)
         logger.info(
             "replica found",
             extra={
@@ -328,10 +345,10 @@ class Router:
             if source is None or stream is None:
                 continue
             try:
-                events = _open_events(source, replica.url, self._config.events.replay_timeout_s)
-            except (ValueError, ConfigError) as exc:
-                logger.error(
-                    "events cannot be followed; routing to it is approximate",
+                events = _events(source, replica.url, self._config.events.replay_timeout_s)
+            except (ValueError, ConfigError) as exc:  # what an engine says must not end the router
+                logger.warning(
+                    "event stream not usable: routing to it is approximate",
                     extra={"candidate": candidate.id, "reason": str(exc)},
                 )
                 continue
@@ -341,7 +358,6 @@ class Router:
         """Hold readiness back for the replica's event history, but not for ever."""
         if not replica.publishes_events:
             return
-        self._waiting_for[replica.name] = _HISTORY
         deadline_s = self._now() + _HISTORY_S
         streams = [self.caches.stream(c.id) for c in candidates_of(replica)]
         while self._now() < deadline_s:
@@ -350,17 +366,20 @@ class Router:
             await asyncio.sleep(0.02)
         self._waiting_for.pop(replica.name, None)
 
-    async def _load_prompters(self, replica: Replica) -> None:
-        """Load the tokenizer and template of each model that nobody loaded yet."""
+    def _claim_prompters(self, replica: Replica) -> list[ServedModel]:
+        """List the models whose tokenizer nobody loads yet; at once, so that readiness waits."""
         self.prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
-        for model in replica.models:
-            if model.parent is not None or not self.prompters.begin(model.id):
-                continue
+        bases = [m for m in replica.models if m.parent is None]
+        return [m for m in bases if self.prompters.begin(m.id)]
+
+    async def _load_prompters(self, models: list[ServedModel]) -> None:
+        """Load the tokenizer and template of each model."""
+        for model in models:
             tokens = self._config.tokens
             source = tokens.models.get(model.id) or model.root or model.id
             started_s = self._now()
             prompter = await asyncio.get_running_loop().run_in_executor(
-                self._encoders,
+                self._loaders,
                 partial(_warm_prompter, source, tokens.chat_templates.get(model.id), tokens),
             )
             self.prompters.finish(model.id, prompter)
@@ -385,6 +404,13 @@ class Router:
         views = self.fleet.views(candidates, {}, self._now())
         least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
         return least[1].replica.name, least[1].replica.url
+
+    def _max_tokens(self, model: str) -> int | None:
+        """Find the longest prompt a model takes; an adapter's is its base model's."""
+        served = self.fleet.model(model)
+        if served is not None and served.max_model_len is None and served.parent is not None:
+            served = self.fleet.model(served.parent)
+        return served.max_model_len if served is not None else None
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""
@@ -503,6 +529,42 @@ def _named(replicas: tuple[ReplicaConfig, ...]) -> Iterator[tuple[str, ReplicaCo
         yield replica.name or f"r{i + 1}", replica
 
 
+def _events(source: EventSource, url: str, replay_timeout_s: float) -> EngineEvents:
+    """Open a rank's event stream.
+
+    Raises:
+        ValueError, ConfigError: the endpoint is none.
+    """
+    replay = source.replay_endpoint
+    return EngineEvents(
+        reachable_endpoint(source.endpoint, url),
+        reachable_endpoint(replay, url) if replay else None,
+        topic=source.topic,
+        replay_timeout_s=replay_timeout_s,
+    )
+
+
+class _WithoutBytes(logging.Filter):
+    """Keeps the client's bytes out of the log: an error of the HTTP parser quotes them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = "not HTTP", None
+            record.reason = type(error).__name__
+        return True
+
+
+def _http_logger() -> logging.Logger:
+    """Give the HTTP server a logger fit for what clients may send."""
+    http_logger = logging.getLogger("router.http.server")
+    if not http_logger.filters:
+        http_logger.addFilter(_WithoutBytes())
+    return http_logger
+
+
 def _policy(name: str, params: dict[str, Any]) -> Any:
     try:
         return create(name, params)
@@ -511,16 +573,22 @@ def _policy(name: str, params: dict[str, Any]) -> Any:
 
 
 def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:
-    """Load a model's prompter and use it once: the first request need not compile a template."""
-    prompter = load_prompter(
-        source,
-        chat_template=chat_template,
-        trust_request_chat_template=config.trust_request_chat_template,
-        cache_tokens=config.cache_tokens,
-    )
+    """Load a model's prompter and use it once: the first request need not compile a template.
+
+    Whatever a model directory does to the libraries that read it, the engine can tokenize.
+    """
     request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
-    with suppress(NeedsEngine, RouterError):
-        prompter.plan_chat(request).encode()
+    try:
+        prompter = load_prompter(
+            source,
+            chat_template=chat_template,
+            trust_request_chat_template=config.trust_request_chat_template,
+            cache_tokens=config.cache_tokens,
+        )
+        with suppress(NeedsEngine, RouterError):
+            prompter.plan_chat(request).encode()
+    except Exception as exc:
+        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
     return prompter
 
 
@@ -528,21 +596,6 @@ def _event_counts(stream: RankStream) -> dict[str, int]:
     """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
     counters = msgspec.structs.asdict(stream.counters)
     return {name.removeprefix("num_"): value for name, value in counters.items()}
-
-
-def _open_events(source: EventSource, replica_url: str, replay_timeout_s: float) -> EngineEvents:
-    """Open one rank's event stream at the address that reaches it from here.
-
-    Raises:
-        ValueError, ConfigError: there is no such address.
-    """
-    replay = source.replay_endpoint
-    return EngineEvents(
-        reachable_endpoint(source.endpoint, replica_url),
-        reachable_endpoint(replay, replica_url) if replay else None,
-        source.topic,
-        replay_timeout_s=replay_timeout_s,
-    )
 
 
 def _probe_failure(error: UpstreamError) -> ProbeFailure:

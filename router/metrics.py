@@ -121,7 +121,7 @@ class Metrics:
         )
         self.token_mismatches = Counter(
             "warmroute_token_mismatches",
-            "Prompts whose local token count or ids differed from the engine's or a full encode's",
+            "Prompts whose local tokens were not the engine's (usage, template) or a full encode's",
             ["model", "against"],
             registry=r,
         )

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -34,7 +36,13 @@ from router.api.sessions import session_hash, session_of
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.config import Config
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
-from router.errors import BadRequest, RouterError, UpstreamError, UpstreamUnreachable
+from router.errors import (
+    BadRequest,
+    NoReplicaAvailable,
+    RouterError,
+    UpstreamError,
+    UpstreamUnreachable,
+)
 from router.fleet.fleet import Fleet, Match
 from router.fleet.health import Outcome
 from router.fleet.replica import Candidate
@@ -57,7 +65,8 @@ CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"})
-_NOT_RETURNED: Final = frozenset({"content-length"})
+_NOT_RETURNED: Final = frozenset({"content-length"})  # of streams: one that breaks gets an event
+_HEADER_SAFE: Final = re.compile(r"[\x20-\x7e]+")
 _SMALL_ANSWER: Final = 1024 * 1024
 
 
@@ -341,8 +350,9 @@ class Pipeline:
             outcome = Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
             self._give_back(placement, outcome)
             if error is not None and not may_retry:
-                self._note_unanswered(job, placement, error.status, outcome)
-                raise error
+                last = _nobody_listens(error) if is_refused else error
+                self._note_unanswered(job, placement, last.status, outcome)
+                raise last from error
             self._note_failover(job, placement, str(failure))
             if answer is not None:
                 answer.close()
@@ -404,11 +414,16 @@ class Pipeline:
         Raises:
             UpstreamBroken, UpstreamTimeout: it broke off; a stream's client has been told.
         """
-        headers = end_to_end(answer.headers.items(), drop=_NOT_RETURNED)
+        drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
+        headers = end_to_end(answer.headers.items(), drop=drop)
         _explain_in(headers, job, placement)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
-            return usage_of_body(answer.first) if answer.status == 200 else None
+            if answer.status != 200 or job.prompt is None:
+                return None
+            # A short stream is here as a whole, too.
+            read = usage_of_stream if answer.is_event_stream else usage_of_body
+            return read(answer.first)
         await reply.start(answer.status, headers)
         try:
             await reply.write(answer.first)
@@ -418,7 +433,8 @@ class Pipeline:
                 tail = chunk if len(chunk) >= TAIL_BYTES else (tail + chunk)[-TAIL_BYTES:]
         except UpstreamError as exc:
             if answer.is_event_stream:
-                await reply.write(error_event(exc, job.inbound.path))
+                with suppress(ConnectionError):  # the client may be gone as well
+                    await reply.write(error_event(exc, job.inbound.path))
             raise
         return usage_of_stream(tail) if job.prompt is not None else None
 
@@ -485,8 +501,9 @@ def _upstream_headers(job: Job, placement: Placement) -> CIMultiDict[str]:
     """Pass the client's headers on, with what an engine reads from a router added."""
     headers = end_to_end(job.inbound.headers.items(), drop=_NOT_FORWARDED)
     headers["X-Request-Id"] = job.request_id
-    if job.session is not None and "X-Session-ID" not in headers:
-        headers["X-Session-ID"] = job.session
+    session = job.session
+    if session is not None and not headers.get("X-Session-ID") and _HEADER_SAFE.fullmatch(session):
+        headers["X-Session-ID"] = session  # ids from a body may be anything
     if placement.candidate.rank is not None:
         headers["X-data-parallel-rank"] = str(placement.candidate.rank)
     return headers
@@ -502,6 +519,11 @@ def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> No
             f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens};pool=0"
         )
     headers["x-warmroute-ms"] = f"{(job.placed_s - job.inbound.arrived_s) * 1000:.2f}"
+
+
+def _nobody_listens(error: UpstreamError) -> RouterError:
+    """Say to a client that it may come back: the last replica it could have is not there."""
+    return NoReplicaAvailable(f"No replica can take a request now: {error.message}.")
 
 
 def _outcome(status: int) -> Outcome:

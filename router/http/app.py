@@ -19,7 +19,13 @@ from multidict import CIMultiDict
 
 from router.api.failures import error_body, error_headers
 from router.config import LimitsConfig
-from router.errors import BadRequest, NoReplicaAvailable, PayloadTooLarge, RouterError
+from router.errors import (
+    BadRequest,
+    ClientError,
+    NoReplicaAvailable,
+    PayloadTooLarge,
+    RouterError,
+)
 from router.fleet.fleet import Fleet
 from router.metrics import Metrics
 from router.pipeline import Pipeline
@@ -102,7 +108,7 @@ class DataApp:
             if not request.raw_path.startswith("/"):  # "@host/" would change whom we talk to
                 raise BadRequest("the request target must begin with '/'")
             inbound = Inbound(
-                api=_APIS.get((request.method, request.path), "other"),
+                api=_api(request),
                 method=request.method,
                 path=request.path,
                 target=request.raw_path,
@@ -130,13 +136,18 @@ class DataApp:
         """
         if not request.body_exists:
             return None
+        limit = self._limits.body_bytes
         try:
+            if (request.content_length or 0) > limit:  # not a byte of it need be kept
+                raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
             async with asyncio.timeout(self._limits.receive_timeout_s):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge as exc:
             raise PayloadTooLarge(
-                f"the body is larger than {self._limits.body_bytes} bytes (limits.body_bytes)"
+                f"the body is larger than {limit} bytes (limits.body_bytes)"
             ) from exc
+        except web.RequestPayloadError as exc:
+            raise BadRequest("the body breaks off or is framed wrongly") from exc
         except TimeoutError as exc:
             raise BadRequest(
                 f"the body did not arrive within {self._limits.receive_timeout_s:g} s"
@@ -151,9 +162,16 @@ class DataApp:
             if reply.response.content_type == "text/event-stream":
                 return reply.response  # the stream's client was told by an error event
             return self._gone(request, reply)
+        # A client error's message may quote the request (a template's does): not for the log.
+        why = error.code if isinstance(error, ClientError) else error.message
         logger.warning(
             "refused",
-            extra={"request": request_id, "status": error.status, "why": error.message},
+            extra={
+                "request": request_id,
+                "status": error.status,
+                "why": why,
+                "param": error.param,
+            },
         )
         return web.Response(
             status=error.status,
@@ -198,3 +216,10 @@ class DataApp:
             body=orjson.dumps({"object": "list", "data": models}),
             content_type="application/json",
         )
+
+
+def _api(request: web.Request) -> Api:
+    """Find the API; a prompt in a compressed body is passed through without being read."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        return "other"
+    return _APIS.get((request.method, request.path), "other")

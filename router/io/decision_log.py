@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ class DecisionLog:
         self._path = path
         self._on_drop = on_drop
         self._waiting: deque[DecisionRecord] = deque()
+        self._lock = threading.Lock()
+        self._is_failing = False
         self._encoder = msgspec.json.Encoder()
 
     def add(self, record: DecisionRecord) -> None:
@@ -42,21 +45,28 @@ class DecisionLog:
                 await asyncio.sleep(_FLUSH_S)
                 await self._flush()
         finally:
-            self._write(self._take())
+            self.close()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._write()
 
     async def _flush(self) -> None:
         if self._waiting:
-            await asyncio.to_thread(self._write, self._take())
+            await asyncio.to_thread(self._write)
 
-    def _take(self) -> list[DecisionRecord]:
-        records = list(self._waiting)
-        self._waiting.clear()
-        return records
+    def _write(self) -> None:
+        """Append what is queued; a full or vanished disk loses these records, nothing else.
 
-    def _write(self, records: list[DecisionRecord]) -> None:
-        """Append; a full or vanished disk loses these records, nothing else."""
-        if not records:
-            return
+        Takes the records itself: a write that is cancelled before its thread began loses none,
+        and of two at once (the last one, at the end) the second waits.
+        """
+        with self._lock:
+            records = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if records:
+                self._append(records)
+
+    def _append(self, records: list[DecisionRecord]) -> None:
         lines = b"".join(self._encoder.encode(record) + b"\n" for record in records)
         try:
             with self._path.open("ab") as file:
@@ -64,7 +74,11 @@ class DecisionLog:
         except OSError as exc:
             for _ in records:
                 self._on_drop()
-            logger.warning(
-                "decision records lost",
-                extra={"file": str(self._path), "records": len(records), "reason": exc.strerror},
-            )
+            if not self._is_failing:  # said once; the metric counts on
+                logger.warning(
+                    "decision records lost",
+                    extra={"file": str(self._path), "reason": exc.strerror},
+                )
+            self._is_failing = True
+        else:
+            self._is_failing = False

@@ -6,6 +6,7 @@ with less (a replica without `/kv_event_sources` is routed to approximately).
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final, Self
 
@@ -14,6 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+
+NOT_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding may raise: wrong shape, bytes that are no text, brackets without end."""
 
 _LABELS: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -34,6 +38,7 @@ class EventSource(Struct, frozen=True):
     replay_endpoint: str | None = None
     topic: str = ""
     enable_kv_cache_events: bool = True
+    publisher: str | None = "zmq"  # "null": events are made and thrown away
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
@@ -93,7 +98,7 @@ class EngineApi:
         response = await self._get(replica, url, "/v1/models")
         try:
             models = msgspec.json.decode(response.content, type=_ModelList).data
-        except msgspec.DecodeError as exc:
+        except NOT_JSON as exc:
             raise UpstreamBroken(
                 replica,
                 f"{url}/v1/models answered {response.status_code} without a model list: "
@@ -162,7 +167,7 @@ class EngineApi:
             raise BadRequest(f"the engine refused the prompt: {_message(response.content)}")
         try:
             return msgspec.json.decode(response.content, type=_Tokenized).tokens
-        except msgspec.DecodeError as exc:
+        except NOT_JSON as exc:
             raise UpstreamBroken(
                 replica, f"/tokenize answered {response.status_code} without tokens"
             ) from exc
@@ -202,14 +207,23 @@ def _by_rank(text: str, name: str) -> dict[int, int]:
     for line in _samples(text, name):
         labels = dict(_LABELS.findall(line))
         rank = _int(labels.get("engine")) or 0
-        ranks[rank] = ranks.get(rank, 0) + round(float(line.rsplit(" ", 1)[1]))
+        ranks[rank] = ranks.get(rank, 0) + round(_value(line) or 0.0)
     return ranks
 
 
 def _started(text: str) -> float | None:
     for line in _samples(text, "process_start_time_seconds"):
-        return float(line.rsplit(" ", 1)[1])
+        return _value(line)
     return None
+
+
+def _value(line: str) -> float | None:
+    """Read a sample's value; None: it is no finite number."""
+    try:
+        value = float(line.rpartition(" ")[2])
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _samples(text: str, name: str) -> list[str]:
@@ -231,16 +245,18 @@ def _event_sources(response: httpx.Response | None) -> dict[int, EventSource]:
     try:
         sources = msgspec.json.decode(response.content, type=dict[str, EventSource])
         return {
-            int(rank): source for rank, source in sources.items() if source.enable_kv_cache_events
+            int(rank): source
+            for rank, source in sources.items()
+            if source.enable_kv_cache_events and source.publisher in ("zmq", None)
         }
-    except (msgspec.DecodeError, ValueError):
+    except NOT_JSON:
         return {}
 
 
 def _version(response: httpx.Response | None) -> str | None:
     try:
         version: Any = response.json().get("version") if response is not None else None
-    except (ValueError, AttributeError):
+    except (*NOT_JSON, AttributeError):
         return None
     return version if isinstance(version, str) else None
 
@@ -248,7 +264,7 @@ def _version(response: httpx.Response | None) -> str | None:
 def _message(body: bytes) -> str:
     try:
         return str(msgspec.json.decode(body)["error"]["message"])[:500]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (*NOT_JSON, KeyError, TypeError):
         return "no reason given"
 
 

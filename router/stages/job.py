@@ -46,6 +46,7 @@ class Job(Struct, kw_only=True):
     tokens: Tokens | None = None
     way: str = "unknown"  # local | engine | unknown: where the tokens come from
     num_tokens: int = 0
+    is_refused_here: bool = False  # by our chat template; the engine has the last word
     tries: list[Try] = []
     tokenized_s: float = 0.0
     placed_s: float = 0.0

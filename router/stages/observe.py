@@ -55,7 +55,7 @@ class Observer:
             now_s=now_s,
         )
         self._count(job, placement, record, first_s)
-        if usage is not None and job.tokens is not None:
+        if usage is not None:
             self._audit(job, placement, usage)
         logger.info(
             "routed",
@@ -101,7 +101,7 @@ class Observer:
             return  # usage sums the prompts; only the first was predicted
         self._tokenizer.audit(job, usage.prompt_tokens)
         reported = usage.num_cached_tokens
-        if reported is None:
+        if reported is None or job.tokens is None:
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
         result = "exact" if error == 0 else "over" if error > 0 else "under"

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
 
+from router.api.openai import CompletionRequest
 from router.config import TokensConfig
-from router.errors import UpstreamError
+from router.errors import BadRequest, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
 from router.metrics import Metrics
 from router.prompt import NeedsEngine, Prompter, Prompters, Tokens
@@ -22,10 +23,15 @@ from router.stages.job import Job
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
+_MAX_BYTES_PER_TOKEN: Final = 16  # in the mean of a whole prompt; text has about 4
+_MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
 _T = TypeVar("_T")
 
 EngineAddress = Callable[[str], tuple[str, str] | None]
 """Model -> name and base URL of a replica that may be asked; None: nobody is up."""
+
+MaxTokens = Callable[[str], int | None]
+"""Model -> longest prompt its engines take, in tokens; None: not known."""
 
 
 class Tokenizer:
@@ -34,6 +40,8 @@ class Tokenizer:
     Args:
         encoders: Where long encodes run; they hold the GIL little.
         engine_address: Whom to ask what cannot be tokenized here.
+        max_tokens: What is far too long is not tokenized: the engine refuses it, and here it
+            would keep others waiting (about 0.2 s a megabyte).
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class Tokenizer:
         encoders: Executor,
         engine_api: EngineApi,
         engine_address: EngineAddress,
+        max_tokens: MaxTokens,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -51,6 +60,7 @@ class Tokenizer:
         self._encoders = encoders
         self._engine_api = engine_api
         self._engine_address = engine_address
+        self._max_tokens = max_tokens
         self._metrics = metrics
         self._num_requests = 0
         self._proof_runs = False
@@ -59,28 +69,35 @@ class Tokenizer:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
 
         Raises:
-            ClientError: the chat template or the engine refuses the prompt.
+            TemplateFailed: the chat template, proven to be the engine's, refuses the prompt.
         """
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is not None and job.prompt is not None:
             try:
                 job.tokens = await self._locally(job, prompter)
-                job.way = "local"
+                job.way = "local" if job.tokens is not None else "unknown"
             except NeedsEngine as exc:
                 job.tokens = await self._at_an_engine(job, prompter, exc)
                 job.way = "engine" if job.tokens is not None else "unknown"
+            except TemplateFailed:
+                if prompter.trust.num_matches:
+                    raise
+                job.is_refused_here = True  # the engine may have been given another template
         self._metrics.tokenized.labels(job.way).inc()
         if job.tokens is not None:
             job.num_tokens = job.tokens.num_tokens
         else:
             job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
 
-    async def _locally(self, job: Job, prompter: Prompter) -> Tokens:
+    async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
         if job.chat is not None:
             plan = prompter.plan_chat(job.chat)
         else:
             assert job.completion is not None
             plan = prompter.plan_completion(job.completion)
+        longest = self._max_tokens(job.model or "") or _MAX_TOKENS
+        if plan.num_new_chars > longest * _MAX_BYTES_PER_TOKEN:
+            return None
         if plan.num_new_chars > self._config.inline_chars:
             encoded = await self._off_loop(plan.encode)
         else:
@@ -92,10 +109,14 @@ class Tokenizer:
         address = self._engine_address(job.model or "")
         if address is None or job.inbound.body is None or why.reason == "field":
             return None
+        if job.completion is not None and not _is_one_text(job.completion):
+            return None  # `/tokenize` takes one text
         try:
             ids = await self._engine_api.tokenize(
                 *address, job.inbound.body, timeout_s=self._config.engine_timeout_s
             )
+        except BadRequest:
+            return None  # forwarded, it will be refused in the engine's own words
         except UpstreamError as exc:
             logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
             return None
@@ -110,7 +131,12 @@ class Tokenizer:
     def audit(self, job: Job, num_engine_tokens: int) -> None:
         """Hold our count of a prompt against the engine's."""
         prompter = self._prompters.get(job.model) if job.model is not None else None
-        if prompter is None or job.way != "local":
+        if prompter is None:
+            return
+        if job.is_refused_here:  # but not by the engine: our template is not the engine's
+            prompter.trust.observe_usage(0, num_engine_tokens)
+            self._mismatch(job, "template", prompter)
+        if job.way != "local":
             return
         self._num_requests += 1
         if not prompter.trust.observe_usage(job.num_tokens, num_engine_tokens):
@@ -135,8 +161,8 @@ class Tokenizer:
 
         def note(done: asyncio.Future[bool]) -> None:
             self._proof_runs = False
-            if done.cancelled() or isinstance(done.exception(), NeedsEngine):
-                return
+            if done.cancelled() or done.exception() is not None:
+                return  # distrusted meanwhile, or refused: no proof of anything
             if not prompter.trust.observe_proof(done.result()):
                 self._mismatch(job, "full_encode", prompter)
 
@@ -152,3 +178,7 @@ class Tokenizer:
                 "reason": prompter.trust.reason,
             },
         )
+
+
+def _is_one_text(request: CompletionRequest) -> bool:
+    return len(request.prompts) == 1 and isinstance(request.prompts[0], str)

@@ -1,0 +1,406 @@
+"""A whole router on free ports, in front of engines, and what must be left when it has run.
+
+Everything that is sent carries `SECRET`: in prompts, keys and session ids. When a stage ends, two
+things are asserted for every test on it: nothing is left of any request (no lease, no claim on
+blocks, no open answer, gauges at zero), and the secret is in no log line, metric or record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+import aiohttp
+import orjson
+from multidict import CIMultiDictProxy
+
+from loadtest.emulator import Emulator, EmulatorOptions
+from loadtest.emulator import replica as replica_module
+from loadtest.emulator.faults import Fault
+from loadtest.emulator.time_model import PRESETS, TimeModel
+from router import config
+from router.lifecycle import Router
+from router.logs import JsonFormatter, TextFormatter
+
+SECRET = "wr-s3cret"
+KEY = f"Bearer sk-{SECRET}"
+SESSION = f"session-{SECRET}"
+PATIENCE_S = 15.0  # for what must come; never waited for where all is well
+
+INSTANT = PRESETS["instant"]
+SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere
+STUCK = TimeModel(base_ms=600_000.0)  # never a token
+
+Json = dict[str, Any]
+
+
+def words(number: int, num_words: int = 60) -> str:
+    """Write a text that shares no block with another number's."""
+    return f"{SECRET} {number} " + " ".join(f"n{number}w{i}" for i in range(num_words))
+
+
+def chat(*texts: str, **fields: Any) -> Json:
+    """Write a chat body: user and assistant in turns."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return {"model": "tiny", "messages": messages, "max_tokens": 4} | fields
+
+
+def streamed(body: Json) -> Json:
+    """Ask for a stream that tells its usage."""
+    return body | {"stream": True, "stream_options": {"include_usage": True}}
+
+
+class Reply:
+    """A whole answer, and what the router said about it."""
+
+    def __init__(self, status: int, headers: CIMultiDictProxy[str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def replica(self) -> str:
+        return self.headers["x-warmroute-replica"]
+
+    @property
+    def predicted(self) -> int:
+        """Read the predicted cached tokens of all tiers."""
+        parts = self.headers["x-warmroute-cached"].split(";")
+        return sum(int(part.partition("=")[2]) for part in parts)
+
+    @property
+    def events(self) -> list[Any]:
+        """Read the events of a stream; `[DONE]` stays text."""
+        lines = [line[5:].strip() for line in self.body.splitlines() if line.startswith(b"data:")]
+        return ["[DONE]" if line == b"[DONE]" else orjson.loads(line) for line in lines]
+
+    @property
+    def usage(self) -> Json:
+        if self.headers["Content-Type"].startswith("text/event-stream"):
+            usage: Json = next(e["usage"] for e in reversed(self.events) if e != "[DONE]")
+            return usage
+        found: Json = self.json()["usage"]
+        return found
+
+    @property
+    def reported(self) -> int:
+        """Read what the engine says it took from its cache."""
+        return int(self.usage["prompt_tokens_details"]["cached_tokens"])
+
+    @property
+    def text(self) -> str:
+        return str(self.json()["choices"][0]["message"]["content"])
+
+    @property
+    def error(self) -> Json:
+        found: Json = self.json()["error"]
+        return found
+
+
+class Stage:
+    """A running router with its engines; see `on_stage`."""
+
+    def __init__(self, router: Router, log: io.StringIO) -> None:
+        self.router = router
+        self.url = self.admin_url = ""
+        self.stop = asyncio.Event()
+        self.records: Path | None = None
+        self._log = log
+        self._client: aiohttp.ClientSession
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    # -- asking ------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        body: Json | bytes | io.BytesIO | None = None,
+        path: str = "/v1/chat/completions",
+        *,
+        method: str = "POST",
+        headers: Json | None = None,
+    ) -> Reply:
+        """Send one request and read its whole answer."""
+        async with self.asking(body, path, method=method, headers=headers) as answer:
+            return Reply(answer.status, answer.headers, await answer.read())
+
+    @asynccontextmanager
+    async def asking(
+        self,
+        body: Json | bytes | io.BytesIO | None = None,
+        path: str = "/v1/chat/completions",
+        *,
+        method: str = "POST",
+        headers: Json | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request and look at its answer while it arrives; leaving early hangs up."""
+        data = orjson.dumps(body) if isinstance(body, dict) else body
+        sent = {"Authorization": KEY, "X-Session-ID": SESSION} | (headers or {})
+        if isinstance(body, dict):
+            sent.setdefault("Content-Type", "application/json")
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
+            async with client.request(method, self.url + path, data=data, headers=sent) as answer:
+                yield answer
+                if not answer.content.at_eof():
+                    answer.close()
+
+    @asynccontextmanager
+    async def hanging_up(self, body: Json) -> AsyncIterator[None]:
+        """Have a request under way; at the end of the block its client is gone."""
+        async with asyncio.TaskGroup() as tg:
+            task = tg.create_task(self.ask(body))
+            yield
+            task.cancel()
+
+    async def admin(
+        self, path: str, body: Json | bytes | None = None, headers: Json | None = None
+    ) -> Reply:
+        """Ask the admin port; with a body it is a POST."""
+        data = orjson.dumps(body) if isinstance(body, dict) else body
+        method = "GET" if body is None else "POST"
+        async with aiohttp.ClientSession() as client:
+            async with client.request(
+                method, self.admin_url + path, data=data, headers=headers
+            ) as answer:
+                return Reply(answer.status, answer.headers, await answer.read())
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Read one sample, 0.0 where there is none (yet); sums over labels not named."""
+        return sum(
+            sample.value
+            for family in self.router.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def state(self, candidate: str) -> str:
+        return self.router.caches.state(candidate)  # type: ignore[arg-type]
+
+    def leftovers(self) -> list[str]:
+        """Say what is left of requests: nothing, unless one is running."""
+        router = self.router
+        left = [
+            f"{status.id}: {status.num_requests} leases"
+            for status in router.fleet.status(asyncio.get_running_loop().time())
+            if status.num_requests or status.num_queued_tokens
+        ]
+        for candidate, holdings in router.caches.index._holdings.items():
+            if holdings.computing:
+                left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
+        session = router._upstream._session
+        if session is not None and session.connector is not None:
+            acquired = session.connector._acquired  # type: ignore[attr-defined]
+            left += ["an open answer"] * len(acquired)
+        for name in ("warmroute_inflight_requests", "warmroute_inflight_uncached_tokens"):
+            if self.metric(name) != 0.0:
+                left.append(f"{name} is not zero")
+        return left
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        """Wait for a condition that the router will bring about."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
+                await asyncio.sleep(0.002)
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.router.not_ready() is None)
+
+    async def settled(self, *engines: Emulator) -> None:
+        """Wait until the router has applied every event the engines have published."""
+        await self.until(lambda: all(self._follows(engine) for engine in engines))
+
+    def _follows(self, engine: Emulator) -> bool:
+        for replica in self.router.fleet.replicas:
+            if replica.url != engine.url:
+                continue
+            for number, rank in enumerate(engine.replica.ranks):
+                name = replica.name if replica.num_ranks == 1 else f"{replica.name}#{number}"
+                stream = self.router.caches.stream(name)  # type: ignore[arg-type]
+                assert rank.publisher is not None
+                history = stream._history if stream is not None else None
+                if history is None or history.wanted is not None:
+                    return False
+                if history._next != rank.publisher.next_sequence:
+                    return False
+            return True
+        return False
+
+
+@asynccontextmanager
+async def on_stage(
+    *engines: Emulator | Any, ready: bool = True, is_idle: bool = True, **settings: Any
+) -> AsyncIterator[Stage]:
+    """Run a router in front of engines (anything with a `url`).
+
+    `settings` are configuration keys, dots as double underscores: `health__interval_s=0.05`.
+    """
+    flags: dict[tuple[str, ...], Any] = {
+        ("replicas",): [engine if isinstance(engine, str) else engine.url for engine in engines],
+        ("listen", "host"): "127.0.0.1",
+        ("listen", "port"): 0,
+        ("admin", "port"): 0,
+        ("tokens", "prove_ratio"): 0.0,
+    }
+    flags |= {tuple(key.split("__")): value for key, value in settings.items()}
+    with listening() as log:
+        stage = Stage(Router(config.load(flags=flags)), log)
+        stage.records = flags.get(("log", "decisions"))
+        loop = asyncio.get_running_loop()
+        listens: asyncio.Future[tuple[str, str]] = loop.create_future()
+        failed: Exception | None = None  # raised outside of the group, which would wrap it
+        async with asyncio.TaskGroup() as tg:
+            tg.create_task(stage.router.run(stage.stop, lambda *urls: listens.set_result(urls)))
+            try:
+                stage.url, stage.admin_url = await listens
+                if ready:
+                    await stage.ready()
+                yield stage
+                if is_idle:
+                    await _nothing_left(stage)
+            except Exception as exc:
+                failed = exc
+            finally:
+                stage.stop.set()
+        if failed is not None:
+            raise failed
+        _nothing_told(stage)
+
+
+async def _nothing_left(stage: Stage) -> None:
+    try:
+        await stage.until(lambda: not stage.leftovers())
+    except TimeoutError:
+        raise AssertionError(f"left over: {stage.leftovers()}") from None
+
+
+def _nothing_told(stage: Stage) -> None:
+    assert SECRET not in stage.log
+    assert SECRET not in stage.router.metrics.render().decode()
+    if stage.records is not None and stage.records.is_file():
+        assert SECRET not in stage.records.read_text()
+
+
+@contextmanager
+def listening() -> Iterator[io.StringIO]:
+    """Collect what `warmroute serve` would log, in both its forms."""
+    log = io.StringIO()
+    handlers: list[logging.Handler] = []
+    for formatter in (TextFormatter(), JsonFormatter()):
+        handler = logging.StreamHandler(log)
+        handler.setFormatter(formatter)
+        handlers.append(handler)
+    root, ours = logging.getLogger(), logging.getLogger("router")
+    levels = root.level, ours.level
+    root.setLevel(logging.WARNING)
+    ours.setLevel(logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield log
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
+
+
+_tokenizer = functools.cache(replica_module.ChatTokenizer)
+_writer = functools.cache(replica_module.ReplyWriter)
+
+
+class Engines:
+    """Several emulated engines, alike but for what is said: `async with Engines(2) as (a, b)`."""
+
+    def __init__(self, number: int = 2, **options: Any) -> None:
+        base = {
+            "time_model": INSTANT,
+            "tick_ms": 0.1,
+            "reply_tokens": 4,
+            "num_gpu_blocks": 2048,
+        }
+        self._emulators = [Emulator(EmulatorOptions(**(base | options))) for _ in range(number)]
+        self._entered: list[Emulator] = []
+
+    async def __aenter__(self) -> Sequence[Emulator]:
+        # One tokenizer for all engines of this process: a tenth of a second of each test.
+        with mock.patch.multiple(replica_module, ChatTokenizer=_tokenizer, ReplyWriter=_writer):
+            for emulator in self._emulators:
+                await emulator.__aenter__()
+                self._entered.append(emulator)
+        return self._entered
+
+    async def __aexit__(self, *exc: Any) -> None:
+        for emulator in reversed(self._entered):
+            await emulator.__aexit__(*exc)
+
+
+def holder(stage: Stage, reply: Reply, engines: Sequence[Emulator]) -> Emulator:
+    """Find the engine that gave an answer."""
+    url = stage.router.fleet.replica(reply.replica.partition("#")[0]).url
+    return next(engine for engine in engines if engine.url == url)
+
+
+def arm(engine: Emulator, kind: str, **fields: Any) -> None:
+    """Arm a fault."""
+    engine.app.arm(Fault(kind=kind, **fields))  # type: ignore[arg-type]
+
+
+def num_running(engine: Emulator) -> int:
+    """Count the requests inside an engine."""
+    return sum(rank.engine.num_requests for rank in engine.replica.ranks)
+
+
+class RawClient:
+    """A client that writes bytes, whatever they are."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, url: str) -> AsyncIterator[Self]:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def status(self) -> int:
+        """Read one whole answer with a declared length (or none); return its status."""
+        head = await self.head()
+        lines = head.lower().split(b"\r\n")
+        length = [int(x.split(b":")[1]) for x in lines if x.startswith(b"content-length:")]
+        await self._reader.readexactly(length[0] if length else 0)
+        return int(head.split(b" ", 2)[1])
+
+    async def head(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def rest(self) -> bytes:
+        """Read until the router closes."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.read()

@@ -1,0 +1,414 @@
+"""router.http.app in a whole router: what goes through is the client's and the engine's own."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import (
+    KEY,
+    SECRET,
+    Engines,
+    Json,
+    RawClient,
+    chat,
+    on_stage,
+    streamed,
+    words,
+)
+
+HTTP = b" HTTP/1.1\r\nHost: router\r\n"
+
+BODIES = {
+    "whitespace": b'\n{ "model" :\t"tiny",\r\n "messages":[ {"role":"user","content":"a"} ] }\n ',
+    "key order": b'{"stream":false,"messages":[{"content":"a","role":"user"}],"model":"tiny"}',
+    "duplicate keys": b'{"model":"x","model":"tiny","messages":[{"role":"user","content":"a"}]}',
+    "unknown fields": b'{"messages":[{"role":"user","content":"a","x":[1]}],"y":{"z":null}}',
+    "null content": b'{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":'
+    b'null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]}]}',
+    "escapes": b'{"messages":[{"role":"user","content":"\\u00e9 \\ud83d\\ude00 \\/ \xc3\xa9"}]}',
+    "big numbers": b'{"seed":123456789012345678901234567890,"top_p":1.0e-0,"temperature":1.10,'
+    b'"messages":[{"role":"user","content":"a"}]}',
+    "byte order": '{"messages":[{"role":"user","content":"\\u2028\u2028"}]}'.encode(),
+}
+
+
+# -- bytes in ------------------------------------------------------------------------------------
+
+
+async def test_a_body_arrives_byte_for_byte() -> None:
+    """Nothing is parsed and written again: white space, order, nulls, numbers stay."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for body in BODIES.values():
+            reply = await stage.ask(body, headers={"Content-Type": "application/json"})
+            assert reply.status == 200
+
+        assert [received.body for received in engine.received] == list(BODIES.values())
+        assert engine.received[0].headers["Content-Type"] == "application/json"
+
+
+async def test_path_and_query_arrive_as_they_are() -> None:
+    """Percent signs, dots and double slashes are the engine's business."""
+    targets = [
+        "/v1/chat/completions?a=1&a=2&b&c=%2F%20+&d=%E2%82%AC",
+        "/v1/embeddings/a%2Fb/../c//d;x=1?q=@evil",
+        "//evil/path",
+        "/%2e%2e/%40?[]|^`{}",
+    ]
+    body = orjson.dumps(chat("a"))
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            for target in targets:
+                length = b"Content-Length: %d\r\n\r\n" % len(body)
+                await client.send(b"POST " + target.encode() + HTTP + length + body)
+                assert await client.status() == 200
+
+        assert [received.target for received in engine.received] == targets
+
+
+async def test_headers_go_through_but_those_of_the_hop() -> None:
+    """Keys and traces reach the engine; what belongs to the client's connection stays here."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        sent = {
+            "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "X-Request-Id": "mine-1",
+            "Accept": "text/event-stream",
+            "User-Agent": "agent/1",
+            "Connection": "keep-alive, X-Hop",
+            "X-Hop": "1",
+            "TE": "trailers",
+            "Keep-Alive": "timeout=5",
+            "Proxy-Authorization": "Basic x",
+            "Cookie": "a=b",
+        }
+        reply = await stage.ask(chat("a"), headers=sent)
+
+        got = engine.received[0].headers
+        for name in ("traceparent", "X-Request-Id", "Accept", "User-Agent", "Cookie"):
+            assert got[name] == sent[name]
+        assert got["Authorization"] == KEY
+        assert not {"X-Hop", "TE", "Keep-Alive", "Proxy-Authorization"} & set(got)
+        assert got["Host"] == engine.url.removeprefix("http://")
+        assert reply.headers["x-warmroute-request-id"] == "mine-1"
+
+
+async def test_a_request_gets_an_id_where_it_has_none_or_a_wrong_one() -> None:
+    """The engine and the client are told the same one."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for given in (None, "spaces in it", "x" * 200):
+            reply = await stage.ask(chat("a"), headers={"X-Request-Id": given} if given else {})
+            got = engine.received.pop().headers["X-Request-Id"]
+
+            assert got == reply.headers["x-warmroute-request-id"] != given
+
+
+async def test_the_session_is_forwarded() -> None:
+    """As X-Session-ID, wherever it came from; what cannot be a header's value is not."""
+    none = {"X-Session-ID": ""}
+    cases: list[tuple[Json, Json, str]] = [
+        ({"X-Session-ID": "s1", "session_id": "s2"}, {}, "s1"),
+        (none | {"x-claude-code-session-id": "s2"}, {}, "s2"),
+        (none, {"prompt_cache_key": "s3"}, "s3"),
+        (none, {"metadata": {"user_id": "s4"}}, "s4"),
+        (none, {"prompt_cache_key": "a\r\nX-Evil: 1"}, ""),
+        (none, {"prompt_cache_key": "sité\u4e00"}, ""),
+    ]
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for headers, fields, forwarded in cases:
+            reply = await stage.ask(chat("a", **fields), headers=headers)
+            got = engine.received.pop().headers
+
+            assert reply.status == 200
+            assert got.get("X-Session-ID", "") == forwarded
+            assert "X-Evil" not in got
+
+
+async def test_a_compressed_body_is_not_touched() -> None:
+    """It arrives as it is; routing does without its tokens."""
+    body = gzip.compress(orjson.dumps(chat("a")))
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            reply = await stage.ask(body, path, headers={"Content-Encoding": "gzip"})
+            received = engine.received.pop()
+
+            assert reply.status == 200
+            assert received.body == body
+            assert received.headers["Content-Encoding"] == "gzip"
+
+
+async def test_a_body_of_20_mib_arrives() -> None:
+    """Whole, and so does an answer of the same size."""
+    body = orjson.dumps(chat(SECRET + "x" * (20 << 20)))
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read(), content_type="application/json")
+
+    async with FakeEngine(echo) as engine, on_stage(engine) as stage:
+        reply = await stage.ask(io.BytesIO(body))
+
+        assert reply.status == 200
+        assert hashlib.sha256(reply.body).digest() == hashlib.sha256(body).digest()
+        assert reply.headers["Content-Length"] == str(len(body))
+
+
+async def test_a_chunked_body_arrives_whole() -> None:
+    """The engine is told its length."""
+    body = orjson.dumps(chat("a"))
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(
+                b"POST /v1/chat/completions" + HTTP + b"Transfer-Encoding: chunked\r\n\r\n"
+            )
+            for piece in (body[:7], body[7:]):
+                await client.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await client.send(b"0\r\n\r\n")
+
+            assert await client.status() == 200
+        assert engine.received[0].body == body
+        assert engine.received[0].headers["Content-Length"] == str(len(body))
+
+
+# -- bytes out -----------------------------------------------------------------------------------
+
+
+async def test_status_headers_and_bytes_come_back() -> None:
+    """Also those of errors: the engine's own words; and the connection stays usable."""
+
+    async def answer(request: web.Request) -> web.Response:
+        status = int(request.path.rpartition("/")[2])
+        headers = {"X-Engine": "1", "Location": "/elsewhere"}
+        response = web.Response(status=status, body=said(status), headers=headers)
+        response.headers.add("Set-Cookie", "a=1")
+        response.headers.add("Set-Cookie", "b=2")
+        return response
+
+    def said(status: int) -> bytes:
+        return b"" if status in (204, 304) else b'{ "said" : "so" }\n'
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            for status in (200, 201, 204, 302, 304, 400, 401, 404, 409, 422, 429, 500):
+                await client.send(b"GET /v1/%d" % status + HTTP + b"\r\n")
+                head = await client.head()
+                body = await client._reader.readexactly(len(said(status)))
+
+                assert body == said(status)
+                assert head.startswith(b"HTTP/1.1 %d " % status)
+                assert b"X-Engine: 1" in head
+                assert head.count(b"Set-Cookie") == 2
+                assert b"Location: /elsewhere" in head
+
+
+async def test_a_compressed_answer_is_not_touched() -> None:
+    """Its bytes and its encoding are the engine's."""
+    body = gzip.compress(b'{"choices":[]}')
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"Content-Encoding": "gzip"})
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(b"GET /v1/things" + HTTP + b"Accept-Encoding: gzip\r\n\r\n")
+            head = await client.head()
+
+            assert b"Content-Encoding: gzip" in head
+            assert await client._reader.readexactly(len(body)) == body
+
+
+async def test_head_says_how_long_the_answer_would_be() -> None:
+    """And sends none of it."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=b"12345")
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(b"HEAD /v1/things" + HTTP + b"\r\n")
+            head = await client.head()
+            await client.send(b"GET /v1/things" + HTTP + b"\r\n")
+
+            assert b"content-length: 5" in head.lower()
+            assert await client.status() == 200
+        assert [received.method for received in engine.received] == ["HEAD", "GET"]
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/octet-stream"])
+async def test_every_piece_is_passed_on_at_once(kind: str) -> None:
+    """The client reads the first one while the engine has not written the second."""
+    may_go_on = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        await response.prepare(request)
+        large = b"y" * (2 << 20) if kind != "text/event-stream" else b""
+        await response.write(b"data: 1\n\n" + large)
+        await may_go_on.wait()
+        await response.write(b"data: 2\n\n")
+        return response
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        async with stage.asking(streamed(chat("a"))) as answered:
+            first = await answered.content.readany()
+            may_go_on.set()
+            rest = await answered.read()
+
+    assert first.startswith(b"data: 1\n\n")
+    assert rest.endswith(b"data: 2\n\n")
+
+
+async def test_a_stream_arrives_byte_for_byte() -> None:
+    """Whatever its pieces are: half lines, comments, empty events."""
+    pieces = [b": hello\n", b'\ndata: {"a', b'":1}\n\n', b"\n\n\n", b"data: [DONE]\n\n"]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(0)
+        return response
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        reply = await stage.ask(streamed(chat("a")))
+
+    assert reply.body == b"".join(pieces)
+
+
+# -- routes --------------------------------------------------------------------------------------
+
+
+async def test_any_other_route_and_method_is_passed_through() -> None:
+    """With its body, to a healthy replica."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"):
+            reply = await stage.ask(b"any bytes", "/v1/files/7?x", method=method)
+            got = engine.received.pop()
+
+            assert reply.status == 200
+            assert (got.method, got.target, got.body) == (method, "/v1/files/7?x", b"any bytes")
+            assert reply.headers["x-warmroute-policy"] == "session_sticky"
+
+
+async def test_models_are_the_union_of_all_replicas() -> None:
+    """Each once, adapters with their parents."""
+    async with (
+        Engines(2, served_model_names=("tiny",), loras=(("sql", "/l/sql"),)) as (a, b),
+        Engines(1, served_model_names=("other",)) as (c,),
+        on_stage(a, b, c) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        reply = await stage.ask(None, "/v1/models", method="GET")
+
+    assert [(m["id"], m["parent"]) for m in reply.json()["data"]] == [
+        ("tiny", None),
+        ("sql", "tiny"),
+        ("other", None),
+    ]
+
+
+async def test_a_request_may_leave_out_the_only_model() -> None:
+    """With several, it is asked to name one."""
+    body = chat("a")
+    del body["model"]
+    async with Engines(1) as (a,), Engines(1, served_model_names=("other",)) as (b,):
+        async with on_stage(a) as stage:
+            assert (await stage.ask(body)).status == 200
+        async with on_stage(a, b) as stage:
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+            reply = await stage.ask(body)
+
+    assert reply.status == 400
+    assert reply.error["param"] == "model"
+    assert "tiny, other" in reply.error["message"]
+
+
+async def test_its_own_pages_answer() -> None:
+    """Health, readiness, metrics."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        names = ("/healthz", "/readyz", "/metrics")
+        pages = [await stage.ask(None, name, method="GET") for name in names]
+
+    assert [page.status for page in pages] == [200] * 3
+    assert b"warmroute_replica_state" in pages[2].body
+
+
+# -- what is no request for an engine ------------------------------------------------------------
+
+
+async def test_websocket_is_refused_clearly() -> None:
+    """In the API's own shape; the connection goes on."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(
+                b"GET /v1/realtime" + HTTP + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
+            )
+            head = await client.head()
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            body = await client._reader.readexactly(length)
+
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert "WebSocket is not supported" in orjson.loads(body)["error"]["message"]
+            await client.send(b"GET /v1/things" + HTTP + b"\r\n")
+            assert await client.status() == 200
+        assert [received.target for received in engine.received] == ["/v1/things"]
+
+
+async def test_an_upgrade_to_http2_is_ignored() -> None:
+    """As Java's client offers it with every request."""
+    body = orjson.dumps(chat("a"))
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(
+                b"POST /v1/chat/completions" + HTTP + b"Connection: Upgrade, HTTP2-Settings\r\n"
+                b"Upgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body) + body
+            )
+
+            assert await client.status() == 200
+        assert engine.received[0].body == body
+        assert not {"Upgrade", "HTTP2-Settings"} & set(engine.received[0].headers)
+
+
+async def test_a_target_cannot_change_the_host() -> None:
+    """Only paths go to a replica; everything else is refused here."""
+    lines = [
+        b"GET @evil/ HTTP/1.1",
+        b"GET http://evil/v1/things HTTP/1.1",
+        b"GET :80/ HTTP/1.1",
+        b"GET * HTTP/1.1",
+        b"OPTIONS * HTTP/1.1",
+        b"CONNECT evil:80 HTTP/1.1",
+        b"GET \\\\evil/ HTTP/1.1",
+    ]
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for line in lines:
+            async with RawClient.connected(stage.url) as client:
+                await client.send(line + b"\r\nHost: evil\r\n\r\n")
+                head = await client.head()
+
+                assert head.split(b" ")[1] in (b"400", b"404"), line
+        assert engine.received == []
+
+
+async def test_the_connection_survives_errors() -> None:
+    """A refused request leaves it open for the next."""
+    good = orjson.dumps(chat(words(1)))
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        async with RawClient.connected(stage.url) as client:
+            statuses = []
+            for body in (b"no json", b'{"model":"x","messages":[]}', b"{}", good, b"[]", good):
+                await client.send(
+                    b"POST /v1/chat/completions" + HTTP + b"Content-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n" % len(body) + body
+                )
+                statuses.append(await client.status())
+
+    assert statuses == [400, 404, 400, 200, 400, 200]
