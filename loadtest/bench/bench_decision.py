@@ -121,6 +121,6 @@ class Decider:
         )
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)
         taken_s = time.thread_time() - start_s
-        caches.release(claim, computed=True, now_s=0.0)
+        caches.release(claim, computed=False, now_s=now_s)
         fleet.end(lease, now_s, Outcome.OK)
         return taken_s * 1e6
