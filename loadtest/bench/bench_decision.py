@@ -27,8 +27,7 @@ from router.fleet.health import Outcome
 from router.fleet.replica import Replica, ServedModel
 from router.index.block_index import BlockIndex
 from router.index.caches import Caches
-from router.prompt.loading import load_prompter
-from router.prompt.prompter import Tokens
+from router.prompt import Tokens, load_prompter
 
 _NUM_REPLICAS: Final = 64
 _TOKENS: Final = 100_000
