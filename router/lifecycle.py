@@ -1,7 +1,7 @@
 """Builds the router's parts and owns what runs beside requests: one TaskGroup, every task named.
 
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
-    sweep         free what retired epochs left, in slices
+    sweep         end claims whose events came; free what retired epochs left, in slices
     loop lag      measure what blocks the event loop
     records       write decision records
 
@@ -465,6 +465,7 @@ class Router:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
+            self.caches.settle(self._now())
             self.caches.index.sweep()
 
     async def _measure_lag(self) -> None:

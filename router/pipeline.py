@@ -314,9 +314,11 @@ class Pipeline:
 
     def _give_back(self, placement: Placement, outcome: Outcome) -> None:
         """End the request's claims: its load, and its blocks' being "computed there"."""
-        self._fleet.end(placement.lease, self._clock(), outcome, jitter=random.random())
+        now_s = self._clock()
+        self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
         if placement.claim is not None:
-            self._caches.release(placement.claim, computed=outcome is Outcome.OK)
+            computed = outcome is Outcome.OK
+            self._caches.release(placement.claim, computed=computed, now_s=now_s)
 
     # ---------------------------------------------------------------- 7 forward
 

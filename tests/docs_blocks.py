@@ -94,6 +94,7 @@ class Shell:
         self._directory = directory
         self._ports = ports
         self._children: list[subprocess.Popen[bytes]] = []
+        self._log = directory / ".log"
         self._number = 0
         scripts = directory / ".bin"
         scripts.mkdir()
@@ -160,8 +161,12 @@ class Shell:
 
     def start(self, command: list[str], url: str) -> str:
         """Start a process and wait until `url` answers 200; return what it wrote by then."""
-        log = self._directory / f".log-{len(self._children)}"
-        with log.open("wb") as output:
+        self.launch(command)
+        return self.wait(url)
+
+    def launch(self, command: list[str]) -> None:
+        """Start a process in the background."""
+        with self._log.open("ab") as output:
             child = subprocess.Popen(
                 command,
                 cwd=self._directory,
@@ -171,12 +176,16 @@ class Shell:
                 start_new_session=True,
             )
         self._children.append(child)
+
+    def wait(self, url: str) -> str:
+        """Wait until `url` answers 200 and every process lives; return what they wrote by then."""
         deadline_s = time.monotonic() + READY_S
         while not _answers(url):
-            if child.poll() is not None or time.monotonic() > deadline_s:
-                raise AssertionError(f"{url} is not ready:\n{log.read_text(errors='replace')}")
+            is_dead = any(child.poll() is not None for child in self._children)
+            if is_dead or time.monotonic() > deadline_s:
+                raise AssertionError(f"{url} is not ready:\n{self._log.read_text()}")
             time.sleep(0.05)
-        return log.read_text(errors="replace")
+        return self._log.read_text()
 
     def _command(self, block: Block) -> list[str]:
         code = self._exchanged(block.code)

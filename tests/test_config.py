@@ -63,7 +63,7 @@ def test_mappings_come_as_pairs() -> None:
         ("replicas: [{url: 'http://a', name: 'x y'}]", "replicas[0].name", "letters, digits"),
         ("replicas: [{url: 'http://a', name: r2}, 'http://b']", "replicas[1].name", "used twice"),
         (
-            "replicas: [{url: 'http://a', events: ['tcp://a:1'], replay: ['x', 'y']}]",
+            "replicas: [{url: 'http://a', events: ['tcp://a:1'], replay: ['tcp://a:2', 'tcp://a:3']}]",
             "replicas[0].replay",
             "one endpoint per entry",
         ),

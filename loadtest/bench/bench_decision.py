@@ -27,8 +27,7 @@ from router.fleet.health import Outcome
 from router.fleet.replica import Replica, ServedModel
 from router.index.block_index import BlockIndex
 from router.index.caches import Caches
-from router.prompt.loading import load_prompter
-from router.prompt.prompter import Tokens
+from router.prompt import Tokens, load_prompter
 
 _NUM_REPLICAS: Final = 64
 _TOKENS: Final = 100_000
@@ -121,6 +120,6 @@ class Decider:
         )
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)
         taken_s = time.thread_time() - start_s
-        caches.release(claim, computed=True)
+        caches.release(claim, computed=False, now_s=now_s)
         fleet.end(lease, now_s, Outcome.OK)
         return taken_s * 1e6

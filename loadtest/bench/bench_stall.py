@@ -20,7 +20,7 @@ from loadtest.bench.conversations import Prepared, growing
 from loadtest.bench.measures import Budget, Line, distribution, percentile
 from loadtest.bench.rig import Rig, RigError, start_rig
 from loadtest.bench.setting import Setting
-from router.prompt.loading import load_prompter
+from router.prompt import load_prompter
 
 _TOKENS: Final = 100_000
 _IN_FLIGHT: Final = 2

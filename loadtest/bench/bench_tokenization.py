@@ -19,8 +19,7 @@ from loadtest.bench.conversations import CONTRACT, NEW_TOKENS, growing
 from loadtest.bench.measures import Line, distribution
 from loadtest.bench.setting import Setting
 from router.api.openai import parse_chat
-from router.prompt.loading import load_prompter
-from router.prompt.prompter import Prompter
+from router.prompt import Prompter, load_prompter
 
 
 class _Times(Struct):

@@ -21,7 +21,7 @@ from loadtest.bench.fake_engine import BLOCK_SIZE, MODEL
 from router.api.openai import TokenIds, parse_chat
 from router.contracts import BlockKey, HashContract
 from router.kv_events import BlockStored, EventBatch, KvEvent, encode
-from router.prompt.prompter import Prompter, Tokens
+from router.prompt import Prompter, Tokens
 
 CONTRACT: Final = HashContract(algorithm="sha256", block_size=BLOCK_SIZE)
 

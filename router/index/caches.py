@@ -23,8 +23,13 @@ DISTRUST_BELOW = 0.6
 schedule cost a few percent under pressure; a lost event costs nearly all of a session's turns."""
 
 
+LINGER_S = 1.0
+"""How long a finished request's claim waits for its events: vLLM's publisher looks every 0.1 s,
+and a replay holds live events up for as long. A next turn must not come upon the gap."""
+
+
 class Claim(Struct, kw_only=True):
-    """What one request claims at a candidate until it ends."""
+    """What one request claims at a candidate until its blocks are there, or it failed."""
 
     candidate: CandidateId
     keys: Sequence[BlockKey]  # the whole chain
@@ -39,10 +44,11 @@ class _Trust(Struct):
 class Caches:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_streams", "_trust", "index")
+    __slots__ = ("_lingering", "_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
+        self._lingering: list[tuple[float, Claim]] = []
         self._streams: dict[CandidateId, RankStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
 
@@ -95,13 +101,34 @@ class Caches:
         speculation = self.index.begin(candidate, new) if new else None
         return Claim(candidate=candidate, keys=keys, speculation=speculation)
 
-    def release(self, claim: Claim, *, computed: bool) -> None:
-        """End a claim; what a candidate without events has computed is remembered as a guess."""
-        if claim.speculation is not None:
-            claim.speculation.end()
+    def release(self, claim: Claim, *, computed: bool, now_s: float) -> None:
+        """End a request's claim; computed blocks stay claimed until their events are here.
+
+        What a candidate without events has computed is remembered as a guess.
+        """
         stream = self._streams.get(claim.candidate)
-        if computed and stream is not None and stream.state == "blind":
+        if stream is None or not computed:
+            _end(claim)
+        elif stream.state == "blind":
+            _end(claim)
             self.index.remember(claim.candidate, claim.keys, stream.capacity_blocks)
+        elif self._has_arrived(claim):
+            _end(claim)
+        else:
+            self._lingering.append((now_s + LINGER_S, claim))
+
+    def settle(self, now_s: float) -> None:
+        """End the claims whose events have come, or will not come any more."""
+        waiting = []
+        for until_s, claim in self._lingering:
+            if now_s >= until_s or self._has_arrived(claim):
+                _end(claim)
+            else:
+                waiting.append((until_s, claim))
+        self._lingering = waiting
+
+    def _has_arrived(self, claim: Claim) -> bool:
+        return claim.speculation is None or self.index.holds(claim.candidate, claim.keys[-1])
 
     def audit(
         self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
@@ -117,3 +144,8 @@ class Caches:
             if stream.state == "exact":
                 stream.distrust(f"only {trust.ratio:.0%} of recent predictions were right")
             self._trust[candidate] = _Trust()
+
+
+def _end(claim: Claim) -> None:
+    if claim.speculation is not None:
+        claim.speculation.end()

@@ -2,17 +2,18 @@
 
 The `tokenizers` library works in this order: (1) added tokens that are not normalized are found
 in the raw text, leftmost, longest first, and split it; (2) each piece between them is normalized,
-(3) split at the normalized added tokens, (4) pre-tokenized and (5) encoded on its own; (6) the
-post-processor puts fixed tokens around the whole. So a cut beside a match of step 1 changes
-nothing, and an occurrence in the text is such a match if no other added token can claim any of its
-characters. That holds for forged ones too: a `<|im_end|>` that a user typed is a match like any
-other.
+(3) split in the same way at the normalized added tokens, (4) pre-tokenized and (5) encoded on its
+own; (6) the post-processor puts fixed tokens around the whole. So a cut beside a match of step 1
+changes nothing, nor does one beside a match of step 3 where step 2 does nothing; and an occurrence
+in the text is such a match if no other added token can claim any of its characters. That holds for
+forged ones too: a `<|im_end|>` that a user typed is a match like any other.
 
 A token is *safe* if
-1. it is not normalized, not `single_word`, and neither begins nor ends with white space (an
-   `lstrip` or `rstrip` neighbour eats white space, never more);
-2. no other not-normalized added token contains it, and none (itself included) has an ending that is
-   its beginning: so every occurrence is a match;
+1. it is not normalized (or the tokenizer does not normalize), not `single_word`, and neither begins
+   nor ends with white space (an `lstrip` or `rstrip` neighbour eats white space, never more);
+2. no other token of its own step contains it, and none (itself included) has an ending that is its
+   beginning; and if it is found in step 3, no token of step 1 shares any character with it: so
+   every occurrence is a match;
 3. if some added token is `single_word`, its ends are no word characters (that one looks around).
 The cut goes behind it; in front of it if it is `rstrip`, nowhere if it is `lstrip` too.
 
@@ -24,7 +25,6 @@ Source: tokenizers 0.23, added_vocabulary.rs, tokenizer/mod.rs, pre_tokenizers/m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -75,15 +75,14 @@ def find_boundaries(tokenizer: dict[str, Any], hints: str = "") -> Boundaries:
         tokenizer: Its content.
         hints: Text in which useful tokens occur: the chat template.
     """
-    added = tokenizer.get("added_tokens") or []
-    is_known = _is_known(tokenizer)
-    safe = [needle for needle in map(_needle, _safe_tokens(added)) if needle] if is_known else []
+    tokens = _safe_tokens(tokenizer) if _is_known(tokenizer) else []
+    safe = [needle for needle in map(_needle, tokens) if needle is not None]
     anchor = ""
     if _asks_for_first(tokenizer.get("pre_tokenizer")):
         anchors = [needle.token for needle in safe if not needle.guard]
         anchor = anchors[0] if anchors else ""
         safe = safe if anchor else []
-    special = {token["content"] for token in added if token.get("special")}
+    special = {token["content"] for token in tokens if token.get("special")}
     safe.sort(key=lambda needle: (-hints.count(needle.token), needle.token not in special))
     useful = [needle for needle in safe if needle.token in hints] or safe
     return Boundaries(
@@ -121,21 +120,63 @@ def _asks_for_first(part: dict[str, Any] | None) -> bool:
     return any(_asks_for_first(child) for child in part.get("pretokenizers") or ())
 
 
-def _safe_tokens(added: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    raw = [token for token in added if token.get("content") and not token.get("normalized")]
-    has_single_word = any(token.get("single_word") for token in raw)
-    contents = {token["content"] for token in raw}
-    endings = {content[start:] for content in contents for start in range(1, len(content))}
-    for token in raw:
+def _safe_tokens(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    added = [token for token in tokenizer.get("added_tokens") or [] if token.get("content")]
+    has_single_word = any(token.get("single_word") for token in added)
+    raw = _Step([token["content"] for token in added if not token.get("normalized")])
+    late = _Step([token["content"] for token in added if token.get("normalized")])
+    can_be_late = _is_identity(tokenizer.get("normalizer"))
+    safe: list[dict[str, Any]] = []
+    for token in added:
         content = token["content"]
         if (
-            not token.get("single_word")
-            and content == content.strip()
-            and not (has_single_word and (_is_word(content[0]) or _is_word(content[-1])))
-            and not any(content in other for other in contents if other != content)
-            and endings.isdisjoint(content[:length] for length in range(1, len(content)))
+            token.get("single_word")
+            or content != content.strip()
+            or (has_single_word and (_is_word(content[0]) or _is_word(content[-1])))
         ):
-            yield token
+            continue
+        if token.get("normalized"):
+            is_match = can_be_late and late.leaves(content) and raw.is_apart_from(content)
+        else:
+            is_match = raw.leaves(content)
+        if is_match:
+            safe.append(token)
+    return safe
+
+
+class _Step:
+    """The added tokens that are searched for together."""
+
+    __slots__ = ("_beginnings", "_contents", "_endings")
+
+    def __init__(self, contents: list[str]) -> None:
+        self._contents = frozenset(contents)
+        self._beginnings = {c[:length] for c in contents for length in range(1, len(c))}
+        self._endings = {c[start:] for c in contents for start in range(1, len(c))}
+
+    def leaves(self, content: str) -> bool:
+        """Tell whether each occurrence of one of these tokens is a match of it."""
+        return self._endings.isdisjoint(_beginnings(content)) and not any(
+            content in other for other in self._contents if other != content
+        )
+
+    def is_apart_from(self, content: str) -> bool:
+        """Tell whether a token of another step can share no character with one of these."""
+        return (
+            self._endings.isdisjoint(_beginnings(content))
+            and self._beginnings.isdisjoint(content[start:] for start in range(1, len(content)))
+            and not any(content in other or other in content for other in self._contents)
+        )
+
+
+def _beginnings(content: str) -> list[str]:
+    return [content[:length] for length in range(1, len(content))]
+
+
+def _is_identity(normalizer: dict[str, Any] | None) -> bool:
+    return not normalizer or (
+        normalizer.get("type") == "Sequence" and not normalizer.get("normalizers")
+    )
 
 
 def _is_word(char: str) -> bool:

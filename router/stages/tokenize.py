@@ -13,7 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
 
-from router.api.openai import CompletionRequest
+import orjson
+
+from router.api.openai import CompletionRequest, tokenize_body
 from router.config import TokensConfig
 from router.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
@@ -117,8 +119,9 @@ class Tokenizer:
         if job.completion is not None and not _is_one_text(job.completion):
             return None  # `/tokenize` takes one text
         try:
+            body = orjson.dumps(tokenize_body(orjson.loads(job.inbound.body)))
             ids = await self._engine_api.tokenize(
-                *address, job.inbound.body, timeout_s=self._config.engine_timeout_s
+                *address, body, timeout_s=self._config.engine_timeout_s
             )
         except BadRequest:
             return None  # forwarded, it will be refused in the engine's own words

@@ -12,7 +12,7 @@ from loadtest.results import Summary, summarize
 from tests.engines.harness import Engine, Router
 from tests.engines.turns import PROFILE
 
-SESSIONS = replace(PROFILE, num_sessions=12, num_turns=6, seed=5, sub_agent_share=0.25)
+SESSIONS = replace(PROFILE, num_sessions=12, seed=5, sub_agent_share=0.25)
 
 
 async def run(router: Router, replicas: tuple[Engine, Engine]) -> Summary:

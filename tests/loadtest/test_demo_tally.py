@@ -152,9 +152,13 @@ def test_bars_leave_the_terminal_as_it_was() -> None:
     """The cursor is shown again when the display ends, an exception or not."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
 
-    with pytest.raises(KeyError), LiveDisplay(console, ["kv_aware"]) as display:
-        display.update(_tally())
-        raise KeyError
+    def fail() -> None:
+        with LiveDisplay(console, ["kv_aware"]) as display:
+            display.update(_tally())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
 
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().rindex("\x1b[?25h") > console.file.getvalue().rindex("\x1b[?25l")

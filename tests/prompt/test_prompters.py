@@ -13,22 +13,20 @@ def test_loaded_once() -> None:
     assert not prompters.begin("m")
     assert prompters.loading() == ["m"]
     assert prompters.get("m") is None
-    assert prompters.needs_engine("m") == "no tokenizer loaded"
     prompters.finish("m", Prompter(None, None, reason="why"))
 
     assert prompters.loading() == []
     assert not prompters.begin("m")
-    assert prompters.get("m") is not None
-    assert prompters.needs_engine("m") == "why"
+    loaded = prompters.get("m")
+    assert loaded is not None
+    assert loaded.engine_only == "why"
 
 
-def test_audit() -> None:
-    """A disagreement with the engine puts the model into the engine's hands."""
+def test_adapters_share_their_bases() -> None:
+    """An adapter is rendered and tokenized as its base model is."""
     prompters = Prompters()
-    assert prompters.audit("unknown", 1, 2)
-    prompters.finish("m", Prompter(None, None))
+    prompters.finish("base", Prompter(None, None))
 
-    assert prompters.audit("m", 5, 5)
-    assert not prompters.audit("m", 5, 6)
+    prompters.adapt({"adapter": "base"})
 
-    assert prompters.needs_engine("m") == "counted 5 prompt tokens, the engine 6"
+    assert prompters.get("adapter") is prompters.get("base") is not None
