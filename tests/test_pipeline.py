@@ -140,9 +140,10 @@ async def test_a_batch_of_prompts_goes_to_one_replica() -> None:
 
 
 async def test_siblings_that_start_together_join_the_first() -> None:
-    """What the first is computing counts as held there: nobody computes it a second time."""
+    """What it is computing counts as held there (and so a policy that follows caches follows)."""
     shared = words(1, 400)
-    async with Engines(3, time_model=SLOW) as engines, on_stage(*engines) as stage:
+    policy = {"policy__name": "longest_prefix"}
+    async with Engines(3, time_model=SLOW) as engines, on_stage(*engines, **policy) as stage:
         async with asyncio.TaskGroup() as tg:
             tasks = [
                 tg.create_task(stage.ask(streamed(chat(shared, "ok", words(10 + i, 5)))))

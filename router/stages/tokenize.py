@@ -77,11 +77,7 @@ class Tokenizer:
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is not None and job.prompt is not None:
             try:
-                job.tokens = await self._locally(job, prompter)
-                job.way = "local" if job.tokens is not None else "unknown"
-            except NeedsEngine as exc:
-                job.tokens = await self._at_an_engine(job, prompter, exc)
-                job.way = "engine" if job.tokens is not None else "unknown"
+                await self._find(job, prompter)
             except TemplateFailed:
                 if prompter.trust.num_matches:
                     raise
@@ -95,6 +91,21 @@ class Tokenizer:
             job.num_tokens = job.tokens.num_tokens
         else:
             job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
+
+    async def _find(self, job: Job, prompter: Prompter) -> None:
+        """Set the tokens and their way.
+
+        Raises:
+            TemplateFailed: our chat template refuses the prompt.
+        """
+        try:
+            job.tokens = await self._locally(job, prompter)
+            way = "local"
+        except NeedsEngine as exc:
+            job.tokens = await self._at_an_engine(job, prompter, exc)
+            way = "engine"
+        if job.tokens is not None:
+            job.way = way
 
     async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
         if job.chat is not None:
