@@ -150,19 +150,25 @@ def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> No
     from router.explaining import table
 
     headers = {"Content-Type": "application/json"}
-    if token_file is not None:
-        headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
     try:
+        if token_file is not None:
+            headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
         answer = httpx.post(
             f"{admin}/admin/explain", content=file.read(), headers=headers, timeout=30.0
         )
-    except httpx.HTTPError as exc:
+        told = answer.json()
+        failed = None if answer.status_code == 200 else str(told["error"]["message"])
+    except OSError as exc:
+        raise click.ClickException(f"{token_file}: {exc.strerror}") from exc
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise click.ClickException(
             f"{admin}: {exc}; is `warmroute serve` running, with this admin port?"
         ) from exc
-    if answer.status_code != 200:
-        raise click.ClickException(answer.json().get("error", {}).get("message", answer.text))
-    click.echo(json.dumps(answer.json(), indent=2) if as_json else table(answer.json()), nl=False)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise click.ClickException(f"{admin}: not the admin port of `warmroute serve`") from exc
+    if failed is not None:
+        raise click.ClickException(failed)
+    click.echo(json.dumps(told, indent=2) if as_json else table(told).rstrip("\n"))
 
 
 # transformers announces at import that there is no torch; here that is meant.

@@ -241,7 +241,8 @@ def load(
         value = (flags or {}).get(option.path)
         if value is not None:
             _put(tree, option.path, value)
-    for i, replica in enumerate(tree.get("replicas") or []):
+    replicas = tree.get("replicas")
+    for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
     try:
@@ -265,12 +266,6 @@ def _check(config: Config) -> None:
     for i, replica in enumerate(config.replicas):
         key = f"replicas[{i}]"
         _check_url(replica.url, f"{key}.url")
-        for endpoint in (*replica.events, *replica.replay):
-            if not re.fullmatch(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+", endpoint):
-                raise ConfigError(
-                    f"{key}.events: {endpoint!r} is not tcp://HOST:PORT or ipc://PATH",
-                    param=f"{key}.events",
-                )
         name = replica.name or f"r{i + 1}"
         if name in names:
             raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
@@ -284,6 +279,8 @@ def _check(config: Config) -> None:
                 f"{key}.replay: name one endpoint per entry of {key}.events, or none",
                 param=f"{key}.replay",
             )
+        _check_endpoints(replica.events, f"{key}.events")
+        _check_endpoints(replica.replay, f"{key}.replay")
         names.add(name)
     if config.admin.host not in ("127.0.0.1", "::1", "localhost") and not config.admin.token_file:
         raise ConfigError(
@@ -308,6 +305,14 @@ def _check_url(text: str, key: str) -> None:
         raise ConfigError(f"{key}: {text!r} is not a base URL; write http://HOST:PORT", param=key)
     if url.query or url.fragment:
         raise ConfigError(f"{key}: no query or fragment allowed", param=key)
+
+
+def _check_endpoints(endpoints: tuple[str, ...], key: str) -> None:
+    for endpoint in endpoints:
+        if not re.fullmatch(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+", endpoint):
+            raise ConfigError(
+                f"{key}: {endpoint!r} is not tcp://HOST:PORT or ipc://PATH", param=key
+            )
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -348,7 +353,10 @@ def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals or not name:
             raise ConfigError(f"--{option.flag}: {part!r} is not NAME=VALUE", param=option.flag)
-        result[name] = yaml.safe_load(value) if value else ""
+        try:
+            result[name] = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError:
+            result[name] = value
     return result
 
 

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import random
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -73,9 +74,14 @@ _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not te
 
 
 class Router:
-    """One router process's parts. `run` is its life."""
+    """One router process's parts. `run` is its life.
+
+    Raises:
+        ConfigError: a policy or one of its parameters is unknown, a file cannot be used.
+    """
 
     def __init__(self, config: Config) -> None:
+        _check_files(config)
         self._config = config
         self.metrics = Metrics()
         self.fleet = Fleet(order=[name for name, _ in _named(config.replicas)])
@@ -434,6 +440,8 @@ class Router:
             if self._now() >= load_due_s or not was_up:
                 load_due_s = self._now() + health.load_interval_s
                 load = await self._engine_api.load(name, replica.url)
+                if not was_up and (load is None or load.started_s is None):
+                    return  # it does not say whether it is another process: ask for everything
                 if load is not None:
                     if load.started_s != facts.started_s:
                         return
@@ -564,6 +572,20 @@ def _http_logger() -> logging.Logger:
     if not http_logger.filters:
         http_logger.addFilter(_WithoutBytes())
     return http_logger
+
+
+def _check_files(config: Config) -> None:
+    """Refuse files that could only fail later: certificates, chat templates."""
+    if config.forward.ca_file is not None:
+        try:
+            ssl.create_default_context(cafile=config.forward.ca_file)
+        except OSError as exc:  # ssl.SSLError among them
+            reason = "no certificates in it" if isinstance(exc, ssl.SSLError) else exc.strerror
+            raise ConfigError(f"forward.ca_file: {reason}", param="forward.ca_file") from exc
+    for model, file in config.tokens.chat_templates.items():
+        if not file.is_file():
+            param = f"tokens.chat_templates.{model}"
+            raise ConfigError(f"{param}: {str(file)!r} is not a file", param=param)
 
 
 def _policy(name: str, params: dict[str, Any]) -> Any:

@@ -121,8 +121,11 @@ class DataApp:
             return self._failed(request, reply, error, request_id)
         except ConnectionError:
             return self._gone(request, reply)
-        except Exception:
-            logger.exception("internal error", extra={"request": request_id})
+        except Exception as exc:
+            # Where it happened, but not what it says: that may quote the request.
+            told = InternalError(type(exc).__name__)
+            where = (InternalError, told, exc.__traceback__)
+            logger.error("internal error", extra={"request": request_id}, exc_info=where)
             internal = InternalError(f"internal error; see the router's log for {request_id}")
             return self._failed(request, reply, internal, request_id)
         assert reply.response is not None

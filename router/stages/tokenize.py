@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
@@ -16,7 +17,7 @@ import orjson
 
 from router.api.openai import CompletionRequest, tokenize_body
 from router.config import TokensConfig
-from router.errors import BadRequest, TemplateFailed, UpstreamError
+from router.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
 from router.metrics import Metrics
 from router.prompt import NeedsEngine, Prompter, Prompters, Tokens
@@ -85,6 +86,10 @@ class Tokenizer:
                 if prompter.trust.num_matches:
                     raise
                 job.is_refused_here = True  # the engine may have been given another template
+            except RouterError:
+                raise
+            except Exception as exc:  # our bug or a library's: it costs a match, not a request
+                self._note_bug(job, exc)
         self._metrics.tokenized.labels(job.way).inc()
         if job.tokens is not None:
             job.num_tokens = job.tokens.num_tokens
@@ -125,6 +130,19 @@ class Tokenizer:
             return None
         plan = prompter.plan_ids(ids)
         return prompter.commit(plan, plan.encode())
+
+    def _note_bug(self, job: Job, bug: Exception) -> None:
+        """Log where it happened, but not what it says: that may quote the prompt."""
+        where = traceback.extract_tb(bug.__traceback__, limit=-1)[0]
+        logger.error(
+            "a prompt was not tokenized",
+            extra={
+                "model": job.model,
+                "request": job.request_id,
+                "error": type(bug).__name__,
+                "where": f"{where.filename}:{where.lineno}",
+            },
+        )
 
     async def _off_loop(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, work)

@@ -19,6 +19,7 @@ from unittest import mock
 
 import aiohttp
 import orjson
+import pytest
 from multidict import CIMultiDictProxy
 
 from loadtest.emulator import Emulator, EmulatorOptions
@@ -264,7 +265,7 @@ async def on_stage(
         stage.records = flags.get(("log", "decisions"))
         loop = asyncio.get_running_loop()
         listens: asyncio.Future[tuple[str, str]] = loop.create_future()
-        failed: Exception | None = None  # raised outside of the group, which would wrap it
+        failed: BaseException | None = None  # raised outside of the group, which would wrap it
         async with asyncio.TaskGroup() as tg:
             tg.create_task(stage.router.run(stage.stop, lambda *urls: listens.set_result(urls)))
             try:
@@ -274,7 +275,7 @@ async def on_stage(
                 yield stage
                 if is_idle:
                     await _nothing_left(stage)
-            except Exception as exc:
+            except (Exception, pytest.fail.Exception) as exc:
                 failed = exc
             finally:
                 stage.stop.set()

@@ -1,0 +1,189 @@
+"""What is lost of routing when event streams lie, stop, or cannot be followed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from loadtest.emulator import Emulator
+from router.index import rank_stream
+from tests.faults.fake_engine import MODELS, FakeEngine
+from tests.faults.stage import Engines, Reply, Stage, arm, chat, holder, on_stage, words
+
+
+async def converse(stage: Stage, engines: Sequence[Emulator], num_prompts: int = 4) -> list[Reply]:
+    """Ask each of some prompts once, in turn."""
+    replies = []
+    for number in range(num_prompts):
+        replies.append(await stage.ask(chat(words(number))))
+        await stage.settled(*engines)
+    return replies
+
+
+async def test_a_gap_is_replayed() -> None:
+    """Batches that were lost on the way are asked for; no prediction is ever wrong for it."""
+    async with Engines(2) as engines, on_stage(*engines) as stage:
+        await converse(stage, engines)
+        for engine in engines:
+            arm(engine, "drop_events", count=2)
+        for number in range(4, 12):
+            await stage.ask(chat(words(number)))
+        await stage.settled(*engines)
+        replies = [await stage.ask(chat(words(number))) for number in range(12)]
+
+        assert all(reply.predicted == reply.reported > 0 for reply in replies)
+        assert stage.metric("warmroute_kv_events_total", kind="gaps") >= 2
+        assert stage.metric("warmroute_replica_state", state="exact") == 2
+
+
+async def test_a_truncated_replay_is_accepted() -> None:
+    """What the buffer lost stays unknown: DEGRADED, visible, and never a wrong credit."""
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        await converse(stage, [engine])
+        arm(engine, "drop_events", count=2)
+        await stage.ask(chat(words(10)))
+        await stage.ask(chat(words(11)))
+        arm(engine, "truncate_replay", num_kept=0)
+        await stage.ask(chat(words(12)))
+        await stage.settled(engine)
+        lost = await stage.ask(chat(words(0)))
+        known = await stage.ask(chat(words(12)))
+
+        assert stage.state("r1") == "degraded"
+        assert stage.metric("warmroute_kv_events_total", kind="truncated") >= 1
+        assert (lost.predicted, lost.reported > 0) == (0, True)
+        assert known.predicted == known.reported > 0
+        described = (await stage.admin("/admin/replicas")).json()["replicas"][0]
+        assert described["ranks"][0]["reason"] == "history before we joined is lost"
+
+
+async def test_an_engine_that_falls_silent_is_blind_and_served() -> None:
+    """Nothing was ever heard of it: what is routed there counts as held, as far as it fits."""
+    async with Engines(2) as engines:
+        for engine in engines:
+            arm(engine, "silence_events")
+            arm(engine, "truncate_replay")
+        async with on_stage(*engines) as stage:
+            firsts = [await stage.ask(chat(words(number))) for number in range(6)]
+            seconds = [await stage.ask(chat(words(number))) for number in range(6)]
+
+            assert stage.metric("warmroute_replica_state", state="blind") == 2
+            assert stage.metric("warmroute_decisions_total", state="blind") == 12
+            assert {reply.replica for reply in firsts} == {"r1", "r2"}
+            assert [reply.replica for reply in seconds] == [reply.replica for reply in firsts]
+            assert all(reply.predicted == reply.reported > 0 for reply in seconds)
+            for engine in engines:
+                engine.app.clear_faults()
+            again = await converse(stage, engines, 6)
+            assert all(reply.status == 200 for reply in again)
+
+
+async def test_events_that_stop_are_noticed_by_their_predictions() -> None:
+    """The audit finds them: trust falls, history is read again, and predictions are right."""
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        await converse(stage, [engine], 2)
+        arm(engine, "silence_events")
+        for number in range(10, 10 + 40):
+            await stage.ask(chat(words(number)))
+            await stage.ask(chat(words(number)))
+
+        assert stage.metric("warmroute_audited_total", result="under") >= 20
+        await stage.until(lambda: stage.metric("warmroute_kv_events_total", kind="replays") >= 2)
+        engine.app.clear_faults()
+        await stage.ask(chat(words(99)))
+        await stage.settled(engine)
+        reply = await stage.ask(chat(words(49)))
+        assert reply.predicted == reply.reported > 0
+        assert stage.state("r1") == "exact"
+
+
+async def test_a_publisher_that_is_gone_for_long_leaves_blind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it held is believed for a minute (here: at once), then no more."""
+    monkeypatch.setattr(rank_stream, "BLIND_AFTER_S", 0.0)
+    async with Engines(2) as engines, on_stage(*engines) as stage:
+        first = (await converse(stage, engines, 1))[0]
+        owner = holder(stage, first, engines)
+        publisher = owner.replica.ranks[0].publisher
+        assert publisher is not None
+        publisher.close()
+        await stage.until(lambda: stage.state(first.replica) == "blind")
+        reply = await stage.ask(chat(words(0)))
+
+        assert reply.status == 200
+        assert stage.metric("warmroute_index_blocks", replica=first.replica) <= 8
+
+
+async def test_an_engine_without_events_is_served_by_guesses() -> None:
+    """BLIND and said so: in the log, in /metrics, in every decision."""
+    async with Engines(2, events=False) as engines, on_stage(*engines) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        first = await stage.ask(chat(words(1)))
+        second = await stage.ask(chat(words(1)))
+
+        assert second.replica == first.replica
+        assert second.predicted == second.reported > 0
+        assert "no: routing to it is approximate" in stage.log
+        assert stage.metric("warmroute_decisions_total", state="blind") == 2
+
+
+async def test_a_server_with_nothing_but_models_is_served() -> None:
+    """No version, no metrics, no events: an OpenAI-compatible server of any kind."""
+    foreign = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+    async with FakeEngine(**{"v1/models": foreign}) as engine:
+        engine.pages["/health"] = (404, "")
+        async with on_stage(engine, tokens__models={"tiny": "/nowhere/at/all"}) as stage:
+            reply = await stage.ask(chat("a"))
+
+            assert reply.status == 200
+            assert stage.state("r1") == "blind"
+            assert stage.metric("warmroute_replica_healthy") == 1
+
+
+NONSENSE = [
+    {"kv_event_sources": {"0": {"endpoint": "nonsense"}}},
+    {"kv_event_sources": {"0": {"endpoint": "tcp://*:99999"}}},
+    {"kv_event_sources": {"0": {"endpoint": "inproc://x"}}},
+    {"kv_event_sources": {"x": {"endpoint": "tcp://*:1"}}},
+    {"kv_event_sources": {"0": {"endpoint": "tcp://*:1", "publisher": "null"}}},
+    {"kv_event_sources": {"0": {"endpoint": "tcp://127.0.0.1:1", "replay_endpoint": "y"}}},
+    {"kv_event_sources": [1]},
+    {"kv_event_sources": (200, "[" * 100_000)},
+    {"version": (200, "[" * 100_000)},
+    {"version": [1]},
+    {"metrics": (200, '\nvllm:num_requests_running{engine="0"} NaN\n')},
+    {"metrics": (200, "\nvllm:num_requests_running{\n\nprocess_start_time_seconds x\n")},
+    {"metrics": (200, '\nvllm:cache_config_info{block_size="x",num_gpu_blocks="None"} 1.0\n')},
+    {"metrics": (500, "")},
+]
+
+
+async def test_nonsense_from_an_engine_does_no_harm() -> None:
+    """Whatever it says about itself: the router runs on, and the engine is served."""
+    for pages in NONSENSE:
+        async with FakeEngine(**pages) as engine, on_stage(engine, ready=False) as stage:
+            await stage.until(lambda: stage.router.fleet.replicas)
+            reply = await stage.ask(chat("a"))
+
+            assert reply.status == 200, pages
+
+
+async def test_what_is_no_engine_is_named_until_it_is_one() -> None:
+    """/readyz says why; the router serves as soon as there is something to serve."""
+    answers = [(200, "<html>"), (404, ""), {"data": []}, (200, "[" * 100_000), (200, '{"data":1}')]
+    async with FakeEngine() as engine:
+        engine.pages["/v1/models"] = answers[0]
+        async with on_stage(engine, ready=False) as stage:
+            for page in answers:
+                engine.pages["/v1/models"] = page
+                reply = await stage.ask(None, "/readyz", method="GET")
+                assert reply.status == 503
+                refused = await stage.ask(chat("a"))
+                assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            await stage.until(lambda: "without a model list" in (stage.router.not_ready() or ""))
+            engine.pages["/v1/models"] = MODELS
+            await stage.ready()
+
+            assert (await stage.ask(chat("a"))).status == 200

@@ -1,0 +1,169 @@
+"""Tokenizers that are missing, wrong, or refuse what the engine accepts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp import web
+
+from loadtest.tiny_model import MODEL_DIR
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import Engines, arm, chat, on_stage, streamed, words
+
+
+def model_dir(folder: Path, *, without: str = "", template: str | None = None) -> str:
+    """Copy the tiny model, leaving something out or giving it another chat template."""
+    shutil.copytree(MODEL_DIR, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    if without:
+        (folder / without).unlink()
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
+@pytest.mark.parametrize("broken", ["missing", "nonsense"])
+async def test_without_a_tokenizer_the_engine_tokenizes(tmp_path: Path, broken: str) -> None:
+    """Through `/tokenize`; predictions are as exact, and the log says why."""
+    folder = model_dir(tmp_path / "m", without="tokenizer.json")
+    if broken == "nonsense":
+        (tmp_path / "m" / "tokenizer.json").write_text("{")
+    async with Engines(2) as engines, on_stage(*engines, tokens__models={"tiny": folder}) as stage:
+        first = await stage.ask(chat(words(1)))
+        await stage.settled(*engines)
+        second = await stage.ask(streamed(chat(words(1), first.text, words(2))))
+
+        assert second.replica == first.replica
+        assert second.predicted == second.reported > 0
+        assert "the engine must tokenize" in stage.log
+        assert stage.metric("warmroute_tokenized_requests_total", way="engine") == 2
+
+
+async def test_without_a_tokenizer_every_prompt_is_served(tmp_path: Path) -> None:
+    """Text, ids, batches; what the engine will not tokenize is routed without tokens."""
+    folder = model_dir(tmp_path / "m", without="tokenizer.json")
+    prompts = ["text", [1, 2, 3], ["text", "more"], [[1, 2], [3]], ["one"]]
+    async with Engines(1) as engines, on_stage(*engines, tokens__models={"tiny": folder}) as stage:
+        for prompt in prompts:
+            reply = await stage.ask({"model": "tiny", "prompt": prompt}, "/v1/completions")
+            assert reply.status == 200, prompt
+        refused = await stage.ask(chat("a", add_generation_prompt=1, temperature=-1))
+
+        assert refused.status == 400
+        assert "temperature" in refused.error["message"]
+
+
+async def test_an_engine_that_does_not_tokenize_in_time_costs_a_match_only() -> None:
+    """Late, failing, or answering nonsense: the request goes on without tokens."""
+    pages: list[object] = [(500, ""), (404, ""), {"tokens": "x"}, (200, "["), (400, "{}")]
+    async with FakeEngine() as engine:
+        engine.pages["/tokenize"] = (500, "")
+        settings = {"tokens__models": {"tiny": "/nowhere"}, "tokens__engine_timeout_s": 0.1}
+        async with on_stage(engine, **settings) as stage:
+            for page in pages:
+                engine.pages["/tokenize"] = page
+                assert (await stage.ask(chat("a"))).status == 200
+            del engine.pages["/tokenize"]
+
+            async def hangs_there(request: web.Request) -> web.StreamResponse:
+                if request.path == "/tokenize":
+                    await engine.left.wait()
+                return web.json_response({})
+
+            engine.on_request = hangs_there
+            assert (await stage.ask(chat("a"))).status == 200
+            assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 6
+
+
+async def test_a_wrong_template_is_found_by_the_first_answer(tmp_path: Path) -> None:
+    """Its count is not the engine's: from there on the engine tokenizes, exactly."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = model_dir(tmp_path / "m", template=template)
+    async with Engines(1) as engines, on_stage(*engines, tokens__models={"tiny": folder}) as stage:
+        await stage.ask(chat(words(1)))
+        await stage.settled(*engines)
+        second = await stage.ask(chat(words(1)))
+
+        assert stage.metric("warmroute_token_mismatches_total", against="usage") == 1
+        assert second.predicted == second.reported > 0
+        assert stage.metric("warmroute_tokenized_requests_total", way="engine") == 1
+        assert "our tokens are not the engine's" in stage.log
+
+
+async def test_a_template_that_refuses_what_the_engine_accepts_fails_nobody(tmp_path: Path) -> None:
+    """The engine has the last word until its counts have proven the template to be its own."""
+    folder = model_dir(tmp_path / "m", template="{{ raise_exception('no: ' ~ messages) }}")
+    async with Engines(1) as engines, on_stage(*engines, tokens__models={"tiny": folder}) as stage:
+        first = await stage.ask(chat(words(1)))
+        await stage.settled(*engines)
+        second = await stage.ask(chat(words(1)))
+
+        assert (first.status, second.status) == (200, 200)
+        assert stage.metric("warmroute_token_mismatches_total", against="template") == 1
+        assert second.predicted == second.reported > 0
+
+
+async def test_a_sample_is_proven_beside_the_requests() -> None:
+    """Whole encodes agree with the pieces; they are off the loop and one at a time."""
+    async with Engines(1) as engines, on_stage(*engines, tokens__prove_ratio=1.0) as stage:
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        texts = [words(1)]
+        for number in range(5):
+            reply = await stage.ask(chat(*texts))
+            texts += [reply.text, words(number + 2)]
+            await stage.until(lambda: not stage.router.pipeline._tokenizer._proof_runs)
+
+        assert prompter.trust.num_proofs == 5
+        assert stage.metric("warmroute_token_mismatches_total") == 0
+
+
+async def test_long_prompts_are_encoded_off_the_loop() -> None:
+    """And are as exact."""
+    async with Engines(1) as engines, on_stage(*engines, tokens__inline_chars=100) as stage:
+        await stage.ask(chat(words(1, 2000)))
+        await stage.settled(*engines)
+        reply = await stage.ask(chat(words(1, 2000), "ok", words(2, 2000)))
+
+        assert reply.predicted == reply.reported > 0
+        assert stage.metric("warmroute_tokenized_requests_total", way="local") == 2
+
+
+async def test_what_no_engine_takes_is_not_tokenized() -> None:
+    """A prompt far beyond the model's length is forwarded at once, and refused there."""
+    async with Engines(1, max_model_len=1000) as engines, on_stage(*engines) as stage:
+        reply = await stage.ask(orjson.dumps(chat("x" * 20_000)))
+        no_type = reply.error["message"]
+        reply = await stage.ask(chat("x" * 20_000))
+
+        assert reply.status == 400
+        assert "maximum context length" in reply.error["message"]
+        assert "Unsupported Media Type" in no_type
+        assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 2
+
+
+async def test_prompts_before_the_tokenizer_is_loaded_do_not_wait() -> None:
+    """They are routed without tokens; /readyz says what is loading."""
+    async with Engines(1) as engines, on_stage(*engines, ready=False) as stage:
+        stage.router.prompters.begin("tiny")  # somebody loads it, for ever
+        await stage.until(lambda: stage.router.fleet.replicas)
+        reply = await stage.ask(chat(words(1)))
+        ready = await stage.ask(None, "/readyz", method="GET")
+
+        assert reply.status == 200
+        assert "x-warmroute-cached" not in reply.headers
+        assert (ready.status, ready.body) == (503, b"loading tokenizers: tiny\n")
+
+
+async def test_a_failover_keeps_the_tokens() -> None:
+    """The prompt is tokenized once, however many replicas are tried."""
+    async with Engines(3) as engines, on_stage(*engines) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        for engine in engines:
+            arm(engine, "status", status=503, count=1)
+        reply = await stage.ask(chat(words(1)))
+
+        assert reply.status == 503
+        assert stage.metric("warmroute_tokenized_requests_total") == 1

@@ -1,0 +1,312 @@
+"""router.cli: what is wrong is said in one line; what runs ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner, Result
+
+from policies.registry import POLICIES
+from router import config
+from router.cli import main
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import SLOW, Engines, chat, on_stage, streamed, words
+
+REPLICA = ("--replica", "http://127.0.0.1:9")
+
+
+def run(*args: str, **kwargs: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(main, args, env=kwargs)
+
+
+# -- what is wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no replica given; say --replica http://HOST:PORT"),
+        (("--replica", "foo"), "replicas[0].url: 'foo' is not a base URL; write http://HOST:PORT"),
+        (("--replica", "http://[::1"), "is not a base URL"),
+        (("--replica", "http://h:99999"), "is not a base URL"),
+        (("--replica", "ftp://h"), "is not a base URL"),
+        (("--replica", "http://me:pw@h"), "replicas[0].url: no user or password allowed"),
+        ((*REPLICA, "--policy", "kv_awar"), "unknown policy: 'kv_awar'; did you mean 'kv_aware'?"),
+        ((*REPLICA, "--policy-param", "alhpa=2"), "'alhpa'; did you mean 'alpha'?"),
+        ((*REPLICA, "--policy-param", "alpha=x"), "Expected `float`, got `str` - at `$.alpha`"),
+        ((*REPLICA, "--policy-param", "alpha=["), "Expected `float`, got `str`"),
+        ((*REPLICA, "--policy-param", "alpha=-1"), "Expected `float` >= 0.0"),
+        ((*REPLICA, "--policy-param", "alpha"), "--policy-param: 'alpha' is not NAME=VALUE"),
+        ((*REPLICA, "--port", "99999"), "listen.port: Expected `int` <= 65535"),
+        ((*REPLICA, "--admin-host", "0.0.0.0"), "set admin.token_file"),
+        ((*REPLICA, "--log-level", "loud"), "log.level:"),
+        ((*REPLICA, "--forward-max-tries", "0"), "forward.max_tries: Expected `int` >= 1"),
+        ((*REPLICA, "--forward-ca-file", "/nowhere"), "forward.ca_file: No such file"),
+        ((*REPLICA, "--forward-ca-file", "/dev/null"), "forward.ca_file: no certificates in it"),
+        (
+            (*REPLICA, "--tokens-chat-templates", "m=/nowhere"),
+            "tokens.chat_templates.m: '/nowhere'",
+        ),
+        ((*REPLICA, "-c", "/nowhere"), "/nowhere: No such file or directory"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_2(args: tuple[str, ...], said: str) -> None:
+    """The line begins with the program's name and names the setting."""
+    result = run("serve", *args)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("warmroute: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+    assert "pw" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lissen: {port: 1}", "unknown key 'lissen': did you mean 'listen'?"),
+        ("listen: {prot: 1}", "unknown key 'listen.prot': did you mean 'port'?"),
+        ("replicas: [{url: 'http://h', evens: []}]", "did you mean 'events'?"),
+        ("replicas: [{url: 'http://h', events: ['h:1']}]", "'h:1' is not tcp://HOST:PORT"),
+        ("replicas: [3]", "replicas[0]: Expected `object`, got `int`"),
+        ("replicas: 3", "replicas: Expected `array`, got `int`"),
+        ("log: {decisions: 3}", "log.decisions: Expected a file name"),
+        ("listen: {port: [1]}", "listen.port: Expected `int`, got `array`"),
+        ("policy: {params: 3}", "policy.params: Expected `object`, got `int`"),
+        ("a: [", "not YAML"),
+        ("- a", "the top level must be a mapping of replicas, listen"),
+        ("listen: !!python/object:os.system {}", "not YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_exit_2(tmp_path: Path, text: str, said: str) -> None:
+    """Unknown keys with the nearest known one, wrong values with their place."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(text)
+    result = run("serve", "-c", str(file), *(() if "replicas" in text else REPLICA))
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("warmroute: ")
+    assert said in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ("serve", "--prot", "1"),
+            "'--prot'. (Did you mean one of: '--host', '--port'",
+        ),
+        (("serve", "--port", "x"), "Invalid value for '--port': 'x' is not a valid integer."),
+        (("serve", "-c", "/tmp"), "File '/tmp' is a directory."),
+        (("serve", "extra"), "unexpected extra argument (extra)"),
+        (("serv",), "No such command 'serv'. Commands: "),
+        (("explain",), "Missing argument 'FILE'"),
+        (("explain", "/nowhere"), "'/nowhere': No such file or directory"),
+    ],
+)
+def test_wrong_usage_ends_in_one_clear_line_and_exit_2(args: tuple[str, ...], said: str) -> None:
+    """After the usage."""
+    result = run(*args)
+
+    assert result.exit_code == 2
+    assert said in result.stderr.splitlines()[-1]
+
+
+def test_variables_are_checked_like_flags() -> None:
+    """And the flag overrules them."""
+    wrong = run("serve", *REPLICA, WARMROUTE_LISTEN_PORT="x")
+    overruled = run("serve", *REPLICA, "--policy", "nope", WARMROUTE_POLICY_NAME="random")
+
+    assert (wrong.exit_code, "listen.port" in wrong.stderr) == (2, True)
+    assert (overruled.exit_code, "'nope'" in overruled.stderr) == (2, True)
+
+
+# -- what helps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [("--help",), ("-h",), ("serve", "--help"), ("explain", "-h")])
+def test_help_is_there(args: tuple[str, ...]) -> None:
+    """For the program and for each command."""
+    result = run(*args)
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+
+
+def test_help_names_every_option() -> None:
+    """Each configuration key is a flag of `serve`."""
+    text = run("serve", "--help").stdout
+
+    assert not [o.flag for o in config.options() if not re.search(rf"--{o.flag}\b", text)]
+
+
+def test_options_are_listed_with_their_variables() -> None:
+    """Key, flag, variable, default."""
+    result = run("options")
+
+    assert result.exit_code == 0
+    for option in config.options():
+        assert ".".join(option.path) in result.stdout
+        assert option.variable in result.stdout
+
+
+def test_policies_are_explained() -> None:
+    """Every one of them."""
+    result = run("policies")
+
+    assert result.exit_code == 0
+    assert set(POLICIES) <= set(result.stdout.splitlines())
+
+
+def test_the_version_is_told() -> None:
+    """For bug reports."""
+    assert re.fullmatch(r"warmroute \d+\.\d+\.\d+\S*\n", run("--version").stdout)
+
+
+# -- explain -------------------------------------------------------------------------------------
+
+
+async def explain(*args: str) -> Result:
+    """Run `explain` beside the loop that serves it."""
+    return await asyncio.to_thread(run, "explain", *args)
+
+
+async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
+    """As a table, or as JSON; behind a token, too."""
+    file, token = tmp_path / "request.json", tmp_path / "token"
+    file.write_text(json.dumps(chat(words(1))))
+    token.write_text("t0ken")
+    async with Engines(2) as engines, on_stage(*engines, admin__token_file=token) as stage:
+        reply = await stage.ask(chat(words(1)))
+        await stage.settled(*engines)
+        admin = ("--admin", stage.admin_url, "--token-file", str(token))
+        table = await explain(str(file), *admin)
+        told = await explain(str(file), *admin, "--json")
+        refused = await explain(str(file), "--admin", stage.admin_url)
+        file.write_text("no json")
+        wrong = await explain(str(file), *admin)
+
+    assert table.exit_code == told.exit_code == 0
+    assert f"→ {reply.replica}" in table.stdout
+    assert json.loads(told.stdout)["decision"]["candidate"] == reply.replica
+    assert (refused.exit_code, refused.stderr) == (1, "Error: admin token missing or wrong\n")
+    assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
+    assert "not JSON" in wrong.stderr
+
+
+@pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])
+def test_explain_without_a_router_says_so(tmp_path: Path, admin: str) -> None:
+    """In one line."""
+    file = tmp_path / "request.json"
+    file.write_text("{}")
+    result = run("explain", str(file), "--admin", admin)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {admin}: ")
+    assert "is `warmroute serve` running" in result.stderr
+
+
+async def test_explain_at_somebody_else_says_so(tmp_path: Path) -> None:
+    """Whatever answers there, with JSON or without."""
+    file = tmp_path / "request.json"
+    file.write_text("{}")
+    pages: list[object] = [(404, "nothing"), (200, "<html>"), (404, '{"detail":"x"}'), (404, "[]")]
+    async with FakeEngine() as other:
+        for page in pages:
+            other.pages["/admin/explain"] = page
+            result = await explain(str(file), "--admin", other.url)
+
+            assert result.exit_code == 1, page
+            assert result.stderr.endswith("not the admin port of `warmroute serve`\n"), page
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serving(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run `warmroute serve` as a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", *args),
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONWARNINGS": "error::ResourceWarning"},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def said_at_start(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    return (await process.stderr.readline()).decode()
+
+
+@pytest.mark.parametrize("which", ["--port", "--admin-port"])
+async def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
+    """Nothing was served."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--admin-port": "0"} | {which: port}
+        flags = [part for pair in ports.items() for part in pair]
+        async with serving(*REPLICA, *flags) as process:
+            _, told = await process.communicate()
+
+    assert process.returncode == 2
+    lines = [line for line in told.decode().splitlines() if "[transformers]" not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"warmroute: cannot listen on 127.0.0.1:{port}: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_it_when_answers_are_finished(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """A stream in flight gets its end and its record; nobody else is let in; exit 0."""
+    records = tmp_path / "decisions.jsonl"
+    async with (
+        Engines(1, time_model=SLOW) as (engine,),
+        serving(
+            *("--replica", engine.url, "--port", "0", "--admin-port", "0"),
+            *("--decision-log", str(records), "--log-json"),
+        ) as process,
+        aiohttp.ClientSession() as client,
+    ):
+        line = await said_at_start(process)
+        found = re.search(r"listens on (http://\S+) \(admin: (http://\S+)\)", line)
+        assert found is not None, line
+        async with asyncio.timeout(30):
+            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        body = streamed(chat(words(1), max_tokens=30, ignore_eos=True))
+        async with client.post(found[1] + "/v1/chat/completions", json=body) as answer:
+            first = await answer.content.readany()
+            process.send_signal(number)
+            rest = await answer.read()
+        _, told = await process.communicate()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.get(found[1] + "/healthz")
+
+    assert process.returncode == 0
+    assert (first + rest).endswith(b"data: [DONE]\n\n")
+    assert b"Traceback" not in told
+    assert b'"message":"routed"' in told
+    assert json.loads(records.read_text())["outcome"] == "ok"
