@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .PHONY: demo test lint test-engines bench docs lock clean
 
-demo: $(STAMP)            ## three emulated replicas, 24 agents, three policies; table and picture
+demo: $(STAMP)            ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
 
 test: $(STAMP) lint       ## floors, style, types, tests

@@ -636,14 +636,14 @@ def serve(config: Config) -> None:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
     router = Router(config)
-    listener = logs.start(level=config.log.level, as_json=config.log.json)
+    log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_signalled(router))
     except* ConfigError as group:
         raise group.exceptions[0] from None
     finally:
-        listener.stop()
+        log_writer.stop()
 
 
 async def _until_signalled(router: Router) -> None:

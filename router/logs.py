@@ -6,9 +6,10 @@ Fields come from `extra=`. No prompt text, key or token is ever a field.
 from __future__ import annotations
 
 import logging
-import logging.handlers
-import queue
-from typing import Any, Final
+import sys
+import threading
+from collections import deque
+from typing import Any, Final, TextIO
 
 import orjson
 
@@ -18,6 +19,8 @@ _STANDARD: Final = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dic
     "taskName",
 }
 _MAX_WAITING: Final = 50_000  # lines; more are dropped, the loop is not held
+_PAUSE_S: Final = 0.02
+_AT_ONCE: Final = 32  # lines formatted without giving up the GIL: half a millisecond
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -62,26 +65,63 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(entry, default=str).decode()
 
 
-class _BoundedQueueHandler(logging.handlers.QueueHandler):
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record  # formatted by the listener's thread; nothing here is pickled
+class LineWriter(logging.Handler):
+    """Takes lines without waiting; a thread of its own formats and writes them.
 
-    def enqueue(self, record: logging.LogRecord) -> None:
+    The thread wakes by the clock, not for each line: waking it and handing it the GIL cost more
+    than the line (CPU of a 20 KB request, one in flight: 952 -> 816 us).
+    """
+
+    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._stream = stream
+        self._waiting: deque[logging.LogRecord] = deque()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line for the thread; too many are dropped: traffic goes before its log."""
+        if len(self._waiting) < _MAX_WAITING:
+            self._waiting.append(record)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is left, and end."""
+        self._stopping.set()
+        self._thread.join()
+        self._write_waiting()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_PAUSE_S):
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            some = min(len(self._waiting), _AT_ONCE)
+            lines = [self._line(self._waiting.popleft()) for _ in range(some)]
+            try:
+                self._stream.write("".join(lines))
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass  # stderr is full or closed: there is nobody to tell
+
+    def _line(self, record: logging.LogRecord) -> str:
         try:
-            self.queue.put_nowait(record)
-        except queue.Full:
-            pass  # a log that cannot be written must not stop traffic
+            return f"{self.format(record)}\n"
+        except Exception as exc:  # of a field's own __str__, say
+            return f"a log line of {record.name} could not be written: {type(exc).__name__}\n"
 
 
-def start(*, level: str, as_json: bool) -> logging.handlers.QueueListener:
-    """Log `router` and what it uses to stderr; stop the returned listener at the end."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
-    lines: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_WAITING)
-    listener = logging.handlers.QueueListener(lines, handler)
+def start(*, level: str, as_json: bool) -> LineWriter:
+    """Log `router` and what it uses to stderr; stop the returned writer at the end."""
+    writer = LineWriter(sys.stderr, JsonFormatter() if as_json else TextFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [_BoundedQueueHandler(lines)]
+    root.handlers[:] = [writer]
     root.setLevel(logging.WARNING)
     logging.getLogger("router").setLevel(level.upper())
-    listener.start()
-    return listener
+    writer.start()
+    return writer

@@ -215,24 +215,35 @@ class Pipeline:
         if job.tokens is None:
             return {}
         matches: dict[CandidateId, Match] = {}
-        by_contract: dict[HashContract, list[CandidateId]] = {}
-        for candidate in candidates:
-            contract = self._caches.contract(candidate.id)
-            if contract is not None:
-                by_contract.setdefault(contract, []).append(candidate.id)
-        for contract, ids in by_contract.items():
-            keys = job.tokens.keys(contract, job.extra)
+        for contract, ids in self._by_contract(candidates).items():
+            keys, size = job.keys(contract), contract.block_size
             # The engine recomputes at least the last token, hence a whole block of a full hit.
-            reusable = (job.num_tokens - 1) // contract.block_size
-            size = contract.block_size
-            for cid, found in self._caches.match(keys[:reusable], ids).items():
+            reusable = (job.num_tokens - 1) // size
+            chain = keys if len(keys) == reusable else keys[:reusable]
+            for cid, found in self._caches.match(chain, ids).items():
                 matches[cid] = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
         return matches
+
+    def _by_contract(
+        self, candidates: Sequence[Candidate]
+    ) -> dict[HashContract, list[CandidateId]]:
+        """Group candidates by how their blocks are named; those not known at all are left out."""
+        groups: dict[HashContract, list[CandidateId]] = {}
+        last: HashContract | None = None
+        ids: list[CandidateId] = []
+        for candidate in candidates:
+            contract = self._caches.contract(candidate.id)
+            if contract is None:
+                continue
+            if contract != last:  # mostly all have the same
+                last, ids = contract, groups.setdefault(contract, [])
+            ids.append(candidate.id)
+        return groups
 
     def _first_blocks(self, job: Job, candidates: Sequence[Candidate]) -> int | None:
         """Digest the prompt's first blocks: the key of the last of them, for it is chained."""
         contract = self._caches.contract(candidates[0].id)
-        keys = job.tokens.keys(contract, job.extra) if job.tokens and contract else []
+        keys = job.keys(contract) if contract is not None else []
         if contract is None or not keys:
             return None
         num_blocks = max(1, self._config.policy.first_blocks_tokens // contract.block_size)
@@ -292,7 +303,7 @@ class Pipeline:
         if job.tokens is not None and contract is not None:
             claim = self._caches.claim(
                 candidate.id,
-                job.tokens.keys(contract, job.extra),
+                job.keys(contract),
                 view.num_gpu_tokens // contract.block_size,
             )
         if job.session_hash is not None:
@@ -465,7 +476,7 @@ class Pipeline:
         }
         if with_tokens and job.tokens is not None:
             contract = self._caches.contract(decision.candidate)
-            keys = job.tokens.keys(contract, job.extra) if contract is not None else []
+            keys = job.keys(contract) if contract is not None else []
             explained["contract"] = contract
             explained["token_ids"] = job.tokens.ids()
             explained["keys"] = [f"{key:015x}" for key in keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 
@@ -44,6 +45,50 @@ def test_a_traceback_is_kept() -> None:
 
     assert "ValueError: boom" in logs.TextFormatter().format(failed)
     assert "ValueError: boom" in json.loads(logs.JsonFormatter().format(failed))["traceback"]
+
+
+class _Unprintable:
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_a_line_that_cannot_be_written_is_told_of() -> None:
+    """And those after it are written."""
+    stream = io.StringIO()
+    writer = logs.LineWriter(stream, logs.TextFormatter())
+    writer.start()
+    writer.emit(record("first", what=_Unprintable()))
+    writer.emit(record("second"))
+    writer.stop()
+
+    first, second = stream.getvalue().splitlines()
+    assert first == "a log line of router.x could not be written: ValueError"
+    assert second.endswith("second")
+
+
+def test_a_closed_stream_harms_nobody() -> None:
+    """The lines are lost."""
+    stream = io.StringIO()
+    writer = logs.LineWriter(stream, logs.TextFormatter())
+    stream.close()
+    writer.start()
+    writer.emit(record("lost"))
+    writer.stop()
+
+    assert stream.closed
+
+
+def test_too_many_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is bounded; the oldest lines are kept."""
+    monkeypatch.setattr(logs, "_MAX_WAITING", 2)
+    stream = io.StringIO()
+    writer = logs.LineWriter(stream, logs.TextFormatter())
+    for number in range(3):
+        writer.emit(record(f"line {number}"))
+    writer.start()
+    writer.stop()
+
+    assert stream.getvalue().count("line") == 2
 
 
 def test_lines_are_written_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,8 @@ class Claim(Struct, kw_only=True):
 
     candidate: CandidateId
     keys: Sequence[BlockKey]  # the whole chain
-    speculation: Speculation | None  # over what is not there yet; None: nothing to compute
+    speculation: Speculation | None  # over what is not there yet; None: nothing, or it came
+    until_s: float | None = None  # None: its request is under way; else it waits for events
 
 
 class _Trust(Struct):
@@ -44,23 +45,25 @@ class _Trust(Struct):
 class Caches:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_lingering", "_streams", "_trust", "index")
+    __slots__ = ("_claims", "_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
-        self._lingering: list[tuple[float, Claim]] = []
+        self._claims: dict[CandidateId, list[Claim]] = {}  # whose blocks have not all come
         self._streams: dict[CandidateId, RankStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
 
     def add(self, candidate: CandidateId, stream: RankStream) -> None:
         """Begin to answer for a candidate."""
         self._streams[candidate] = stream
+        stream.on_applied = self._applied
         self._trust[candidate] = _Trust()
 
     def drop(self, candidate: CandidateId) -> None:
         """Forget a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
+        self._claims.pop(candidate, None)
         self.index.clear(candidate)
 
     def stream(self, candidate: CandidateId) -> RankStream | None:
@@ -99,7 +102,10 @@ class Caches:
         """Claim the chain for a request that is about to be sent: siblings see it as held."""
         new = keys[num_held_blocks:]
         speculation = self.index.begin(candidate, new) if new else None
-        return Claim(candidate=candidate, keys=keys, speculation=speculation)
+        claim = Claim(candidate=candidate, keys=keys, speculation=speculation)
+        if speculation is not None:
+            self._claims.setdefault(candidate, []).append(claim)
+        return claim
 
     def release(self, claim: Claim, *, computed: bool, now_s: float) -> None:
         """End a request's claim; computed blocks stay claimed until their events are here.
@@ -107,28 +113,33 @@ class Caches:
         What a candidate without events has computed is remembered as a guess.
         """
         stream = self._streams.get(claim.candidate)
-        if stream is None or not computed:
-            _end(claim)
-        elif stream.state == "blind":
-            _end(claim)
+        if computed and stream is not None and stream.state == "blind":
             self.index.remember(claim.candidate, claim.keys, stream.capacity_blocks)
-        elif self._has_arrived(claim):
+            computed = False
+        if not computed or stream is None:
             _end(claim)
-        else:
-            self._lingering.append((now_s + LINGER_S, claim))
+        claim.until_s = now_s + LINGER_S
 
     def settle(self, now_s: float) -> None:
-        """End the claims whose events have come, or will not come any more."""
-        waiting = []
-        for until_s, claim in self._lingering:
-            if now_s >= until_s or self._has_arrived(claim):
-                _end(claim)
-            else:
-                waiting.append((until_s, claim))
-        self._lingering = waiting
+        """Forget claims whose events have come, and those whose will not come any more."""
+        for candidate in list(self._claims):
+            self._settle(candidate, now_s)
 
-    def _has_arrived(self, claim: Claim) -> bool:
-        return claim.speculation is None or self.index.holds(claim.candidate, claim.keys[-1])
+    def _applied(self, candidate: CandidateId) -> None:
+        """End claims as soon as events bring what they claim: from there on the index knows."""
+        for claim in self._claims.get(candidate, ()):
+            if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
+                _end(claim)
+
+    def _settle(self, candidate: CandidateId, now_s: float) -> None:
+        waiting = []
+        for claim in self._claims.pop(candidate):
+            if claim.until_s is not None and now_s >= claim.until_s:
+                _end(claim)
+            if claim.speculation is not None:
+                waiting.append(claim)
+        if waiting:
+            self._claims[candidate] = waiting
 
     def audit(
         self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
@@ -149,3 +160,4 @@ class Caches:
 def _end(claim: Claim) -> None:
     if claim.speculation is not None:
         claim.speculation.end()
+        claim.speculation = None

@@ -9,7 +9,7 @@ Frames in, one command out: `wanted_replay`, the sequence to replay from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from policies.view import CandidateId
@@ -52,6 +52,7 @@ class RankStream:
         "capacity_blocks",
         "counters",
         "epoch",
+        "on_applied",
     )
 
     def __init__(
@@ -71,6 +72,7 @@ class RankStream:
         self.candidate = candidate
         self.capacity_blocks = capacity_blocks
         self.counters = StreamCounters()
+        self.on_applied: Callable[[CandidateId], None] | None = None  # after each batch
         self.epoch = 0  # counts up whenever everything known is forgotten
         self._blocks = RankBlocks(
             index, candidate, self.counters, contract=guess, seeds=seeds, lora_paths=lora_paths
@@ -244,6 +246,8 @@ class RankStream:
             self._lost_reason = None
         if self._blocks.needs_history:
             self._read_again()
+        if self.on_applied is not None:
+            self.on_applied(self.candidate)
 
     def _read_again(self) -> None:
         """Begin anew under another contract: what is indexed is named wrongly."""

@@ -32,6 +32,8 @@ class Observer:
         self._caches = caches
         self._tokenizer = tokenizer
         self._decision_log = decision_log
+        self._stages = _StageMetrics(metrics)
+        self._by_candidate: dict[str, _CandidateMetrics] = {}
 
     def finished(
         self,
@@ -82,18 +84,25 @@ class Observer:
     def _count(
         self, job: Job, placement: Placement, record: DecisionRecord, first_s: float | None
     ) -> None:
-        metrics, name, arrived_s = self._metrics, placement.candidate.id, job.inbound.arrived_s
-        metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
+        name, arrived_s = placement.candidate.id, job.inbound.arrived_s
+        metrics, stages = self._of(name), self._stages
+        self._metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
         if first_s is not None:
-            metrics.ttft.labels(name).observe(first_s - arrived_s)
-        metrics.stage.labels("tokenize").observe(job.tokenized_s - arrived_s)
-        metrics.stage.labels("place").observe(job.placed_s - job.tokenized_s)
-        metrics.stage.labels("total").observe(job.placed_s - arrived_s)
-        metrics.tokens.labels(name, "prompt").inc(job.num_tokens)
-        metrics.tokens.labels(name, "predicted_cached").inc(placement.num_cached_tokens)
+            metrics.ttft.observe(first_s - arrived_s)
+        stages.tokenize.observe(job.tokenized_s - arrived_s)
+        stages.place.observe(job.placed_s - job.tokenized_s)
+        stages.total.observe(job.placed_s - arrived_s)
+        metrics.prompt_tokens.inc(job.num_tokens)
+        metrics.predicted_tokens.inc(placement.num_cached_tokens)
         if record.ttft_ms is not None:
             error_ms = abs(record.ttft_ms - placement.lease.predicted_ms)
-            metrics.ttft_error.labels(name).observe(error_ms / 1000)
+            metrics.ttft_error.observe(error_ms / 1000)
+
+    def _of(self, candidate: str) -> _CandidateMetrics:
+        metrics = self._by_candidate.get(candidate)
+        if metrics is None:
+            metrics = self._by_candidate[candidate] = _CandidateMetrics(self._metrics, candidate)
+        return metrics
 
     def _audit(self, job: Job, placement: Placement, usage: Usage) -> None:
         """Hold what was predicted against what the engine says it did."""
@@ -105,10 +114,47 @@ class Observer:
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
         result = "exact" if error == 0 else "over" if error > 0 else "under"
-        self._metrics.audit.labels(name, result).inc()
-        self._metrics.audit_error.labels(name).observe(abs(error))
-        self._metrics.tokens.labels(name, "reported_cached").inc(reported)
+        metrics = self._of(name)
+        metrics.audit[result].inc()
+        metrics.audit_error.observe(abs(error))
+        metrics.reported_tokens.inc(reported)
         self._caches.audit(name, placement.num_cached_tokens, reported)
+
+
+class _StageMetrics:
+    """The stages' histograms, looked up once: by labels it is a lock and a tuple each time."""
+
+    __slots__ = ("place", "tokenize", "total")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.tokenize = metrics.stage.labels("tokenize")
+        self.place = metrics.stage.labels("place")
+        self.total = metrics.stage.labels("total")
+
+
+class _CandidateMetrics:
+    """One candidate's instruments, looked up once."""
+
+    __slots__ = (
+        "audit",
+        "audit_error",
+        "predicted_tokens",
+        "prompt_tokens",
+        "reported_tokens",
+        "ttft",
+        "ttft_error",
+    )
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self.ttft = metrics.ttft.labels(name)
+        self.ttft_error = metrics.ttft_error.labels(name)
+        self.prompt_tokens = metrics.tokens.labels(name, "prompt")
+        self.predicted_tokens = metrics.tokens.labels(name, "predicted_cached")
+        self.reported_tokens = metrics.tokens.labels(name, "reported_cached")
+        self.audit_error = metrics.audit_error.labels(name)
+        self.audit = {
+            result: metrics.audit.labels(name, result) for result in ("exact", "over", "under")
+        }
 
 
 def _record(

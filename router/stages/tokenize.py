@@ -134,7 +134,7 @@ class Tokenizer:
             ids = await self._engine_api.tokenize(
                 *address, body, timeout_s=self._config.engine_timeout_s
             )
-        except BadRequest:
+        except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
             return None  # forwarded, it will be refused in the engine's own words
         except UpstreamError as exc:
             logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})

@@ -34,11 +34,12 @@ def test_alpha_says_how_long_a_queue_the_cache_is_worth(
     assert create("kv_aware", {"alpha": alpha}).decide(asked).candidate == chosen
 
 
-def test_alpha_costs_nothing_where_nobody_is_busy() -> None:
-    """On a fleet idle until now the burst's third request does not queue for a short match."""
-    asked = snapshot(replica("cold"), replica("warm", gpu=8000, queue_ms=830.0), tokens=10_000)
+@pytest.mark.parametrize(("queue_ms", "chosen"), [(900.0, "warm"), (1000.0, "cold")])
+def test_where_nobody_is_busy_alpha_has_its_floor(queue_ms: float, chosen: str) -> None:
+    """On an idle fleet a prefix is worth alpha x 0.1 more than the 800 ms that it saves."""
+    asked = snapshot(replica("cold"), replica("warm", gpu=8000, queue_ms=queue_ms), tokens=10_000)
 
-    assert create("kv_aware", {"alpha": 100}).decide(asked).candidate == "cold"
+    assert create("kv_aware", {"alpha": 2}).decide(asked).candidate == chosen
 
 
 def test_busy_is_the_mean_of_the_candidates() -> None:
