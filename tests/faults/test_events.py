@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from loadtest.emulator import Emulator
-from router.index import caches, rank_stream
+from router.index import rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
 from tests.faults.stage import Engines, Reply, Stage, arm, chat, holder, on_stage, words
 
@@ -80,11 +80,8 @@ async def test_an_engine_that_falls_silent_is_blind_and_served() -> None:
             assert all(reply.status == 200 for reply in again)
 
 
-async def test_events_that_stop_are_noticed_by_their_predictions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_events_that_stop_are_noticed_by_their_predictions() -> None:
     """The audit finds them: trust falls, history is read again, and predictions are right."""
-    monkeypatch.setattr(caches, "LINGER_S", 0.0)  # else a second of claims hides the silence
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         await converse(stage, [engine], 2)
         arm(engine, "silence_events")

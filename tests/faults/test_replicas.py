@@ -59,7 +59,8 @@ async def test_the_owner_is_killed_before_the_first_byte(fault: str, stream: boo
 
 async def test_the_owner_is_killed_while_requests_wait() -> None:
     """Those that wait for their first byte move on, all of them."""
-    async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
+    sticky = {"policy__name": "session_sticky"}  # all to one
+    async with Engines(2, time_model=STUCK) as engines, on_stage(*engines, **sticky) as stage:
         async with asyncio.TaskGroup() as tg:
             asked = [tg.create_task(stage.ask(streamed(chat(words(1))))) for _ in range(3)]
             await stage.until(lambda: any(num_running(engine) == 3 for engine in engines))
@@ -222,22 +223,28 @@ async def test_a_small_answer_that_breaks_off_moves_on() -> None:
 
 async def test_a_hung_replica_is_noticed_and_left() -> None:
     """A probe finds it; those that wait for their first byte there move on at once."""
-    async with FakeEngine() as a, FakeEngine() as b, on_stage(a, b, **QUICK) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
-        a.hangs = b.hangs = True
-        async with asyncio.TaskGroup() as tg:
-            asked = tg.create_task(stage.ask(chat("a")))
-            await stage.until(lambda: a.reached.is_set() or b.reached.is_set())
-            hung, well = (
-                (a, b) if stage.metric("warmroute_inflight_requests", replica="r1") else (b, a)
-            )
-            well.hangs = False
+    hung: list[FakeEngine] = []
 
-        assert asked.result().status == 200
-        assert hung.received == []
+    async def hangs_at_first(request: web.Request) -> web.StreamResponse:
+        if not hung:
+            hung.append(a if request.host == a.url.removeprefix("http://") else b)
+            hung[0].hangs = True
+            await asyncio.Event().wait()
+        return web.json_response({})
+
+    async with (
+        FakeEngine(hangs_at_first) as a,
+        FakeEngine(hangs_at_first) as b,
+        on_stage(a, b, **QUICK) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        reply = await stage.ask(chat("a"))
+
+        assert reply.status == 200
         assert stage.metric("warmroute_failovers_total", reason="upstream_timeout") == 1
-        await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 1)
-        hung.hangs = False
+        assert stage.metric("warmroute_replica_healthy") == 1
+        assert hung[0].left.is_set()
+        hung[0].hangs = False
         await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 2)
 
 
