@@ -1,0 +1,92 @@
+"""docs/failures.md: what it names is there, and every fault that is tested is on it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from router.metrics import Metrics, _StateCollector
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith(("| fault", "|---"))
+]
+
+
+def defined_in(path: str) -> Iterator[str]:
+    for file in sorted((ROOT / "tests").glob(path)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if node.name.startswith("test_"):
+                    yield node.name
+
+
+def named(cell: str) -> list[str]:
+    return re.findall(r"`(test_\w+)`", cell)
+
+
+def test_every_row_names_tests_that_exist() -> None:
+    """Five cells, at least one test, none of them made up."""
+    known = set(defined_in("**/test_*.py"))
+
+    assert len(ROWS) > 40
+    for row in ROWS:
+        assert len(row) == 5, row
+        assert named(row[4]), row[0]
+        assert set(named(row[4])) <= known, row[0]
+
+
+def test_every_fault_test_is_on_the_page() -> None:
+    """What breaks a replica, a stream, a token or a request is told to operators."""
+    on_page = set(named(PAGE))
+    helpers = {  # of the tests themselves, or of what is no fault
+        "test_a_view_of_a_request_holds_what_it_was_given",
+        "test_long_prompts_are_encoded_off_the_loop",
+    }
+    for file in ("replicas", "events", "tokens", "clients"):
+        assert set(defined_in(f"faults/test_{file}.py")) - on_page <= helpers, file
+
+
+def test_every_metric_on_the_page_exists() -> None:
+    """With its labels."""
+
+    class NoReplicas:
+        def rank_states(self) -> list[object]:
+            return []
+
+    metrics = Metrics()
+    families = {
+        *(family.name for family in metrics.registry.collect()),
+        *(f.name for f in _StateCollector(NoReplicas()).collect()),  # type: ignore[arg-type]
+    }
+    found = re.findall(r'`(warmroute_\w+)(?:\{\w+="(\w+)"\})?`', PAGE)
+
+    assert found
+    for name, value in found:
+        assert name.removesuffix("_total") in families, name
+        assert f'"{value}"' in SOURCE or f"num_{value}" in SOURCE or not value, value
+
+
+def test_every_log_line_on_the_page_exists() -> None:
+    """Quoted as the source has it."""
+    cells = [re.sub(r"`[^`]*`", "", row[3]) for row in ROWS]
+    quoted = {text for cell in cells for text in re.findall(r'"([^"]+)"', cell)}
+
+    assert quoted
+    for text in quoted:
+        assert f'"{text}' in SOURCE, text
+
+
+def test_every_setting_on_the_page_exists() -> None:
+    """As a key of the configuration."""
+    from router import config
+
+    keys = {".".join(option.path) for option in config.options()}
+    for key in re.findall(r"`((?:forward|limits|health|tokens|events)\.\w+)`", PAGE):
+        assert key in keys, key
