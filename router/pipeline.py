@@ -440,16 +440,18 @@ class Pipeline:
         await reply.start(answer.status, headers)
         try:
             await reply.write(answer.first)
-            tail = answer.first
+            tail = bytearray(answer.first)
             async for chunk in answer.chunks():
                 await reply.write(chunk)
-                tail = chunk if len(chunk) >= TAIL_BYTES else (tail + chunk)[-TAIL_BYTES:]
+                tail += chunk
+                if len(tail) > 4 * TAIL_BYTES:  # now and then: moving it for each event is dear
+                    del tail[:-TAIL_BYTES]
         except UpstreamError as exc:
             if answer.is_event_stream:
                 with suppress(ConnectionError):  # the client may be gone as well
                     await reply.write(error_event(exc, job.inbound.path))
             raise
-        return usage_of_stream(tail) if job.prompt is not None else None
+        return usage_of_stream(bytes(tail[-TAIL_BYTES:])) if job.prompt is not None else None
 
     # ---------------------------------------------------------------- dry run
 

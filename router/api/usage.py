@@ -47,9 +47,18 @@ def usage_of_body(body: bytes) -> Usage | None:
 
 def usage_of_stream(tail: bytes) -> Usage | None:
     """Read the usage from the end of an event stream (its last `TAIL_BYTES` or more)."""
-    for line in reversed(tail.splitlines()):
-        if line.startswith(b"data:") and b'"usage"' in line:
+    end = len(tail)
+    while (found := tail.rfind(b'"usage"', 0, end)) >= 0:
+        start = tail.rfind(b"\n", 0, found) + 1
+        line = tail[start : _line_end(tail, found)]
+        if line.startswith(b"data:"):
             usage = usage_of_body(line[5:].strip())
             if usage is not None:
                 return usage
+        end = start
     return None
+
+
+def _line_end(tail: bytes, position: int) -> int:
+    end = tail.find(b"\n", position)
+    return end if end >= 0 else len(tail)

@@ -187,6 +187,49 @@ async def test_silence_inside_an_answer_is_a_timeout(serve: Serve) -> None:
         answer.close()
 
 
+async def test_an_answer_may_take_longer_than_its_idle_deadline(serve: Serve) -> None:
+    """What counts is the wait for the next piece."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(5):
+            await response.write(b"a")
+            await asyncio.sleep(0.15)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.6)) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        await answer.gather(100)
+        answer.close()
+
+    assert answer.first == b"aaaaa"
+
+
+async def test_a_slow_reader_is_no_silence(serve: Serve) -> None:
+    """The deadline runs only while the replica is waited for."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"a", b"b", b"c"):
+            await response.write(piece)
+            await asyncio.sleep(0.01)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        pieces = [answer.first]
+        async for piece in answer.chunks():
+            pieces.append(piece)
+            await asyncio.sleep(0.25)  # longer than the deadline
+        answer.close()
+
+    assert b"".join(pieces) == b"abc"
+
+
 async def test_closing_an_unread_answer_cuts_its_connection(serve: Serve) -> None:
     """The replica learns at once that its client is gone."""
     cut = asyncio.Event()
