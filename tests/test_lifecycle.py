@@ -115,6 +115,36 @@ async def test_an_engine_that_says_it_is_another_process_is_found_anew() -> None
             assert (await stage.ask(chat("a"))).status == 200
 
 
+async def test_events_may_be_switched_off_or_their_endpoints_given() -> None:
+    """Configured endpoints go before what an engine says; none at all leaves it BLIND."""
+    async with Engines(1) as (engine,):
+        publisher = engine.replica.ranks[0].publisher
+        assert publisher is not None
+        port, replay_port = publisher.ports
+        given = {
+            "url": engine.url,
+            "events": [f"tcp://127.0.0.1:{port}"],
+            "replay": [f"tcp://127.0.0.1:{replay_port}"],
+        }
+        async with on_stage(engine, replicas=[given]) as stage:
+            await stage.ask(chat(words(1)))
+            await stage.settled(engine)
+            assert stage.state("r1") == "exact"
+        async with on_stage(engine, replicas=[given], events__enabled=False) as stage:
+            await stage.ask(chat(words(1)))
+            assert stage.state("r1") == "blind"
+
+
+async def test_a_cache_that_is_switched_off_is_told() -> None:
+    """Routing by caches is of no use there."""
+    async with Engines(1, enable_prefix_caching=False) as engines, on_stage(*engines) as stage:
+        first = await stage.ask(chat(words(1)))
+        second = await stage.ask(chat(words(1)))
+
+        assert "prefix caching is off" in stage.log
+        assert (first.status, second.reported) == (200, 0)
+
+
 async def test_streams_in_flight_are_finished_at_the_end(tmp_path: Path) -> None:
     """And are recorded, although the writer has been stopped before."""
     file = tmp_path / "decisions.jsonl"

@@ -320,6 +320,15 @@ async def test_the_breaker_opens_and_one_request_tries() -> None:
         assert names == {"r1", "r2"}
 
 
+async def test_the_only_replica_is_asked_although_it_fails() -> None:
+    """There is nobody else: its own errors are told, and it is back with its first success."""
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        arm(engine, "status", status=500, count=8)
+        statuses = [(await stage.ask(chat(words(1)))).status for _ in range(10)]
+
+        assert statuses == [500] * 8 + [200] * 2
+
+
 async def test_a_replica_that_comes_back_is_used_again() -> None:
     """Down for a while, on the same address."""
     async with Engines(1) as (engine,), on_stage(engine, **QUICK) as stage:

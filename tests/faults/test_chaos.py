@@ -1,0 +1,70 @@
+"""Many clients, many faults at once: nobody is left waiting, and nothing is left of anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import aiohttp
+import pytest
+
+from loadtest.emulator.time_model import TimeModel
+from tests.faults.stage import Engines, Stage, arm, chat, num_running, on_stage, streamed, words
+
+BRISK = TimeModel(base_ms=2.0, ms_per_prefill_token=0.01)
+
+
+async def one_client(stage: Stage, number: int) -> str:
+    """Ask for something, and perhaps leave; tell what came of it."""
+    dice = random.Random(number)
+    body = chat(words(number % 5), "ok", words(number, 5), max_tokens=dice.randrange(1, 30))
+    if dice.random() < 0.1:
+        body["messages"] = "wrong"
+    patience_s = dice.choice([0.01, 0.05, 10.0, 10.0, 10.0])
+    try:
+        async with asyncio.timeout(patience_s):
+            reply = await stage.ask(streamed(body) if dice.random() < 0.6 else body)
+    except TimeoutError:
+        return "left"
+    except (aiohttp.ClientError, ConnectionError):
+        return "cut"
+    if reply.status != 200:
+        return f"status {reply.status}"
+    if b"[DONE]" in reply.body or b'"usage":{' in reply.body:
+        return "whole"
+    return "error event"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_nothing_is_left_of_a_storm(seed: int) -> None:
+    """Faults by chance, clients that leave, a restart in between; then all is as before."""
+    dice = random.Random(seed)
+    settings = {
+        "forward__first_byte_timeout_s": 1.0,
+        "health__interval_s": 0.05,
+        "health__timeout_s": 1.0,
+    }
+    async with (
+        Engines(3, time_model=BRISK, num_gpu_blocks=400, seed=seed) as engines,
+        on_stage(*engines, **settings) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        for engine in engines:
+            for kind in ("die_before", "die_after", "refuse", "hang"):
+                arm(engine, kind, probability=0.04)
+        async with asyncio.TaskGroup() as tg:
+            asked = []
+            for number in range(120):
+                asked.append(tg.create_task(one_client(stage, 1000 * seed + number)))
+                await asyncio.sleep(dice.random() * 0.01)
+                if number == 60:
+                    arm(engines[0], "restart", down_s=0.2)
+        outcomes = [task.result() for task in asked]
+        for engine in engines:
+            engine.app.clear_faults()
+        await stage.until(lambda: not any(map(num_running, engines)))
+        await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 3)
+
+        assert outcomes.count("whole") > 50, outcomes
+        assert stage.metric("warmroute_refused_total", code="internal_error") == 0
+        assert (await stage.ask(chat(words(1)))).status == 200
