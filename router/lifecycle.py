@@ -3,6 +3,7 @@
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
     sweep         end claims whose events came; free what retired epochs left, in slices
     loop lag      measure what blocks the event loop
+    garbage       collect it often and briefly
     records       write decision records
 
 A replica's life: discover (until it answers) -> register -> [follow ranks | probe] -> gone or
@@ -46,6 +47,7 @@ from router.fleet.fleet import CandidateStatus, EngineLoad, Fleet
 from router.fleet.health import ProbeFailure
 from router.fleet.replica import Replica, ServedModel, candidates_of
 from router.fleet.sessions import Sessions
+from router.garbage import collect_garbage
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.index.block_index import BlockIndex
@@ -76,13 +78,17 @@ _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not te
 class Router:
     """One router process's parts. `run` is its life.
 
+    Args:
+        owns_process: Whether the garbage collector is this router's to steer.
+
     Raises:
         ConfigError: a policy or one of its parameters is unknown, a file cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, owns_process: bool = False) -> None:
         _check_files(config)
         self._config = config
+        self._owns_process = owns_process
         self.metrics = Metrics()
         self.fleet = Fleet(order=[name for name, _ in _named(config.replicas)])
         self.caches = Caches(BlockIndex())
@@ -158,6 +164,8 @@ class Router:
                 ]
                 tasks.append(tg.create_task(self._sweep(), name="sweep"))
                 tasks.append(tg.create_task(self._measure_lag(), name="loop lag"))
+                if self._owns_process:
+                    tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
                 if self._decision_log is not None:
                     tasks.append(tg.create_task(self._decision_log.run(), name="records"))
                 on_ready(data_url, admin_url)
@@ -218,6 +226,10 @@ class Router:
             describe=self.describe,
             token=token,
         ).build()
+
+    def is_idle(self) -> bool:
+        """Say whether no request is in flight."""
+        return all(self.fleet.is_idle(replica.name) for replica in self.fleet.replicas)
 
     def not_ready(self) -> str | None:
         """Say why requests should not come yet; None: they may."""
@@ -635,7 +647,7 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
-    router = Router(config)
+    router = Router(config, owns_process=True)
     log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
