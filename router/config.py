@@ -90,7 +90,12 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int, Meta(ge=0, description="encodes with more new text than this leave the event loop")
     ] = 32_768
     prove_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="share of requests encoded twice to prove exactness")
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of requests, and of the time, spent on proving tokens exact",
+        ),
     ] = 0.01
     engine_timeout_s: Annotated[
         Seconds, Meta(description="deadline for an engine that tokenizes for us")

@@ -3,6 +3,7 @@
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
     sweep         end claims whose events came; free what retired epochs left, in slices
     loop lag      measure what blocks the event loop
+    garbage       collect it often and briefly
     records       write decision records
 
 A replica's life is told in router.watch.
@@ -35,6 +36,7 @@ from router.errors import (
 )
 from router.fleet.fleet import Fleet
 from router.fleet.sessions import Sessions
+from router.garbage import collect_garbage
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.index.block_index import BlockIndex
@@ -60,13 +62,17 @@ _DRAIN_S: Final = 10.0  # answers in flight at the end get this long
 class Router:
     """One router process's parts. `run` is its life.
 
+    Args:
+        owns_process: Whether the garbage collector is this router's to steer.
+
     Raises:
         ConfigError: a policy or one of its parameters is unknown, a file cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, owns_process: bool = False) -> None:
         _check_files(config)
         self._config = config
+        self._owns_process = owns_process
         self.metrics = Metrics()
         self.fleet = Fleet(order=[name for name, _ in _named(config.replicas)])
         self.caches = Caches(BlockIndex())
@@ -148,6 +154,8 @@ class Router:
                 ]
                 tasks.append(tg.create_task(self._sweep(), name="sweep"))
                 tasks.append(tg.create_task(self._measure_lag(), name="loop lag"))
+                if self._owns_process:
+                    tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
                 if self._decision_log is not None:
                     tasks.append(tg.create_task(self._decision_log.run(), name="records"))
                 on_ready(data_url, admin_url)
@@ -208,6 +216,10 @@ class Router:
             describe=self._status.describe,
             token=token,
         ).build()
+
+    def is_idle(self) -> bool:
+        """Say whether no request is in flight."""
+        return all(self.fleet.is_idle(replica.name) for replica in self.fleet.replicas)
 
     def not_ready(self) -> str | None:
         """Say why requests should not come yet; None: they may."""
@@ -326,7 +338,7 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
-    router = Router(config)
+    router = Router(config, owns_process=True)
     log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -67,6 +67,7 @@ class Tokenizer:
         self._metrics = metrics
         self._num_requests = 0
         self._proof_runs = False
+        self._next_proof_s = 0.0
 
     async def fill(self, job: Job) -> None:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
@@ -177,22 +178,32 @@ class Tokenizer:
             self._prove(job, prompter)
 
     def _is_sampled(self) -> bool:
-        """Take every n-th request, the first among them."""
+        """Take every n-th request, the first among them, while proofs have had their share."""
         ratio = self._config.prove_ratio
-        return ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+        return (
+            ratio > 0
+            and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+            and asyncio.get_running_loop().time() >= self._next_proof_s
+        )
 
     def _prove(self, job: Job, prompter: Prompter) -> None:
-        """Encode the prompt whole, beside; at most one proof runs at a time."""
+        """Encode the prompt whole, beside; one at a time, and no larger a share of the time.
+
+        One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
+        proof that took t there is none for t / ratio.
+        """
         prompt, tokens = job.prompt, job.tokens
         assert prompt is not None
         assert tokens is not None
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         self._proof_runs = True
-        proof = asyncio.get_running_loop().run_in_executor(
-            self._encoders, prompter.prove, prompt, tokens
-        )
+        proof = loop.run_in_executor(self._encoders, prompter.prove, prompt, tokens)
 
         def note(done: asyncio.Future[bool]) -> None:
             self._proof_runs = False
+            now_s = loop.time()
+            self._next_proof_s = now_s + (now_s - started_s) * (1 / self._config.prove_ratio - 1)
             if done.cancelled() or done.exception() is not None:
                 return  # distrusted meanwhile, or refused: no proof of anything
             if not prompter.trust.observe_proof(done.result()):

@@ -1,0 +1,139 @@
+"""loadtest.bench: that every benchmark runs, and what is made of its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from rich.progress import Progress
+
+from loadtest.bench import report
+from loadtest.bench.__main__ import BENCHMARKS, main, run_one
+from loadtest.bench.measures import Budget, Line, distribution
+from loadtest.bench.report import Machine, Report, Section
+from loadtest.bench.setting import Setting
+
+IN_PROCESS = ("decision", "match", "ingest", "tokenization")
+WITH_PROCESSES = tuple(name for name in BENCHMARKS if name not in IN_PROCESS)
+
+MACHINE = Machine(cpu="a CPU", num_cores=2, system="Linux", python="CPython 3.11", load_average=0.5)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    """Give a setting for quick runs."""
+    return Setting(work_dir=tmp_path, progress=Progress(disable=True), quick=True)
+
+
+def report_of(*sections: Section) -> Report:
+    """Build a report."""
+    return Report(
+        date="2026-01-01T00:00Z",
+        commit="abc",
+        quick=False,
+        command="python -m loadtest.bench",
+        machine=MACHINE,
+        sections=list(sections),
+    )
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_parts_are_measured(name: str, setting: Setting) -> None:
+    """Every line has figures of its samples, and says what they are."""
+    section = run_one(name, setting)
+
+    assert section.error is None
+    assert section.about
+    assert section.lines
+    for line in section.lines:
+        assert line.num_samples > 0
+        assert report.measured(line)
+
+
+@pytest.mark.parametrize("name", WITH_PROCESSES)
+@pytest.mark.timeout(180)
+def test_a_running_router_is_measured(name: str, setting: Setting) -> None:
+    """Real processes; where predictions are checked, all of them come true."""
+    section = run_one(name, setting)
+
+    assert section.error is None
+    assert section.lines
+    notes = [line.note for line in section.lines if "predictions exact" in line.note]
+    for note in notes:
+        right, total = note.partition(" predictions")[0].rpartition("; ")[2].split(" of ")
+        assert right == total != "0"
+
+
+def test_a_benchmark_that_fails_is_a_result(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others run on; the report says why."""
+
+    def fail(setting: Setting) -> list[Line]:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("loadtest.bench.bench_match.run", fail)
+    section = run_one("match", setting)
+
+    assert (section.error, section.lines) == ("RuntimeError: no such thing", [])
+    assert "**Failed: RuntimeError: no such thing**" in report.markdown(report_of(section))
+
+
+@pytest.mark.parametrize(
+    ("budget", "value", "verdict"),
+    [
+        (Budget("value", 10.0), 10.0, "met"),
+        (Budget("value", 10.0), 14.0, "short by 1.4x"),
+        (Budget("value", 10.0, is_floor=True), 12.0, "met"),
+        (Budget("value", 10.0, is_floor=True), 5.0, "short by 2x"),
+        (Budget("value", 10.0, is_floor=True), 0.0, "short by infx"),
+    ],
+)
+def test_a_verdict_names_the_shortfall(budget: Budget, value: float, verdict: str) -> None:
+    """As a factor, for ceilings and floors."""
+    line = Line(what="a", unit="ms", num_samples=1, value=value, budgets=(budget,))
+
+    assert line.verdict() == verdict
+
+
+def test_the_worst_budget_counts() -> None:
+    """A line may have several; one without any has no verdict."""
+    samples = [float(n) for n in range(1, 101)]
+    line = distribution("a", "ms", samples, Budget("p50", 60.0), Budget("p99", 50.0))
+
+    assert (line.p50, line.p99, line.max) == (51.0, 100.0, 100.0)
+    assert line.verdict() == "short by 2x"
+    assert distribution("a", "ms", samples).verdict() == ""
+
+
+def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
+    """Both say the same, and the JSON its schema."""
+    line = distribution("thing", "ms", [1.0, 2.0], Budget("p50", 5.0), note="a note")
+    made = report_of(Section(name="x", about="How.", seconds=1.0, lines=[line]))
+    report.write(made, tmp_path / "docs" / "b.md")
+
+    table = (tmp_path / "docs" / "b.md").read_text()
+    assert "| thing | p50 ≤ 5 ms | p50 2, p99 2, max 2 ms (n=2) | met | a note |" in table
+    assert "2 cores, a CPU" in table
+    read = msgspec.json.decode((tmp_path / "docs" / "b.json").read_bytes(), type=Report)
+    assert (read, read.schema) == (made, report.SCHEMA)
+
+
+def test_the_command_runs_what_is_named(tmp_path: Path) -> None:
+    """And writes only where it is told to."""
+    result = CliRunner().invoke(main, ["match", "--quick", "--out", str(tmp_path / "m.md")])
+
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "m.md").read_text()
+    assert "match alone" in text
+    assert "the figures mean nothing" in text
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    """With the names there are."""
+    result = CliRunner().invoke(main, ["speed"])
+
+    assert result.exit_code == 2
+    assert "'throughput'" in result.output

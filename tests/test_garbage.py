@@ -1,0 +1,66 @@
+"""router.garbage: collections see what is new, and everything now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from router import garbage
+
+
+class Node:
+    """Something that can be part of a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def _thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_new_garbage_goes_and_what_lives_is_frozen() -> None:
+    """A cycle without an owner is collected; one with an owner is not looked at again."""
+    alive = Node()
+    dead = weakref.ref(Node())
+
+    garbage.collect_and_freeze()
+
+    assert dead() is None
+    assert gc.get_freeze_count() > 0
+    assert not any(thing is alive for thing in gc.get_objects())
+
+
+async def test_cycles_that_died_frozen_are_found_while_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not before, and the collector is afterwards as it was."""
+    monkeypatch.setattr(garbage, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(garbage, "_FULL_AFTER_S", 0.0)
+    thresholds = gc.get_threshold()
+    idle = False
+    node = Node()
+    seen = weakref.ref(node)
+    async with asyncio.TaskGroup() as group:
+        collecting = group.create_task(garbage.collect_garbage(lambda: idle))
+        await asyncio.sleep(0)
+        del node
+        for _ in range(3):
+            await asyncio.sleep(0)
+        missed = seen() is not None
+        idle = True
+        for _ in range(3):
+            await asyncio.sleep(0)
+        found = seen() is None
+        collecting.cancel()
+
+    assert missed
+    assert found
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0
