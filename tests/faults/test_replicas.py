@@ -154,7 +154,9 @@ async def test_an_engine_that_dies_in_its_stream_is_told(fault: str) -> None:
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
         if fault == "die_after":
             arm(engine, fault, after_tokens=2, count=1)
-        async with stage.asking(streamed(chat(words(1), max_tokens=200))) as answer:
+        async with stage.asking(
+            streamed(chat(words(1), max_tokens=200, ignore_eos=True))
+        ) as answer:
             first = await answer.content.readany()
             if fault != "die_after":
                 arm(engine, fault)
@@ -272,7 +274,9 @@ async def test_silence_inside_a_stream_ends_it() -> None:
         Engines(1, time_model=SLOW) as (engine,),
         on_stage(engine, forward__idle_timeout_s=0.2) as stage,
     ):
-        async with stage.asking(streamed(chat(words(1), max_tokens=200))) as answer:
+        async with stage.asking(
+            streamed(chat(words(1), max_tokens=200, ignore_eos=True))
+        ) as answer:
             await answer.content.readany()
             arm(engine, "slow", factor=1e6)
             rest = await answer.read()
