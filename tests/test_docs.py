@@ -36,7 +36,7 @@ BLOCKS = [
 RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in blocks(text))]
 
 # Documents that others write, while they are on their way.
-LANDING = {"docs/demo.md", "docs/demo.png", "docs/benchmarks.md", "docs/failures.md"}
+LANDING = {"docs/benchmarks.md"}
 
 # Source: vllm serve --help, 0.32.0
 VLLM_FLAGS = frozenset(
