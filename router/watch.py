@@ -115,6 +115,7 @@ class ReplicaWatch:
             try:
                 return await self._engine_api.facts(self._name, self._url)
             except UpstreamError as exc:
+                self._is_up_after(exc)  # one found before may still have requests waiting
                 self._waiting[self._name] = exc.message
                 if exc.message != said:
                     said = exc.message
@@ -260,14 +261,10 @@ class ReplicaWatch:
             try:
                 await self._engine_api.ping(name, replica.url)
             except UpstreamError as exc:
-                self._fleet.probe_failed(
-                    name, _probe_failure(exc), self._now(), jitter=random.random()
-                )
-                if was_up and not self._fleet.is_up(name, self._now()):
+                is_up = self._is_up_after(exc)
+                if was_up and not is_up:
                     was_up = False
                     logger.warning("replica down", extra={"replica": name, "reason": exc.message})
-                if not was_up:
-                    self._upstream.abort(name)
                 continue
             if self._now() >= load_due_s or not was_up:
                 load_due_s = self._now() + health.load_interval_s
@@ -291,6 +288,15 @@ class ReplicaWatch:
             if not was_up:
                 was_up = True
                 logger.info("replica up again", extra={"replica": name})
+
+    def _is_up_after(self, failure: UpstreamError) -> bool:
+        """Count a failed probe; where it was one too many, who waits there moves on at once."""
+        now_s = self._now()
+        self._fleet.probe_failed(self._name, _probe_failure(failure), now_s, jitter=random.random())
+        is_up = self._fleet.is_up(self._name, now_s)
+        if not is_up:
+            self._upstream.abort(self._name)
+        return is_up
 
     def _now(self) -> float:
         return time.monotonic()

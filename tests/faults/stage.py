@@ -33,7 +33,7 @@ from router.logs import JsonFormatter, TextFormatter
 SECRET = "wr-s3cret"
 KEY = f"Bearer sk-{SECRET}"
 SESSION = f"session-{SECRET}"
-PATIENCE_S = 15.0  # for what must come; never waited for where all is well
+PATIENCE_S = 30.0  # for what must come; never waited for where all is well
 
 INSTANT = PRESETS["instant"]
 SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere

@@ -60,7 +60,9 @@ async def test_a_client_that_leaves_before_the_first_byte_ends_the_engines_work(
 async def test_a_client_that_leaves_a_stream_ends_the_engines_work() -> None:
     """Within the next piece, not at its end."""
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
-        async with stage.asking(streamed(chat(words(1), max_tokens=2000))) as answer:
+        async with stage.asking(
+            streamed(chat(words(1), max_tokens=2000, ignore_eos=True))
+        ) as answer:
             await answer.content.readany()
             assert num_running(engine) == 1
         await stage.until(lambda: num_running(engine) == 0)

@@ -56,7 +56,7 @@ async def test_nothing_told_holds_what_clients_said(tmp_path: Path) -> None:
         for engine in engines:
             arm(engine, "status", status=500, count=1)
         await stage.ask(chat(words(5)), headers=sent)
-        async with stage.hanging_up(streamed(chat(words(6), max_tokens=2000))):
+        async with stage.hanging_up(streamed(chat(words(6), max_tokens=2000, ignore_eos=True))):
             await asyncio.sleep(0.01)
         pages = [
             await stage.admin("/admin/replicas"),
@@ -122,7 +122,9 @@ async def test_log_lines_say_where_a_request_went_and_why() -> None:
     """One per request, whatever became of it."""
     async with Engines(1, time_model=SLOW) as engines, on_stage(*engines) as stage:
         await stage.ask(chat(words(1)), headers={"X-Request-Id": "one"})
-        async with stage.asking(streamed(chat(words(2), max_tokens=500))) as answer:
+        async with stage.asking(
+            streamed(chat(words(2), max_tokens=500, ignore_eos=True))
+        ) as answer:
             await answer.content.readany()
         await stage.until(lambda: stage.metric("warmroute_requests_total") == 2)
 

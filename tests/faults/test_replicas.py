@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from loadtest.emulator import Emulator
-from tests.faults.fake_engine import FakeEngine, hang_up
+from tests.faults.fake_engine import MODELS, FakeEngine, hang_up
 from tests.faults.stage import (
     SLOW,
     STUCK,
@@ -154,7 +154,9 @@ async def test_an_engine_that_dies_in_its_stream_is_told(fault: str) -> None:
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
         if fault == "die_after":
             arm(engine, fault, after_tokens=2, count=1)
-        async with stage.asking(streamed(chat(words(1), max_tokens=200))) as answer:
+        async with stage.asking(
+            streamed(chat(words(1), max_tokens=200, ignore_eos=True))
+        ) as answer:
             first = await answer.content.readany()
             if fault != "die_after":
                 arm(engine, fault)
@@ -248,6 +250,37 @@ async def test_a_hung_replica_is_noticed_and_left() -> None:
         await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 2)
 
 
+async def test_nobody_waits_for_a_replica_that_is_not_found_again() -> None:
+    """It was down, answers probes again, but does not say what it serves: others are asked."""
+    asked: list[str] = []
+
+    async def hangs_at_first(request: web.Request) -> web.StreamResponse:
+        asked.append(request.host)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return web.json_response({})
+
+    async with (
+        FakeEngine(hangs_at_first) as a,
+        FakeEngine(hangs_at_first) as b,
+        on_stage(a, b, **QUICK) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        for engine in (a, b):
+            engine.pages["/health"] = engine.pages["/v1/models"] = (500, "")
+        await stage.until(lambda: stage.log.count("replica down") == 4)  # each is logged twice
+        for engine in (a, b):
+            engine.pages["/health"] = (200, "")
+        await stage.until(lambda: stage.log.count("replica not usable yet") == 4)
+        reply = await stage.ask(chat("a"))
+
+        assert reply.status == 200
+        assert len(set(asked)) == 2
+        for engine in (a, b):
+            engine.pages["/v1/models"] = MODELS
+        await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 2)
+
+
 async def test_a_first_byte_that_does_not_come_moves_on() -> None:
     """Also where probes are answered: each phase has its own deadline."""
     async with (
@@ -272,7 +305,9 @@ async def test_silence_inside_a_stream_ends_it() -> None:
         Engines(1, time_model=SLOW) as (engine,),
         on_stage(engine, forward__idle_timeout_s=0.2) as stage,
     ):
-        async with stage.asking(streamed(chat(words(1), max_tokens=200))) as answer:
+        async with stage.asking(
+            streamed(chat(words(1), max_tokens=200, ignore_eos=True))
+        ) as answer:
             await answer.content.readany()
             arm(engine, "slow", factor=1e6)
             rest = await answer.read()
