@@ -17,7 +17,10 @@ from collections.abc import Callable
 from typing import Final
 
 _PERIOD_S: Final = 1.0
-_FULL_AFTER_S: Final = 600.0
+_FULL_AFTER_S: Final = (600.0, 3600.0)
+"""When frozen objects are looked at again, too: cycles among them are a leak until then. From the
+first on if nobody is in flight, at the second in any case: one pause an hour."""
+
 _YOUNG: Final = (20_000, 10, 10)
 """Thresholds: most of a request's objects go with it, looking for cycles in them is in vain."""
 
@@ -31,12 +34,13 @@ async def collect_garbage(is_idle: Callable[[], bool]) -> None:
     before = gc.get_threshold()
     gc.set_threshold(*_YOUNG)
     loop = asyncio.get_running_loop()
-    full_due_s = loop.time() + _FULL_AFTER_S
+    full_s = loop.time()
     try:
         while True:
-            if loop.time() >= full_due_s and is_idle():
+            waited_s = loop.time() - full_s
+            if waited_s >= _FULL_AFTER_S[1] or (waited_s >= _FULL_AFTER_S[0] and is_idle()):
                 gc.unfreeze()
-                full_due_s = loop.time() + _FULL_AFTER_S
+                full_s = loop.time()
             collect_and_freeze()
             await asyncio.sleep(_PERIOD_S)
     finally:

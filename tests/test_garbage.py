@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import weakref
 from collections.abc import Iterator
 
@@ -37,12 +38,13 @@ def test_new_garbage_goes_and_what_lives_is_frozen() -> None:
     assert not any(thing is alive for thing in gc.get_objects())
 
 
-async def test_cycles_that_died_frozen_are_found_while_idle(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("becomes_idle", [True, False])
+async def test_cycles_that_died_frozen_are_found_while_idle_or_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, becomes_idle: bool
 ) -> None:
     """Not before, and the collector is afterwards as it was."""
     monkeypatch.setattr(garbage, "_PERIOD_S", 0.0)
-    monkeypatch.setattr(garbage, "_FULL_AFTER_S", 0.0)
+    monkeypatch.setattr(garbage, "_FULL_AFTER_S", (0.0, math.inf))
     thresholds = gc.get_threshold()
     idle = False
     node = Node()
@@ -54,7 +56,10 @@ async def test_cycles_that_died_frozen_are_found_while_idle(
         for _ in range(3):
             await asyncio.sleep(0)
         missed = seen() is not None
-        idle = True
+        if becomes_idle:
+            idle = True
+        else:
+            monkeypatch.setattr(garbage, "_FULL_AFTER_S", (0.0, 0.0))
         for _ in range(3):
             await asyncio.sleep(0)
         found = seen() is None
