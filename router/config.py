@@ -114,6 +114,13 @@ class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     replay_timeout_s: Annotated[Seconds, Meta(description="deadline for one replay")] = 5.0
 
 
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    api_key_file: Annotated[
+        Path | None,
+        Meta(description="file with the engines' --api-key, for discovery; clients send their own"),
+    ] = None
+
+
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes: Annotated[int, Meta(gt=0, description="largest request body")] = 32 * 1024 * 1024
     header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
@@ -184,6 +191,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: TokensConfig = TokensConfig()
     hash: HashConfig = HashConfig()
     events: EventsConfig = EventsConfig()
+    engine: EngineConfig = EngineConfig()
     limits: LimitsConfig = LimitsConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -81,6 +82,7 @@ class Router:
         self._engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
             ca_file=str(config.forward.ca_file) if config.forward.ca_file else None,
+            api_key=_secret(config.engine.api_key_file, "engine.api_key_file"),
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
         # Of its own: a model hub that does not answer must not hold up prompts of other models.
@@ -199,16 +201,7 @@ class Router:
         ).build()
 
     def _admin_app(self) -> web.Application:
-        token = None
-        if self._config.admin.token_file is not None:
-            try:
-                token = self._config.admin.token_file.read_text(encoding="utf-8").strip()
-            except OSError as exc:
-                raise ConfigError(
-                    f"admin.token_file: {exc.strerror}", param="admin.token_file"
-                ) from exc
-            if not token:
-                raise ConfigError("admin.token_file: the file is empty", param="admin.token_file")
+        token = _secret(self._config.admin.token_file, "admin.token_file")
         return AdminApp(
             pipeline=self.pipeline,
             fleet=self.fleet,
@@ -309,6 +302,24 @@ def _http_logger() -> logging.Logger:
     if not http_logger.filters:
         http_logger.addFilter(_WithoutBytes())
     return http_logger
+
+
+def _secret(file: Path | None, key: str) -> str | None:
+    """Read a secret from its file; None: none is configured.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
+    if file is None:
+        return None
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise ConfigError(f"{key}: {reason}", param=key) from exc
+    if not secret:
+        raise ConfigError(f"{key}: the file is empty", param=key)
+    return secret
 
 
 def _check_files(config: Config) -> None:

@@ -41,7 +41,7 @@ def usage_of_body(body: bytes) -> Usage | None:
     """Read the usage of a non-streaming answer; None: there is none, or it is not JSON."""
     try:
         return _decoder.decode(body).usage
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # the latter: brackets without end
         return None
 
 

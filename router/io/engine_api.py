@@ -74,8 +74,11 @@ class _Tokenized(Struct):
 class EngineApi:
     """Asks replicas about themselves. Use as an async context manager."""
 
-    def __init__(self, *, timeout_s: float, ca_file: str | None = None) -> None:
+    def __init__(
+        self, *, timeout_s: float, ca_file: str | None = None, api_key: str | None = None
+    ) -> None:
         self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key is not None else None,
             timeout=timeout_s,
             verify=ca_file if ca_file is not None else True,
             trust_env=False,
@@ -96,6 +99,12 @@ class EngineApi:
             UpstreamBroken: somebody, but not an OpenAI-compatible server; the message says why.
         """
         response = await self._get(replica, url, "/v1/models")
+        if response.status_code in (401, 403):
+            raise UpstreamBroken(
+                replica,
+                f"{url}/v1/models answered {response.status_code}: the engine has an --api-key; "
+                "name its file in engine.api_key_file",
+            )
         try:
             models = msgspec.json.decode(response.content, type=_ModelList).data
         except NOT_JSON as exc:

@@ -111,6 +111,24 @@ async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page
         await api.facts("r1", url)
 
 
+async def test_an_engine_with_a_key_is_asked_with_it(api: EngineApi) -> None:
+    """Without one the message says which setting to make."""
+
+    async def handler(request: web.Request) -> web.Response:
+        is_known = request.headers.get("Authorization") == "Bearer sesame"
+        return web.json_response(MODELS if is_known else {}, status=200 if is_known else 401)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handler)
+    async with TestServer(app) as server, EngineApi(timeout_s=2, api_key="sesame") as with_key:
+        url = str(server.make_url("")).rstrip("/")
+        with pytest.raises(UpstreamBroken, match=r"401.*engine\.api_key_file"):
+            await api.facts("r1", url)
+        facts = await with_key.facts("r1", url)
+
+    assert facts.models[0].id == "tiny"
+
+
 async def test_nobody_there_is_unreachable(api: EngineApi) -> None:
     """A refused connection is told from a wrong answer."""
     with socket.socket() as free:
