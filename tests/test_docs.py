@@ -35,12 +35,10 @@ BLOCKS = [
 ]
 RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in blocks(text))]
 
-# Documents that others write, while they are on their way.
-LANDING = {"docs/benchmarks.md"}
-
 # Source: vllm serve --help, 0.32.0
 VLLM_FLAGS = frozenset(
     {
+        "--api-key",
         "--chat-template",
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
@@ -99,10 +97,8 @@ def test_a_failing_block_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of_language("sh", "console"))
-def test_every_command_is_run_or_says_why_not(block: Block, request: pytest.FixtureRequest) -> None:
+def test_every_command_is_run_or_says_why_not(block: Block) -> None:
     """No command block goes unmarked, and backgrounds name what to wait for."""
-    if any(name in request.node.name for name in LANDING):
-        return
     assert block.marker is not None, block.code
     assert block.runs or block.marker.startswith("not run: ")
     assert block.marker == "run" or block.until or not block.runs
@@ -213,7 +209,7 @@ def test_links_lead_somewhere(name: str) -> None:
         file, _, anchor = target.partition("#")
         path = (ROOT / name).parent / file if file else ROOT / name
         linked = str(path.resolve().relative_to(ROOT))
-        assert path.exists() or linked in LANDING, f"{name}: {target}"
+        assert path.exists(), f"{name}: {target}"
         if anchor and linked in DOCUMENTS:
             assert anchor in anchors(linked), f"{name}: {target}"
 
@@ -227,7 +223,7 @@ def test_files_and_modules_exist(name: str) -> None:
         r"(?<![\w/.])(?:router|policies|loadtest|tests|docs|docker)/[\w./-]+", text
     ):
         path = path.rstrip(".")
-        assert (ROOT / path).exists() or path in LANDING, f"{name}: {path}"
+        assert (ROOT / path).exists(), f"{name}: {path}"
     for module in re.findall(r"python -m ((?:router|loadtest)[\w.]*)", text):
         assert importlib.util.find_spec(module) is not None, f"{name}: {module}"
     for dotted in re.findall(r"`((?:router|policies|loadtest)\.[a-z_.]+)`", text):
@@ -260,7 +256,7 @@ def flags() -> frozenset[str]:
     return frozenset(known)
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in LANDING])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_flags_exist(name: str) -> None:
     """Every flag in a document is one of ours or of vLLM's."""
     code = " ".join(
