@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
+_READ_BYTES: Final = 1024 * 1024  # of a body before its socket is paused: most come in one piece
 _DRAIN_S: Final = 10.0  # answers in flight at the end get this long
 
 
@@ -176,6 +177,7 @@ class Router:
             access_log=None,
             logger=_http_logger(),
             auto_decompress=False,  # the body goes on as it came
+            read_bufsize=_READ_BYTES,
             shutdown_timeout=_DRAIN_S,
             max_line_size=self._config.limits.header_bytes,
             max_field_size=self._config.limits.header_bytes,
