@@ -7,6 +7,7 @@ replicas, so that every request is a real decision; all of them EXACT.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import time
@@ -22,10 +23,12 @@ from loadtest.bench.client import Answer, Connection, request_bytes
 from loadtest.bench.conversations import Prepared, num_leading
 from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.setting import Setting
+from loadtest.demo import leash
 from router.contracts import BlockKey
 
 NUM_REPLICAS: Final = 4
 _START_S: Final = 60.0
+_LEASH: Final = Path(leash.__file__)
 _LISTENS: Final = re.compile(r"listens on http://[^:]+:(\d+) \(admin: http://[^:]+:(\d+)\)")
 
 
@@ -148,7 +151,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
         RigError: one of them does not start.
     """
     fakes = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loadtest.bench.fake_engine"),
+        *(*_leashed(), "-m", "loadtest.bench.fake_engine"),
         *("--replicas", str(NUM_REPLICAS), "--model", str(setting.model_dir)),
         stdout=asyncio.subprocess.PIPE,
     )
@@ -171,7 +174,7 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
     replicas = [part for port in ports for part in ("--replica", f"http://127.0.0.1:{port}")]
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1"),
+            *(*_leashed(), "-m", "router.cli", "serve", "--host", "127.0.0.1"),
             *("--port", "0", "--admin-port", "0", *replicas, *flags),
             stderr=log,
         )
@@ -181,6 +184,11 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
             yield Rig(process.pid, port, admin, ports)
     finally:
         await _end(process)
+
+
+def _leashed() -> tuple[str, ...]:
+    """Begin a Python command that ends with this process, however this process ends."""
+    return (sys.executable, str(_LEASH), str(os.getpid()), sys.executable)
 
 
 async def _ports_told(process: asyncio.subprocess.Process, log_path: Path) -> tuple[int, int]:
