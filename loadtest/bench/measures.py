@@ -48,7 +48,7 @@ class Line(Struct, frozen=True, kw_only=True):
         if not self.budgets:
             return ""
         worst = max(budget.shortfall(self.measured(budget.statistic)) for budget in self.budgets)
-        return "met" if worst <= 1.0 else f"short by {worst:.2g}x"
+        return "met" if worst <= 1.0 else f"short by {worst:.3g}x"
 
 
 def distribution(

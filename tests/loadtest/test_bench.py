@@ -87,6 +87,7 @@ def test_a_benchmark_that_fails_is_a_result(
         (Budget("value", 10.0), 10.0, "met"),
         (Budget("value", 10.0), 14.0, "short by 1.4x"),
         (Budget("value", 10.0, is_floor=True), 12.0, "met"),
+        (Budget("value", 1500.0, is_floor=True), 1485.0, "short by 1.01x"),
         (Budget("value", 10.0, is_floor=True), 5.0, "short by 2x"),
         (Budget("value", 10.0, is_floor=True), 0.0, "short by infx"),
     ],
