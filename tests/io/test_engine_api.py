@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from router.errors import BadRequest, UpstreamBroken, UpstreamUnreachable
 from router.io.engine_api import EngineApi, EventSource, ServedModel
+from tests.io.conftest import Serve
 
 # As vLLM 0.32.0 writes it, shortened.
 METRICS = """# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
@@ -32,9 +32,8 @@ Replica = Callable[[dict[str, object]], Awaitable[str]]
 
 
 @pytest.fixture
-async def replica() -> AsyncIterator[Replica]:
+def replica(serve: Serve) -> Replica:
     """Serve fixed answers by path; gives the base URL. A tuple is (status, text)."""
-    servers: list[TestServer] = []
 
     async def start(pages: dict[str, object]) -> str:
         async def handler(request: web.Request) -> web.Response:
@@ -43,16 +42,9 @@ async def replica() -> AsyncIterator[Replica]:
                 return web.Response(status=page[0], text=page[1])
             return web.json_response(page)
 
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", handler)
-        server = TestServer(app)
-        await server.start_server()
-        servers.append(server)
-        return str(server.make_url("")).rstrip("/")
+        return await serve(handler)
 
-    yield start
-    for server in servers:
-        await server.close()
+    return start
 
 
 @pytest.fixture
@@ -111,17 +103,15 @@ async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page
         await api.facts("r1", url)
 
 
-async def test_an_engine_with_a_key_is_asked_with_it(api: EngineApi) -> None:
+async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineApi) -> None:
     """Without one the message says which setting to make."""
 
     async def handler(request: web.Request) -> web.Response:
         is_known = request.headers.get("Authorization") == "Bearer sesame"
         return web.json_response(MODELS if is_known else {}, status=200 if is_known else 401)
 
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", handler)
-    async with TestServer(app) as server, EngineApi(timeout_s=2, api_key="sesame") as with_key:
-        url = str(server.make_url("")).rstrip("/")
+    url = await serve(handler)
+    async with EngineApi(timeout_s=2, api_key="sesame") as with_key:
         with pytest.raises(UpstreamBroken, match=r"401.*engine\.api_key_file"):
             await api.facts("r1", url)
         facts = await with_key.facts("r1", url)

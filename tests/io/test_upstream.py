@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
 
 from router.config import ForwardConfig
 from router.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from router.io.upstream import Upstream, end_to_end
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Serve = Callable[[Handler], Awaitable[str]]
-
-
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    """Serve one handler on a free port; gives the base URL."""
-    servers: list[TestServer] = []
-
-    async def start(handler: Handler) -> str:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{tail:.*}", handler)
-        server = TestServer(app)
-        await server.start_server()
-        servers.append(server)
-        return str(server.make_url("")).rstrip("/")
-
-    yield start
-    for server in servers:
-        await server.close()
+from tests.io.conftest import Serve
 
 
 def test_hop_by_hop_headers_stay_here() -> None:
