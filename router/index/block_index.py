@@ -128,8 +128,6 @@ class BlockIndex:
             self._retire(holdings.gpu)
             self._retire(holdings.cpu)
 
-    drop = clear
-
     def begin(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Speculation:
         """Claim that a request begins to compute these blocks; several may claim the same."""
         computing = self._of(candidate).computing
