@@ -31,22 +31,26 @@ class MinTtft(Policy, frozen=True, kw_only=True):
     name: ClassVar[str] = "min_ttft"
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return cheapest(snapshot, alpha=0.0, beta=0.0)
+        return cheapest(snapshot, GREEDY)
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """The lowest cost to everybody: `queue + (1 + alpha x busy) x (fetch + prefill) + beta x
-    min(1, pressure) x prefill`. The request's own work delays whoever queues behind it, so under
-    load recomputing what another candidate holds costs more than this request's own wait. `busy`
-    is the share of recent time with a prefill at work, in the mean of the candidates and at least
-    0.1, and alpha the number of requests a fully busy candidate makes wait: prompts stay at their
-    caches until the queue there exceeds (1 + alpha x busy) times the work saved. At light load
-    alpha costs nothing; it only keeps siblings together that start from one prefix. What is
-    computed also pushes something out: `pressure` is the share of the candidate's cache that was
-    overwritten lately, beta the price of a token pushed out, in tokens computed. It costs nothing
-    while caches have room, keeps conversations where they are when they have none, and sends new
-    ones, which share a system prompt with all others, to the emptiest cache instead of to the
-    first holder. alpha = beta = 0 is `min_ttft`."""
+    """The lowest cost to everybody: `queue + (1 + alpha x busy) x (fetch + prefill) + (gamma x
+    waiting + delta x decoding + beta x pressure) x compute`, `compute` being the prefill without
+    its constant part. The request's own work delays whoever queues behind it, so under load
+    recomputing what another candidate holds costs more than this request's own wait. `busy` is the
+    share of recent time with a prefill at work, in the mean of the candidates and at least 0.1, and
+    alpha the number of requests a fully busy candidate makes wait: prompts stay at their caches
+    until the queue there exceeds (1 + alpha x busy) times the work saved. `waiting` and `decoding`
+    are the candidate's own requests before and after their first token. Requests come in bursts, to
+    the cache they share: each one that waits here announces gamma others that will wait for this
+    one too, so what a request brings of its own goes where fewer wait, and hot prefixes get copies
+    before their first holder is overrun. Those that decode are slowed by delta of it: a prefill
+    shares their steps. What is computed also pushes something out: `pressure` is the share of the
+    candidate's cache that was overwritten lately, less that of the candidate with the least, beta
+    the price of a token pushed out, in tokens computed: without it a fleet with little to do would
+    fill one cache over and over and leave the others empty. alpha = beta = gamma = delta = 0 is
+    `min_ttft`."""
 
     name: ClassVar[str] = "kv_aware"
 
@@ -63,22 +67,42 @@ class KvAware(Policy, frozen=True, kw_only=True):
         Meta(
             ge=0.0,
             le=100.0,
-            description="Weight of what the request evicts from a full cache, in the same units",
+            description="Weight of what the request evicts, in the same units",
         ),
-    ] = 4.0
+    ] = 2.0
+    gamma: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=100.0,
+            description="Requests to come for each that waits at the candidate, in the same units",
+        ),
+    ] = 3.0
+    delta: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=100.0,
+            description="Weight of the delay to each request that decodes there, in the same units",
+        ),
+    ] = 0.1
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return cheapest(snapshot, alpha=self.alpha, beta=self.beta)
+        return cheapest(snapshot, self)
 
 
-def cheapest(snapshot: Snapshot, *, alpha: float, beta: float) -> Decision:
+GREEDY = KvAware(alpha=0.0, beta=0.0, gamma=0.0, delta=0.0)
+"""Nobody else counts."""
+
+
+def cheapest(snapshot: Snapshot, prices: KvAware) -> Decision:
     """Choose the lowest total; alike totals go to the longest match, then to the least busy.
 
     The longest match before the least busy: among equals, moving a conversation away from its
     cache buys nothing and leaves two copies of it. Cold and short prompts match alike
     everywhere, so they spread by requests in flight, then by a draw.
     """
-    costs = candidate_costs(snapshot, alpha, beta)
+    costs = candidate_costs(snapshot, prices)
     lowest = min([cost.total_ms for cost in costs])
     bound = lowest + max(TIE_MS, TIE_RATIO * lowest)
     ranked = [
@@ -91,7 +115,7 @@ def cheapest(snapshot: Snapshot, *, alpha: float, beta: float) -> Decision:
     return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
 
 
-def candidate_costs(snapshot: Snapshot, alpha: float, beta: float) -> tuple[CandidateCost, ...]:
+def candidate_costs(snapshot: Snapshot, prices: KvAware = GREEDY) -> tuple[CandidateCost, ...]:
     """Price every candidate; shape (num_replicas,), in the snapshot's order.
 
     The engine fetches whatever its cpu tier or the pool holds, it does not weigh that against
@@ -102,25 +126,30 @@ def candidate_costs(snapshot: Snapshot, alpha: float, beta: float) -> tuple[Cand
     num_tokens = snapshot.request.num_tokens
     num_pool_tokens = snapshot.num_pool_tokens or 0
     busy_ratio = sum([replica.busy_ratio for replica in snapshot.replicas])
-    delayed = alpha * max(MIN_BUSY, busy_ratio / len(snapshot.replicas))
+    delayed = prices.alpha * max(MIN_BUSY, busy_ratio / len(snapshot.replicas))
+    beta, gamma, delta = prices.beta, prices.gamma, prices.delta
+    lowest_pressure = min(1.0, min([replica.cache_pressure for replica in snapshot.replicas]))
     costs: list[CandidateCost] = []
     for replica in snapshot.replicas:
         model = replica.cost
         num_gpu = replica.num_gpu_tokens
-        num_held = max(num_gpu, replica.num_cpu_tokens, num_pool_tokens)
+        num_held = max(num_gpu, replica.num_cpu_tokens)
+        if replica.reads_pool and num_pool_tokens > num_held:
+            num_held = num_pool_tokens
         num_uncached = num_tokens - num_held
         num_fetched = num_held - num_gpu
         num_decoding = replica.num_requests - replica.num_waiting
         queue_ms = replica.queue_ms + model.ms_per_running * num_decoding
         fetch_ms = model.ms_per_fetched_token * num_fetched
-        prefill_ms = (
-            model.base_ms
-            + model.ms_per_token * num_uncached
+        compute_ms = (
+            model.ms_per_token * num_uncached
             + model.ms_per_mtoken2 * num_uncached * (num_held + 0.5 * num_uncached) * 1e-6
         )
-        others_ms = delayed * (fetch_ms + prefill_ms)
-        if replica.cache_pressure:
-            others_ms += beta * min(1.0, replica.cache_pressure) * prefill_ms
+        prefill_ms = model.base_ms + compute_ms
+        price = gamma * replica.num_waiting + delta * num_decoding
+        if replica.cache_pressure > lowest_pressure:
+            price += beta * (min(1.0, replica.cache_pressure) - lowest_pressure)
+        others_ms = delayed * (fetch_ms + prefill_ms) + price * compute_ms
         costs.append(
             CandidateCost(
                 id=replica.id,
@@ -138,7 +167,7 @@ def candidate_costs(snapshot: Snapshot, alpha: float, beta: float) -> tuple[Cand
 
 def _reason(snapshot: Snapshot, chosen: ReplicaView) -> str:
     num_held = max(chosen.num_cpu_tokens, chosen.num_gpu_tokens)
-    pool = max(0, (snapshot.num_pool_tokens or 0) - num_held)
+    pool = max(0, (snapshot.num_pool_tokens or 0) - num_held) if chosen.reads_pool else 0
     pooled = f", {pool:,} more in the pool" if pool else ""
     return (
         f"{num_held:,} of {snapshot.request.num_tokens:,} tokens cached{pooled}, "

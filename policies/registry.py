@@ -9,6 +9,7 @@ import msgspec
 
 from policies.cost import KvAware, MinTtft
 from policies.load import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from policies.mooncake import Mooncake
 from policies.policy import Policy
 from policies.prefix import LongestPrefix, PrefixHash
 from policies.session import SessionHash, SessionSticky
@@ -24,6 +25,7 @@ POLICIES: dict[str, type[Policy]] = {
         SessionSticky,
         PrefixHash,
         LongestPrefix,
+        Mooncake,
         MinTtft,
         KvAware,
     )

@@ -72,6 +72,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
     cache_pressure: float = 0.0  # tokens computed here of late over its capacity; 0.0: unknown
+    reads_pool: bool = True  # fetches from the shared pool what it lacks itself
     cost: CostModel = CostModel()
 
 

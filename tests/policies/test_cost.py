@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies import CostModel, Snapshot, create
-from policies.cost import candidate_costs
+from policies.cost import GREEDY, KvAware, candidate_costs
 from tests.policies.snapshots import PLAIN, quick, replica, snapshot, snapshots
 
 
@@ -53,10 +53,10 @@ def test_busy_is_the_mean_of_the_candidates() -> None:
 @quick
 @given(asked=snapshots())
 def test_min_ttft_is_kv_aware_without_the_others(asked: Snapshot) -> None:
-    """alpha = beta = 0 leaves the request's own first token."""
+    """Without prices for others the request's own first token is left."""
     greedy = create("min_ttft").decide(asked)
 
-    assert greedy == create("kv_aware", {"alpha": 0, "beta": 0}).decide(asked)
+    assert greedy == GREEDY.decide(asked)
     best = min(cost.ttft_ms for cost in greedy.costs)
     chosen = next(cost for cost in greedy.costs if cost.id == greedy.candidate)
     assert chosen.ttft_ms <= best + max(1.0, 0.01 * best)
@@ -66,7 +66,7 @@ def test_min_ttft_is_kv_aware_without_the_others(asked: Snapshot) -> None:
 @given(asked=snapshots())
 def test_prices_add_up(asked: Snapshot) -> None:
     """Tokens are computed or fetched or there; total = ttft + others; prefill as the model's."""
-    costs = candidate_costs(asked, alpha=2.0, beta=4.0)
+    costs = candidate_costs(asked, KvAware(beta=4.0))
 
     for cost, view in zip(costs, asked.replicas, strict=True):
         num_tokens = cost.num_uncached_tokens + cost.num_fetched_tokens + view.num_gpu_tokens
@@ -84,7 +84,10 @@ def test_pressure_sends_new_conversations_to_the_emptier_cache() -> None:
     crowded = replica("crowded", gpu=500, pressure=1.0)
     asked = snapshot(crowded, replica("empty"), tokens=2000)
 
+    even = snapshot(crowded, replica("full", pressure=1.0), tokens=2000)
+
     assert create("kv_aware").decide(asked).candidate == "empty"
+    assert create("kv_aware").decide(even).candidate == "crowded"
     assert create("kv_aware", {"beta": 0}).decide(asked).candidate == "crowded"
 
 
@@ -94,6 +97,28 @@ def test_pressure_leaves_a_conversation_where_it_is() -> None:
     asked = snapshot(home, replica("empty"), tokens=10_000)
 
     assert create("kv_aware").decide(asked).candidate == "home"
+
+
+def test_who_waits_announces_others() -> None:
+    """What a request brings of its own goes where fewer wait; what is cached outweighs that."""
+    new = snapshot(replica("a", requests=1, waiting=1), replica("b"), tokens=2000)
+    shared = snapshot(replica("a", gpu=1900, requests=1, waiting=1), replica("b"), tokens=2000)
+    crowd = snapshot(replica("a", gpu=1900, requests=9, waiting=9), replica("b"), tokens=2000)
+
+    assert create("kv_aware").decide(new).candidate == "b"
+    assert create("kv_aware").decide(shared).candidate == "a"
+    assert create("kv_aware").decide(crowd).candidate == "b"
+    assert create("kv_aware", {"gamma": 0}).decide(crowd).candidate == "a"
+
+
+def test_whoever_decodes_is_slowed() -> None:
+    """A prefill costs each request that decodes there delta of it, and not the constant part."""
+    asked = snapshot(replica("a", requests=20), replica("b"), tokens=2000)
+    policy = create("kv_aware", {"alpha": 0, "delta": 0.5})
+
+    crowded, idle = policy.decide(asked).costs
+    assert crowded.others_ms == pytest.approx(20 * 0.5 * (crowded.prefill_ms - 10.0))
+    assert idle.others_ms == 0.0
 
 
 def test_running_decodes_are_part_of_the_queue() -> None:

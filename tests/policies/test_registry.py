@@ -10,12 +10,12 @@ from policies.registry import DEFAULT_POLICY
 def test_defaults() -> None:
     """Every policy can be made without parameters, and the default is one of them."""
     assert [create(name).name for name in POLICIES] == list(POLICIES)
-    assert create(DEFAULT_POLICY) == KvAware(alpha=2.0, beta=4.0)
+    assert create(DEFAULT_POLICY) == KvAware(alpha=2.0, beta=2.0, gamma=3.0, delta=0.1)
 
 
 def test_parameters_may_be_text() -> None:
     """Flags and environment give text; it is converted to the parameter's type."""
-    assert create("kv_aware", {"alpha": "3", "beta": 0}) == KvAware(alpha=3.0, beta=0.0)
+    assert create("kv_aware", {"alpha": "3", "beta": 1}) == KvAware(alpha=3.0, beta=1.0)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,11 @@ def test_parameters_may_be_text() -> None:
     [
         ("kv_awre", {}, r"unknown policy: 'kv_awre'; did you mean 'kv_aware'\? .*round_robin"),
         ("zzz", {}, r"unknown policy: 'zzz' \(allowed: random, "),
-        ("kv_aware", {"alfa": 1}, r"'alfa'; did you mean 'alpha'\? \(allowed: alpha, beta\)"),
+        (
+            "kv_aware",
+            {"alfa": 1},
+            r"'alfa'; did you mean 'alpha'\? \(allowed: alpha, beta, gamma, delta\)",
+        ),
         ("random", {"seed": 1}, r"unknown parameter of policy 'random': 'seed' \(allowed: none\)"),
         ("kv_aware", {"alpha": -1}, r"policy 'kv_aware': Expected `float` >= 0\.0.*alpha"),
         ("kv_aware", {"alpha": "much"}, r"Expected `float`, got `str`"),

@@ -1,0 +1,81 @@
+"""Mooncake's own scheduling rule, as published: a ratio decides between computing and fetching."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from policies.load import delay_ms, pick
+from policies.policy import Policy
+from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
+
+
+class Mooncake(Policy, frozen=True, kw_only=True):
+    """Algorithm 1 of Mooncake (arXiv 2407.00079 and FAST'25), "KVCache-centric" scheduling. Each
+    candidate's TTFT is estimated in one of two ways and the lowest wins. Where its own prefix is
+    nearly the best there is, `best <= threshold x own`, it is to compute the rest: `queue +
+    prefill(prompt, own)`. Elsewhere it is to get what it lacks of the best prefix first: `transfer
+    + queue + prefill(prompt, best)`.
+
+    What the papers leave open, decided here. The best prefix is the longest that any candidate or
+    the pool holds. A transfer is the candidate's own read from the shared pool, so it brings what
+    the pool has, at most, and is priced by the learned time of a fetched token; without a pool, or
+    for a candidate that does not read it, nothing can be transferred, and that branch prices
+    recomputing (the rule is then `min_ttft` without its ties). Equality computes locally, as in
+    FAST'25 (the arXiv version estimates a transfer there and then makes none). With no own prefix
+    the ratio is infinite: transfer; with no prefix anywhere there is nothing to transfer. Tokens in
+    the candidate's cpu tier are its own prefix and cost their reading. Hot-spot migration, the
+    algorithm's last step, is what the read does: it leaves a copy with the reader. Selection of a
+    decode instance and rejection by SLO have no counterpart here; decodes running at a candidate
+    count as queue. Equal estimates are drawn. No value of the threshold is published ("adjusted
+    manually"); it changes nothing but the estimate: an engine with a connector reads the pool
+    whatever was estimated."""
+
+    name: ClassVar[str] = "mooncake"
+
+    kvcache_balancing_threshold: Annotated[
+        float,
+        Meta(ge=1.0, description="Best prefix over own prefix, above which a transfer is priced"),
+    ] = 2.0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        replicas = snapshot.replicas
+        best = max(snapshot.num_pool_tokens or 0, max(map(_own_tokens, replicas)))
+        costs = tuple([self._estimate(snapshot, replica, best) for replica in replicas])
+        lowest = min([cost.total_ms for cost in costs])
+        chosen = pick(
+            snapshot,
+            [r for r, cost in zip(replicas, costs, strict=True) if cost.total_ms == lowest],
+        )
+        num_fetched = next(c.num_fetched_tokens for c in costs if c.id == chosen.id)
+        reason = (
+            f"{_own_tokens(chosen):,} of {snapshot.request.num_tokens:,} tokens cached, "
+            f"{best:,} at best, {num_fetched:,} to read, queue {chosen.queue_ms:,.0f} ms"
+        )
+        return Decision(candidate=chosen.id, reason=reason, costs=costs)
+
+    def _estimate(self, snapshot: Snapshot, replica: ReplicaView, best: int) -> CandidateCost:
+        """Estimate one candidate's TTFT; lines 6 to 22 of the arXiv version."""
+        own = held = _own_tokens(replica)
+        if best > self.kvcache_balancing_threshold * own and replica.reads_pool:
+            held = max(own, snapshot.num_pool_tokens or 0)
+        num_fetched = held - replica.num_gpu_tokens
+        num_uncached = snapshot.request.num_tokens - held
+        queue_ms = delay_ms(replica)
+        fetch_ms = replica.cost.ms_per_fetched_token * num_fetched
+        prefill_ms = replica.cost.prefill_ms(num_uncached, held)
+        return CandidateCost(
+            id=replica.id,
+            num_uncached_tokens=num_uncached,
+            num_fetched_tokens=num_fetched,
+            queue_ms=queue_ms,
+            fetch_ms=fetch_ms,
+            prefill_ms=prefill_ms,
+            others_ms=0.0,
+            total_ms=queue_ms + fetch_ms + prefill_ms,
+        )
+
+
+def _own_tokens(replica: ReplicaView) -> int:
+    return max(replica.num_gpu_tokens, replica.num_cpu_tokens)

@@ -1,0 +1,41 @@
+"""policies.naming: a label is the policy, written down."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies import POLICIES, create
+from policies.cost import KvAware
+from policies.naming import label_of, params_of, parse, split
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_label_names_the_very_policy(name: str) -> None:
+    """So do its name and parameters."""
+    policy = POLICIES[name]()
+
+    assert label_of(policy) == name
+    assert parse(label_of(policy)) == policy
+    assert create(policy.name, params_of(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "label"),
+    [
+        (KvAware(alpha=0.0), "kv_aware:alpha=0"),
+        (KvAware(alpha=0.25, beta=1.0), "kv_aware:alpha=0.25:beta=1"),
+        (create("prefix_hash", {"num_points": 3}), "prefix_hash:num_points=3"),
+    ],
+)
+def test_a_label_tells_what_is_no_default(policy: KvAware, label: str) -> None:
+    """And nothing else."""
+    assert label_of(policy) == label
+    assert parse(label) == policy
+    assert parse(label.replace(":beta", ",beta")) == policy
+
+
+@pytest.mark.parametrize("text", ["kv_aware:alpha", "kv_aware:=1", "kv_aware:a,b=1"])
+def test_a_parameter_without_a_value_is_refused(text: str) -> None:
+    """The text is quoted."""
+    with pytest.raises(ValueError, match="is not PARAM=VALUE"):
+        split(text)
