@@ -7,20 +7,24 @@ here: predictions held against what engines report, and what follows when they d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation
-from router.index.rank_stream import RankStream
+from router.index.candidate_stream import CandidateStream, StreamState
+
+NOTHING_FOUND: Final[Mapping[CandidateId, Match]] = MappingProxyType({})
 
 TRUST_DECAY = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS = 20  # nothing is concluded from fewer
 DISTRUST_BELOW = 0.6
 """Share of right predictions under which a stream is re-synced. Evictions between decision and
-schedule cost a few percent under pressure; a lost event costs nearly all of a session's turns."""
+schedule do not count (`was_overtaken`); a lost event costs nearly all of a session's turns."""
 
 
 LINGER_S = 1.0
@@ -50,14 +54,23 @@ class Caches:
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # whose blocks have not all come
-        self._streams: dict[CandidateId, RankStream] = {}
+        self._streams: dict[CandidateId, CandidateStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
 
-    def add(self, candidate: CandidateId, stream: RankStream) -> None:
+    def add(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Begin to answer for a candidate."""
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._trust[candidate] = _Trust()
+
+    def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
+        """Answer by another stream from now on; blocks, claims and trust stay."""
+        old = self._streams.get(candidate)
+        if old is not None:
+            old.on_applied = None
+        self._streams[candidate] = stream
+        stream.on_applied = self._applied
+        self._trust.setdefault(candidate, _Trust())
 
     def drop(self, candidate: CandidateId) -> None:
         """Forget a candidate and its blocks."""
@@ -66,7 +79,7 @@ class Caches:
         self._claims.pop(candidate, None)
         self.index.clear(candidate)
 
-    def stream(self, candidate: CandidateId) -> RankStream | None:
+    def stream(self, candidate: CandidateId) -> CandidateStream | None:
         """Return the candidate's event stream."""
         return self._streams.get(candidate)
 
@@ -75,7 +88,7 @@ class Caches:
         stream = self._streams.get(candidate)
         return None if stream is None else stream.contract
 
-    def state(self, candidate: CandidateId) -> str:
+    def state(self, candidate: CandidateId) -> StreamState:
         """Return `exact`, `degraded` or `blind`."""
         stream = self._streams.get(candidate)
         return "blind" if stream is None else stream.state
@@ -86,10 +99,18 @@ class Caches:
         return 1.0 if trust is None else trust.ratio
 
     def match(
-        self, chain: Sequence[BlockKey], candidates: Iterable[CandidateId]
+        self,
+        chain: Sequence[BlockKey],
+        candidates: Iterable[CandidateId],
+        found: Mapping[CandidateId, Match] = NOTHING_FOUND,
     ) -> dict[CandidateId, Match]:
-        """Count the leading blocks of `chain` that each candidate holds and is believed to."""
+        """Count the leading blocks of `chain` that each candidate holds and is believed to.
+
+        `found`: what was found elsewhere of candidates whose blocks are not kept here.
+        """
         matches = self.index.match(chain, candidates)
+        for candidate in found.keys() & matches.keys():
+            matches[candidate] = self.index.prolonged(chain, candidate, found[candidate])
         for candidate in matches:
             stream = self._streams.get(candidate)
             if stream is not None and stream.is_distrusted:
@@ -140,6 +161,19 @@ class Caches:
                 waiting.append(claim)
         if waiting:
             self._claims[candidate] = waiting
+
+    def was_overtaken(self, claim: Claim, num_reported_tokens: int) -> bool:
+        """Tell whether a prediction was right when it was made: then came an eviction.
+
+        The first block that the engine did not have is one that its events say went of late.
+        """
+        contract = self.contract(claim.candidate)
+        if contract is None:
+            return False
+        missing = num_reported_tokens // contract.block_size
+        return missing < len(claim.keys) and self.index.was_evicted(
+            claim.candidate, claim.keys[missing]
+        )
 
     def audit(
         self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int

@@ -6,6 +6,9 @@ SEARCHING    every event that starts a prompt is tried
 FOUND        now and then an event is verified; one with extra keys settles `tagged`
   -> SEARCHING     a plain event does not obey any more (an engine swapped unseen)
 TRANSLATED   the end, until the engine restarts
+
+A contract taken over from another router counts as FOUND, and the first event that can verifies it.
+If it fails, nothing indexed is wrong for that: a replay has proven that the engine is the same.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ class ContractSearch:
     __slots__ = (
         "_guess",
         "_is_tag_settled",
+        "_is_taken_over",
         "_lora_paths",
         "_num_tag_checks",
         "_num_until_verified",
@@ -73,6 +77,15 @@ class ContractSearch:
         self._num_until_verified = VERIFY_EVERY
         self._is_tag_settled = False
         self._num_tag_checks = 0
+        self._is_taken_over = False
+
+    def take_over(self, contract: HashContract, *, is_verified: bool) -> None:
+        """Go on with what another router found, or merely guessed."""
+        self.contract = contract
+        if is_verified:
+            self.phase = Phase.FOUND
+            self._num_until_verified = 0
+            self._is_taken_over = True
 
     def wants(self, stored: StoredView) -> bool:
         """Tell whether to examine this event, which starts a prompt (tokens may be missing)."""
@@ -94,11 +107,12 @@ class ContractSearch:
         if not stored.is_plain:
             self._settle_tag(stored, verdict)
             return False
+        was_taken_over, self._is_taken_over = self._is_taken_over, False
         self._num_until_verified = VERIFY_EVERY
         if verdict is False:
             self.restart()
             self.num_misses = 1
-            return True
+            return not was_taken_over
         return False
 
     def _try(self, stored: StoredView) -> bool:

@@ -17,6 +17,9 @@ Marks are bytes that tell one batch from another (its time stamp). Two rules car
     n + k first                                the buffer has lost n          begin anew at n + k
     ..., m, m + k                              a reply was dropped            replay again from m
 
+n may also be the last that another router applied, or this one at another time, if the index holds
+what was known there (`resume`): the proof is the same.
+
 A ROUTER drops replies beyond its high-water mark (1,000 by default, and an engine's buffer has
 10,000 batches), so the last line is no rarity.
 """
@@ -28,6 +31,7 @@ from enum import Enum, auto
 from typing import Final
 
 from router.index.counters import StreamCounters
+from router.replication import Position
 
 MAX_FAILED_REPLAYS: Final = 3
 """Failed in a row before history is accepted as lost; the next connection tries again."""
@@ -86,6 +90,19 @@ class History:
         self._replay = _Replay.NONE
         self._replay_from = 0
         self._num_failed = 0
+
+    def resume(self, position: Position) -> None:
+        """Go on behind a batch that somebody applied, once a replay has proven the engine."""
+        self._next = position.sequence + 1
+        self._marks.append((position.sequence, position.mark))
+        self.doubt()
+
+    def opened(self, *, has_replay: bool) -> None:
+        """Learn whether there is anything to ask."""
+        self.has_replay = has_replay
+        if not has_replay:
+            self.wanted = None
+            self._is_doubtful = False
 
     # -- live batches ------------------------------------------------------------------------
 
@@ -246,6 +263,22 @@ class History:
         if not self._can_ask():
             return True
         return self._next is not None and not (self.wanted is not None and self._is_fresh)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the batches known are of the engine that is there now, as far as can be told."""
+        return self._next is not None and not self._is_doubtful
+
+    @property
+    def position(self) -> Position | None:
+        """The last batch applied; None: none, or history begins anew."""
+        if self._is_fresh or not self._marks:
+            return None
+        return Position(*self._marks[-1])
+
+    def has_seen(self, position: Position) -> bool:
+        """Tell whether a batch is among the last that were applied."""
+        return not self._is_fresh and (position.sequence, position.mark) in self._marks
 
     # -- what is known -----------------------------------------------------------------------
 

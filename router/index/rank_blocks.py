@@ -12,7 +12,7 @@ reports reused blocks as if they were stored. They are counted as copies; the au
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
@@ -23,8 +23,9 @@ from router.contracts import (
     StoredView,
     block_key,
 )
-from router.index.block_index import BlockIndex, Tier
+from router.index.block_index import BlockIndex
 from router.index.contract_search import ContractSearch, Phase
+from router.index.copies import Tier
 from router.index.counters import StreamCounters
 from router.index.translation import Translation
 from router.kv_events import (
@@ -55,13 +56,17 @@ class RankBlocks:
         contract: The guess until one is found: configured, or the engine's default.
         seeds: Texts to try as the engine's seed before the defaults.
         lora_paths: Adapter name to path; read at each event, the owner may change it.
+        pool_stored: Takes the keys of blocks stored on the cpu tier: this replica's connector
+            means the shared pool by it. None: it means the replica's own memory.
     """
 
     __slots__ = (
         "_candidate",
         "_groups",
         "_index",
+        "_is_taken_over",
         "_lora_paths",
+        "_pool_stored",
         "_search",
         "_translation",
         "counters",
@@ -77,13 +82,16 @@ class RankBlocks:
         contract: HashContract,
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
+        pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
     ) -> None:
         self._index = index
+        self._pool_stored = pool_stored
         self._candidate = candidate
         self._lora_paths = {} if lora_paths is None else lora_paths
         self._search = ContractSearch(contract, seeds, self._lora_paths)
         self._translation: Translation | None = None
         self._groups: dict[int, bool] = {}  # whether a KV group is full attention
+        self._is_taken_over = False  # blocks are held whose groups were never heard of here
         self.counters = counters
         self.needs_history = False  # the owner begins anew and sets it back
 
@@ -102,6 +110,11 @@ class RankBlocks:
         """Whether batches have to be decoded with their tokens."""
         return self._search.phase is not Phase.FOUND
 
+    def take_over(self, contract: HashContract, *, is_verified: bool) -> None:
+        """Go on with the blocks that are in the index, as another router named them."""
+        self._search.take_over(contract, is_verified=is_verified)
+        self._is_taken_over = True
+
     def restart(self) -> None:
         """Forget what was learned about the engine: it may be another one now."""
         self._search.restart()
@@ -111,6 +124,7 @@ class RankBlocks:
     def clear(self) -> None:
         """Begin an epoch with nothing held, under the same contract."""
         self._index.clear(self._candidate)
+        self._is_taken_over = False
         if self._translation is not None:
             self._translation = Translation(self.contract)
 
@@ -147,7 +161,11 @@ class RankBlocks:
             self._examine(event, payload, position)
             if self.needs_history:
                 return
+        to_pool = self._pool_stored if tier == "cpu" else None
         if self._translation is not None:
+            if to_pool is not None:  # our names of blocks mean nothing to a pool
+                self.counters.num_untranslated += num_blocks
+                return
             keys = self._translation.stored(_view(event), self._lora_paths)
             self.counters.num_untranslated += num_blocks - len(keys)
         elif self.phase is Phase.FOUND and event.block_size not in (0, self.contract.block_size):
@@ -155,7 +173,10 @@ class RankBlocks:
             return
         else:
             keys = _keys(event.block_hashes)
-        self._index.store(self._candidate, keys, tier)
+        if to_pool is not None:
+            to_pool(keys)
+        else:
+            self._index.store(self._candidate, keys, tier)
         self.counters.num_stored += len(keys)
 
     def _learns_full_attention(self, event: BlockStored, tier: Tier) -> bool:
@@ -196,17 +217,23 @@ class RankBlocks:
         if tier is None:
             self.counters.num_unknown_medium += num_blocks
             return
-        if event.group_idx is not None and not self._groups.get(
-            event.group_idx, event.group_idx == 0
-        ):
+        if not self._may_hold(event.group_idx):
             self.counters.num_other_groups += num_blocks
             return
         self.counters.num_removed += num_blocks
+        if tier == "cpu" and self._pool_stored is not None:
+            return  # it is one replica's view of the pool
         if self._translation is None:
             keys = _keys(event.block_hashes)
             self.counters.num_missing += self._index.remove(self._candidate, keys, tier)
         else:
             self._remove_translated(self._translation, event.block_hashes, tier)
+
+    def _may_hold(self, group: int | None) -> bool:
+        """Tell whether blocks of this group may be indexed; too few are better than too many."""
+        if group is None:
+            return True
+        return self._groups.get(group, group == 0 or self._is_taken_over)
 
     def _remove_translated(
         self, translation: Translation, externals: Sequence[ExternalHash], tier: Tier

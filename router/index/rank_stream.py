@@ -10,23 +10,21 @@ Frames in, one command out: `wanted_replay`, the sequence to replay from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 from policies.view import CandidateId
-from router.contracts import DEFAULT_SEED, HashContract
+from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.index.block_index import BlockIndex
+from router.index.candidate_stream import StreamState
 from router.index.contract_search import Phase
 from router.index.counters import StreamCounters
 from router.index.history import History, Verdict
 from router.index.rank_blocks import RankBlocks
 from router.kv_events import decode
+from router.replication import Position, Standing
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the index says nothing about the replica any more."""
-
-
-StreamState = Literal["exact", "degraded", "blind"]
-"""How much predictions for a candidate can be believed."""
 
 
 class RankStream:
@@ -38,6 +36,9 @@ class RankStream:
         seeds: Texts to try as the engine's seed before the defaults; the first is the guess.
         lora_paths: Adapter name to path; read live.
         has_replay: Whether there is a replay endpoint to ask.
+        pool_stored: Takes what a connector newly wrote to the shared pool; None: the replica has
+            no pool, what it stores on the cpu is its own.
+        counters: Go on counting where the candidate's last stream stopped.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class RankStream:
         "_has_understood",
         "_history",
         "_is_partial",
+        "_is_resuming",
         "_lost_reason",
         "candidate",
         "capacity_blocks",
@@ -65,21 +67,30 @@ class RankStream:
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
         has_replay: bool = True,
+        pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
+        counters: StreamCounters | None = None,
     ) -> None:
         guess = HashContract(
             algorithm="sha256", block_size=block_size, seed=next(iter(seeds), DEFAULT_SEED)
         )
         self.candidate = candidate
         self.capacity_blocks = capacity_blocks
-        self.counters = StreamCounters()
+        self.counters = StreamCounters() if counters is None else counters
         self.on_applied: Callable[[CandidateId], None] | None = None  # after each batch
         self.epoch = 0  # counts up whenever everything known is forgotten
         self._blocks = RankBlocks(
-            index, candidate, self.counters, contract=guess, seeds=seeds, lora_paths=lora_paths
+            index,
+            candidate,
+            self.counters,
+            contract=guess,
+            seeds=seeds,
+            lora_paths=lora_paths,
+            pool_stored=pool_stored,
         )
         self._history = History(self.counters, has_replay=has_replay)
         self._has_understood = False
         self._is_partial = False
+        self._is_resuming = False  # nobody has proven yet that the engine is the same
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._distrust: str | None = None
         self._disconnected_s: float | None = None
@@ -90,6 +101,15 @@ class RankStream:
     def contract(self) -> HashContract:
         """How to hash a prompt so that it meets this candidate's blocks."""
         return self._blocks.contract
+
+    @property
+    def position(self) -> Position | None:
+        """The last batch that is in the index; None: none is, or history begins anew."""
+        return self._history.position
+
+    def has_seen(self, position: Position) -> bool:
+        """Tell whether a batch is among the last thousand that are in the index."""
+        return self._history.has_seen(position)
 
     @property
     def has_history(self) -> bool:
@@ -120,21 +140,75 @@ class RankStream:
         phase = self._blocks.phase
         for is_so, reason in (
             (self._distrust is not None, self._distrust),
+            (self._is_resuming, "resuming: believed as it was, until a replay has proven it"),
             (self._disconnected_s is not None, "publisher unreachable"),
             (phase is Phase.TRANSLATED, "hashes cannot be computed, translated"),
             (phase is Phase.SEARCHING, "hash contract not verified yet"),
-            (self._lost_reason is not None, self._lost_reason),
-            (self._is_partial, "history before we joined is lost"),
+            (bool(self._lacks), self._lacks),
         ):
             if is_so:
                 return "degraded", reason or ""
         return "exact", ""
 
+    def standing_now(self) -> Standing:
+        """Tell other routers how it stands; with `position` one of them can `resume` it."""
+        state, reason = self.standing()
+        return Standing(
+            state=state,
+            reason=reason,
+            contract=self.contract,
+            capacity_blocks=self.capacity_blocks,
+            is_verified=self._blocks.phase is not Phase.SEARCHING,
+            is_distrusted=self.is_distrusted,
+            lacks=self._lacks,
+        )
+
+    @property
+    def _lacks(self) -> str:
+        """What was missed in this epoch; empty: nothing."""
+        if self._lost_reason is not None:
+            return self._lost_reason
+        return "history before we joined is lost" if self._is_partial else ""
+
+    # -- taking over -------------------------------------------------------------------------
+
+    def resume(self, position: Position, standing: Standing, now_s: float) -> bool:
+        """Start on top of what the index holds: the state after the batch at `position`.
+
+        For a new stream, before anybody listens. A replay has to prove that the engine is the one
+        that wrote the batch (router.index.history); if it is not, everything is forgotten. Until
+        then the state is DEGRADED and matches are believed: they are as old as the router is dead
+        whose state it was. If nobody can be reached they are believed for `BLIND_AFTER_S`.
+
+        Args:
+            position: Of whoever followed the engine up to now.
+            standing: Its standing there.
+            now_s: Monotonic time.
+
+        Returns:
+            False where it cannot be done, and the index was cleared: translated hashes (nobody
+            else has the translation), a blind or distrusted state.
+        """
+        if (
+            standing.contract.algorithm == "warmroute"
+            or standing.state == "blind"
+            or standing.is_distrusted
+        ):
+            self._begin_epoch()
+            return False
+        self._blocks.take_over(standing.contract, is_verified=standing.is_verified)
+        self._history.resume(position)
+        self._has_understood = True
+        self._is_resuming = True
+        self._lost_reason = standing.lacks or None
+        self._disconnected_s = now_s
+        return True
+
     # -- the connection ----------------------------------------------------------------------
 
     def opened(self, *, has_replay: bool) -> None:
         """Somebody listens now; learn whether there is a replay endpoint."""
-        self._history.has_replay = has_replay
+        self._history.opened(has_replay=has_replay)
 
     def connected(self) -> None:
         """The publisher is (again) there: ask for what was missed, and whether it is the same."""
@@ -192,10 +266,13 @@ class RankStream:
     def distrust(self, reason: str) -> None:
         """Stop believing (the audit found predictions wrong) and read history again.
 
-        Where there is none to read, everything is forgotten at once.
+        Where there is none to read, everything is forgotten at once. A second doubt while history
+        is being read does not begin it again: several routers may have the same one.
         """
+        is_reading = self._distrust is not None and self._history.wanted is not None
         self._distrust = reason
-        self.resync()
+        if not is_reading:
+            self.resync()
 
     def resync(self) -> None:
         """Begin anew with the whole history, as far as it goes."""
@@ -219,6 +296,8 @@ class RankStream:
             case Verdict.RESTARTED:
                 self._blocks.restart()
                 self._begin_epoch()
+        if self._is_resuming and self._history.is_proven:
+            self._is_resuming = False
 
     def _begin_epoch(self) -> None:
         self._blocks.clear()
@@ -226,6 +305,7 @@ class RankStream:
         self._is_partial = False
         self._lost_reason = None
         self._distrust = None
+        self._is_resuming = False
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""

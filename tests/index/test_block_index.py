@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation, Tier
+from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation
+from router.index.copies import Tier
 
 A, B, C = CandidateId("a"), CandidateId("b"), CandidateId("c")
 CANDIDATES = (A, B, C)

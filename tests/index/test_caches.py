@@ -179,6 +179,20 @@ def test_wrong_predictions_end_belief_until_history_is_read_again(has_replay: bo
     assert stream.wanted_replay == (0 if has_replay else None)
 
 
+def test_an_eviction_overtakes_a_prediction() -> None:
+    """The first block that the engine lacked went between decision and schedule."""
+    made = heard(caches(R1), EVENT)
+    claim = made.claim(R1, CHAIN, 3)
+    assert not made.was_overtaken(claim, BLOCK_SIZE)
+    made.index.remove(R1, CHAIN[1:2])
+
+    assert made.was_overtaken(claim, BLOCK_SIZE)
+    assert not made.was_overtaken(claim, 0)
+    assert not made.was_overtaken(claim, 3 * BLOCK_SIZE)
+    made.drop(R1)
+    assert not made.was_overtaken(claim, BLOCK_SIZE)
+
+
 def test_few_wrong_predictions_are_life() -> None:
     """Evictions between decision and schedule cost some: trust falls, belief stays."""
     made = heard(caches(R1), EVENT)

@@ -1,0 +1,70 @@
+"""What routing reads of one candidate's event stream, whoever follows it.
+
+RankStream follows the engine itself; SharedStream follows another router that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from policies.view import CandidateId
+from router.contracts import HashContract
+from router.index.counters import StreamCounters
+from router.replication import Position
+
+StreamState = Literal["exact", "degraded", "blind"]
+"""How much predictions for a candidate can be believed."""
+
+
+class CandidateStream(Protocol):
+    """Keeps one candidate's part of the index equal to what its engine holds."""
+
+    on_applied: Callable[[CandidateId], None] | None
+    """Called after blocks of the candidate have changed."""
+
+    @property
+    def candidate(self) -> CandidateId:
+        """Whose stream it is."""
+
+    @property
+    def contract(self) -> HashContract:
+        """How to hash a prompt so that it meets this candidate's blocks; a guess at first."""
+
+    @property
+    def capacity_blocks(self) -> int:
+        """How many blocks the candidate has; bounds what is guessed while BLIND."""
+
+    @property
+    def counters(self) -> StreamCounters:
+        """What happened to the candidate's events, since the process started."""
+
+    @property
+    def epoch(self) -> int:
+        """Counts up whenever everything known is forgotten, or read anew as a whole."""
+
+    @property
+    def position(self) -> Position | None:
+        """The engine's last batch that is in the index; None: that cannot be said."""
+
+    @property
+    def has_history(self) -> bool:
+        """Whether what can be known of the time before now is known."""
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether its matches are not to be believed until history is read again."""
+
+    @property
+    def state(self) -> StreamState:
+        """How much the index can be believed about this candidate."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, for operators; empty if EXACT."""
+
+    def standing(self) -> tuple[StreamState, str]:
+        """Tell state and reason; of several reasons the gravest."""
+
+    def distrust(self, reason: str) -> None:
+        """Stop believing (the audit found predictions wrong) and have history read again."""

@@ -1,0 +1,67 @@
+"""Blocks of one candidate on one tier, copies counted: the operations on a plain dict.
+
+A set would be wrong: vLLM does not de-duplicate equal blocks, it stores, and later removes, each
+copy with an event of its own. A dict of ints is also invisible to the cyclic collector.
+
+Engines speak in relative terms, routers among themselves in absolute ones
+(`apply_change`): see router.replication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Literal, get_args
+
+from router.contracts import BlockKey
+from router.replication import TierChange, unpack_keys
+
+Tier = Literal["gpu", "cpu"]
+
+TIERS: tuple[Tier, ...] = get_args(Tier)
+
+Copies = dict[BlockKey, int]
+"""Never 0: a block without a copy is not in it."""
+
+
+def remove(copies: Copies, keys: Iterable[BlockKey], lowered: set[BlockKey] | None = None) -> int:
+    """Take one copy of each block away; return how many were not there.
+
+    Blocks that had more than one are added to `lowered`.
+    """
+    num_missing = 0
+    for key in keys:
+        count = copies.get(key, 0)
+        if count > 1:
+            copies[key] = count - 1
+            if lowered is not None:
+                lowered.add(key)
+        elif count:
+            del copies[key]
+        else:
+            num_missing += 1
+    return num_missing
+
+
+def drop_oldest(copies: Copies, num_blocks: int) -> list[BlockKey]:
+    """Drop the blocks that came first, whatever their copies; return them."""
+    dropped = list(islice(copies, num_blocks))
+    for key in dropped:
+        del copies[key]
+    return dropped
+
+
+def apply_change(copies: Copies, change: TierChange) -> tuple[list[BlockKey], list[BlockKey]]:
+    """Make true what a change says; return its stored and its removed keys.
+
+    A stored block has one copy where the change does not say how many. Idempotent.
+
+    Raises:
+        ValueError: packed keys are cut off; nothing was changed.
+    """
+    stored, removed = unpack_keys(change.stored), unpack_keys(change.removed)
+    copies.update(dict.fromkeys(stored, 1))
+    copies.update(change.copies)
+    for key in removed:
+        copies.pop(key, None)
+    return stored, removed

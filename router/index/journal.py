@@ -1,0 +1,158 @@
+"""What changed in one candidate's blocks, for those who follow this router.
+
+Noting costs next to nothing: the very list of keys that an event touched is kept, whatever it did
+to them. What became of them is read off the index when the changes are taken. So the changes are
+coalesced and absolute without anybody counting: a block stored and removed a hundred times in
+between is one key, and it is held now or it is not.
+
+Three things follow, and the owner has to know them:
+
+1. Changes are true at the moment they are taken. They must be told in the order taken.
+2. Changes that are not whole (`max_blocks` left something pending) mix moments: some blocks are as
+   they are now, the rest as they were. An engine's position may be told only with whole ones, for
+   whoever resumes there applies the batches behind it, and copies would be counted twice.
+3. What is not taken for long is forgotten, and the first to take is told so (`is_lost`): begin with
+   a clear and tell the whole contents. Later changes are noted from that moment on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from router.contracts import BlockKey
+from router.index.copies import TIERS, Copies, Tier
+from router.replication import TierChange, pack_keys, unpack_keys
+
+MAX_PENDING: Final = 1 << 18
+"""Keys noted before everything is forgotten: 10 MiB at most. 262,144 keys are 50 ms of the fastest
+ingest (a history replayed) and minutes of an engine's life."""
+
+
+class Changes(Struct, frozen=True, gc=False):
+    """What became of a candidate's blocks since the changes taken before; absolute.
+
+    `cleared`: everything before is forgotten, on gpu and cpu tier; then `changes` hold.
+    `is_whole`: nothing else is pending. `is_lost`: nobody knows what changed; `changes` is empty.
+    """
+
+    changes: tuple[TierChange, ...] = ()
+    cleared: bool = False
+    is_whole: bool = True
+    is_lost: bool = False
+
+
+_LOST: Final = Changes(is_whole=False, is_lost=True)
+
+
+class Journal:
+    """Notes which blocks of one candidate changed."""
+
+    __slots__ = ("_is_cleared", "_is_lost", "_lowered", "_max_pending", "_touched", "num_pending")
+
+    def __init__(self, *, max_pending: int = MAX_PENDING) -> None:
+        self._max_pending = max_pending
+        self.num_pending = 0  # keys noted, those noted twice counted twice
+        self._touched: dict[Tier, deque[Sequence[BlockKey]]] = {tier: deque() for tier in TIERS}
+        self._lowered: dict[Tier, set[BlockKey]] = {tier: set() for tier in TIERS}
+        self._is_cleared = False
+        self._is_lost = False
+
+    # -- noting ------------------------------------------------------------------------------
+
+    def note(self, tier: Tier, keys: Sequence[BlockKey]) -> None:
+        """Note that these blocks changed; `keys` is kept and must not change any more."""
+        if self._is_lost:
+            return
+        self._touched[tier].append(keys)
+        self.num_pending += len(keys)
+        if self.num_pending > self._max_pending:
+            self.lose()
+
+    def lowered(self, tier: Tier) -> set[BlockKey] | None:
+        """Return where to add blocks that had several copies and lose one; None: nowhere.
+
+        They may have one copy now, and those who follow believe in more.
+        """
+        return None if self._is_lost else self._lowered[tier]
+
+    def note_again(self, change: TierChange) -> None:
+        """Note blocks that were taken and could not be told; the change is of a tier we have."""
+        assert change.tier != "pool"
+        self.note(change.tier, unpack_keys(change.stored))
+        if not self._is_lost:
+            self._lowered[change.tier].update(key for key, count in change.copies if count == 1)
+
+    def clear(self) -> None:
+        """Note that nothing is held any more: what was pending, or lost, is of no interest."""
+        self._forget()
+        self._is_cleared = True
+        self._is_lost = False
+
+    def lose(self) -> None:
+        """Forget what changed, to be told by who takes."""
+        self._forget()
+        self._is_lost = True
+
+    # -- taking ------------------------------------------------------------------------------
+
+    def take(self, held: dict[Tier, Copies], max_blocks: int) -> Changes | None:
+        """Take what changed, at most `max_blocks` keys of it; None: nothing did.
+
+        Args:
+            held: What is held now.
+            max_blocks: The oldest changes come first, the rest stays pending.
+        """
+        if self._is_lost:
+            self._is_lost = self._is_cleared = False
+            return _LOST
+        if not self._is_cleared and not self.num_pending:
+            return None
+        changes = []
+        for tier in TIERS:
+            touched = self._draw(self._touched[tier], max_blocks)
+            max_blocks -= len(touched)
+            if touched:
+                changes.append(_change(tier, touched, held[tier], self._lowered[tier]))
+        cleared, self._is_cleared = self._is_cleared, False
+        return Changes(tuple(changes), cleared=cleared, is_whole=not self.num_pending)
+
+    def _draw(self, touched: deque[Sequence[BlockKey]], max_blocks: int) -> dict[BlockKey, None]:
+        """Draw keys out of the oldest notes, each once, in the order noted."""
+        drawn: dict[BlockKey, None] = {}
+        while touched and len(drawn) < max_blocks:
+            keys = touched.popleft()
+            room = max_blocks - len(drawn)
+            if len(keys) > room:
+                touched.appendleft(keys[room:])
+                keys = keys[:room]
+            drawn.update(dict.fromkeys(keys))
+            self.num_pending -= len(keys)
+        return drawn
+
+    def _forget(self) -> None:
+        self.num_pending = 0
+        for tier in TIERS:
+            self._touched[tier].clear()
+            self._lowered[tier].clear()
+
+
+def held_change(tier: Tier, keys: Sequence[BlockKey], held: Copies) -> TierChange:
+    """Tell those of the keys that are held, for a candidate's whole contents."""
+    stored = [key for key in keys if key in held]
+    copies = tuple((key, held[key]) for key in stored if held[key] > 1)
+    return TierChange(tier, stored=pack_keys(stored), copies=copies)
+
+
+def _change(
+    tier: Tier, touched: dict[BlockKey, None], held: Copies, lowered: set[BlockKey]
+) -> TierChange:
+    stored = [key for key in touched if key in held]
+    removed = [] if len(stored) == len(touched) else [key for key in touched if key not in held]
+    copies = tuple((key, count) for key in stored if (count := held[key]) > 1 or key in lowered)
+    if lowered:
+        lowered.difference_update(touched)
+    return TierChange(tier, stored=pack_keys(stored), removed=pack_keys(removed), copies=copies)

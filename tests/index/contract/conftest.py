@@ -1,0 +1,66 @@
+"""The backends there are, each for every test of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+from policies.view import CandidateId
+from tests.index.contract.backend import BACKENDS, Backend
+from tests.index.contract.engine import PlayedEngine
+from tests.index.contract.redis_backend import SharedInRedis
+from tests.redis_servers import RedisServer, binary
+
+
+class Subject(NamedTuple):
+    """A backend, and how long to torment it: a Redis takes its time."""
+
+    make: Callable[[Mapping[CandidateId, PlayedEngine]], Backend]
+    num_examples: int
+    num_walks: int
+
+
+CALM = ("write", "read", "hold", "load", "load on", "tell", "replay", "connect", "trim log")
+IN_REDIS: dict[str, dict[str, Any]] = {
+    "rebuilt from Redis": {"happenings": (*CALM, "doubt", "lose answer", "lose redis")},
+    "looked up in Redis": {"keeps_blocks": False},
+    "after a restart": {"happenings": (*CALM, "kill", "lose lease", "sweep")},
+    "after a flush": {"happenings": (*CALM, "flush", "lose redis", "kill")},
+}
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RedisServer]]:
+    """Start a server of each version on first use."""
+    started: dict[str, RedisServer] = {}
+
+    def server(version: str) -> RedisServer:
+        if version not in started:
+            folder = tmp_path_factory.mktemp("redis")
+            started[version] = RedisServer(binary(version), folder).start()
+        return started[version]
+
+    yield server
+    for each in started.values():
+        each.stop()
+
+
+_NAMES = (
+    *(backend.__name__ for backend in BACKENDS),
+    *(f"{n}, {v}" for n in IN_REDIS for v in ("6.2", "7")),
+)
+
+
+@pytest.fixture(params=_NAMES)
+def subject(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -> Subject:
+    """Give each backend."""
+    name, _, version = request.param.partition(", ")
+    for backend in BACKENDS:
+        if backend.__name__ == name:
+            return Subject(backend, num_examples=40, num_walks=100)
+    how: dict[str, Any] = IN_REDIS[name]
+    make = partial(SharedInRedis, server=servers(version), **how)
+    return Subject(make, num_examples=8, num_walks=8)

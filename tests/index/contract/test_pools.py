@@ -1,0 +1,277 @@
+"""The shared pool as several routers know it, against the plain set of what it holds.
+
+Engines store, the master evicts in silence and restarts, routers list, verify and tell one another
+through a log, each at its own pace. Once everything is told and heard, all know the log's last word
+about each block; and after a listing in which nothing else happens, what the pool holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from router.config import MooncakeConfig
+from router.contracts import BlockKey, block_key
+from router.index.shared_pool import SharedPool
+from router.io.mooncake import MasterApi
+from router.metrics import Metrics
+from router.pooling import PoolFollower
+from router.replication import Delta, FeedId, pool_feed, unpack_keys
+from router.sharing.pool import LISTER, PoolShare
+
+MODEL = "tiny"
+NUM_BLOCKS = 12
+NUM_RANKS = 2
+ANCHOR = NUM_BLOCKS  # a block that is always whole, so that everybody can learn of both ranks
+ROUTERS = 3
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+BLOCKS: list[BlockKey] = [block_key(digest(number)) for number in range(1, NUM_BLOCKS + 2)]
+
+
+def name(number: int, rank: int) -> str:
+    """Name one of the objects of a block."""
+    return f"{MODEL}@tp_rank:{rank}@group:0@{digest(number + 1).hex()}"
+
+
+class Log:
+    """What Redis is to the pool's directories: blocks, and every word about them in order."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.blocks: set[BlockKey] = set()
+
+    def write(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            assert delta.number == 0  # needs no lease
+            for change in delta.changes:
+                self.blocks |= set(unpack_keys(change.stored))
+                self.blocks -= set(unpack_keys(change.removed))
+        self.deltas += deltas
+
+    async def snapshot(self, feeds: list[FeedId]) -> Any:
+        assert feeds == [pool_feed(MODEL)]
+
+        async def slices() -> AsyncIterator[dict[Any, Any]]:
+            held = sorted(self.blocks)
+            for start in range(0, len(held), 5):
+                part = np.array(held[start : start + 5], dtype=np.uint64)
+                yield {(pool_feed(MODEL), "pool"): part}
+
+        return SimpleNamespace(slices=slices)
+
+
+class Router:
+    """One router's knowledge of the pool."""
+
+    def __init__(self) -> None:
+        self.pool = SharedPool()
+        self.pool.add_model(MODEL, (MODEL,))
+        self.pool.found()
+        api = MasterApi("http://127.0.0.1:1", timeout_s=1.0)  # nobody asks it
+        self.follower = PoolFollower(self.pool, api, MooncakeConfig(), Metrics())
+        self.share = PoolShare(self.pool, self.follower)
+        self.num_heard = 0
+        self.listing: list[str] | None = None  # what is still to come of it
+
+    @property
+    def blocks(self) -> set[BlockKey]:
+        return set(self.pool.directory(MODEL).keys())
+
+    def join(self, log: Log) -> None:
+        """Begin to share: as `Sharing` does, the log is heard from before the snapshot on."""
+        self.num_heard = len(log.deltas)
+        self.share.came_up()
+        asyncio.run(self.share.join(log))  # type: ignore[arg-type]
+
+    def tell(self, log: Log) -> None:
+        log.write(self.share.take())
+
+    def hear(self, log: Log, num_deltas: int) -> None:
+        for delta in log.deltas[self.num_heard : self.num_heard + num_deltas]:
+            self.share.apply(delta)
+            self.num_heard += 1
+
+
+class PoolsOfRouters(RuleBasedStateMachine):
+    """Routers learn of a pool, each something else."""
+
+    routers = st.integers(0, ROUTERS - 1)
+    blocks = st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=4, unique=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = {(ANCHOR, rank) for rank in range(NUM_RANKS)}  # block, rank
+        self.log = Log()
+        self.routers_now = [Router() for _ in range(ROUTERS)]
+        for router in self.routers_now:
+            router.join(self.log)
+        self._list_whole(self.routers_now[0])
+
+    # -- the pool ----------------------------------------------------------------------------
+
+    @rule(numbers=blocks, who=st.sets(routers))
+    def store(self, numbers: list[int], who: set[int]) -> None:
+        """An engine stores; who follows it hears of it, or nobody does."""
+        self.objects |= {(number, rank) for number in numbers for rank in range(NUM_RANKS)}
+        for i in who:
+            self.routers_now[i].pool.stored(MODEL, [BLOCKS[number] for number in numbers])
+
+    @rule(numbers=blocks, rank=st.none() | st.integers(0, NUM_RANKS - 1))
+    def evict(self, numbers: list[int], rank: int | None) -> None:
+        """The master evicts objects, and tells nobody.
+
+        Not so many of one rank's that it looks like a rank of former times (`settle_ranks`).
+        """
+        ranks = range(NUM_RANKS) if rank is None else (rank,)
+        left = self.objects - {(number, each) for number in numbers for each in ranks}
+        num_left = [sum(each == rank_left for _, rank_left in left) for each in range(NUM_RANKS)]
+        if 4 * min(num_left) >= 3 * max(num_left):
+            self.objects = left
+
+    @rule()
+    def restart(self) -> None:
+        """The master begins anew; every router notices (here: at once)."""
+        self.objects = {each for each in self.objects if each[0] == ANCHOR}
+        for router in self.routers_now:
+            if router.listing is not None:
+                router.pool.abandon_listing()
+                router.listing = None
+            router.pool.restarted()
+
+    @rule(i=routers, numbers=blocks)
+    def verify(self, i: int, numbers: list[int]) -> None:
+        """A router asks about a few blocks."""
+        whole = self._whole()
+        asked = [BLOCKS[number] for number in numbers]
+        self.routers_now[i].pool.verified(
+            MODEL, [k for k in asked if k in whole], [k for k in asked if k not in whole]
+        )
+
+    # -- listings: of the moment they begin, heard line by line ----------------------------------
+
+    @rule(i=routers)
+    def begin_listing(self, i: int) -> None:
+        router = self.routers_now[i]
+        router.pool.begin_listing()
+        router.listing = [name(*each) for each in sorted(self.objects)]
+
+    @rule(i=routers, num_lines=st.integers(1, 8))
+    def list_on(self, i: int, num_lines: int) -> None:
+        router = self.routers_now[i]
+        if router.listing is None:
+            return
+        lines, router.listing = router.listing[:num_lines], router.listing[num_lines:]
+        router.pool.listed(lines)
+        if not lines and not router.pool.settle(3):
+            router.listing = None
+
+    @rule(i=routers)
+    def abandon(self, i: int) -> None:
+        if self.routers_now[i].listing is not None:
+            self.routers_now[i].pool.abandon_listing()
+            self.routers_now[i].listing = None
+
+    # -- among routers -----------------------------------------------------------------------
+
+    @rule(i=routers)
+    def tell(self, i: int) -> None:
+        self.routers_now[i].tell(self.log)
+
+    @rule(i=routers, num_deltas=st.integers(1, 3))
+    def hear(self, i: int, num_deltas: int) -> None:
+        self.routers_now[i].hear(self.log, num_deltas)
+
+    @rule(i=routers)
+    def replace(self, i: int) -> None:
+        """A router dies with all it has not told, and another comes that knows nothing."""
+        self.routers_now[i] = Router()
+        self.routers_now[i].join(self.log)
+
+    @rule(i=routers)
+    def lose_redis(self, i: int) -> None:
+        """A router is alone for a while, and joins with what it knows."""
+        self.routers_now[i].share.went_down()
+        self.routers_now[i].join(self.log)
+
+    @rule(i=routers)
+    @precondition(lambda self: bool(self.log.deltas))
+    def flush(self, i: int) -> None:
+        """Redis is emptied: everybody notices, and joins."""
+        self.log = Log()
+        for router in self.routers_now:
+            router.share.went_down()
+            router.join(self.log)
+
+    # -- what must hold ----------------------------------------------------------------------
+
+    @rule()
+    def all_know_the_last_word(self) -> None:
+        self._settle()
+        for router in self.routers_now:
+            assert router.blocks == self.log.blocks
+
+    @rule(i=routers)
+    def a_quiet_listing_tells_the_truth(self, i: int) -> None:
+        self._settle()
+        for number, router in enumerate(self.routers_now):
+            router.share.held(frozenset({LISTER} if number == i else ()))
+            if router.listing is not None:
+                router.pool.abandon_listing()
+                router.listing = None
+        assert [r.follower.is_lister for r in self.routers_now].count(True) == 1
+        self._list_whole(self.routers_now[i])
+        self._settle()
+        for router in self.routers_now:
+            assert router.blocks == self._whole()
+        for length in range(NUM_BLOCKS + 1):
+            leading = next((n for n in range(length) if BLOCKS[n] not in self._whole()), length)
+            assert self.routers_now[i].pool.match(MODEL, BLOCKS[:length]) == leading
+
+    def _whole(self) -> set[BlockKey]:
+        return {
+            BLOCKS[number]
+            for number in range(NUM_BLOCKS + 1)
+            if all((number, rank) in self.objects for rank in range(NUM_RANKS))
+        }
+
+    def _list_whole(self, router: Router) -> None:
+        router.pool.begin_listing()
+        router.pool.listed([name(*each) for each in sorted(self.objects)])
+        while router.pool.settle(3):
+            pass
+
+    def _settle(self) -> None:
+        for router in self.routers_now:
+            router.tell(self.log)
+        for router in self.routers_now:
+            router.hear(self.log, len(self.log.deltas))
+
+
+def test_routers_agree_on_the_pool_and_a_listing_on_the_truth() -> None:
+    """In whatever order things are told, heard, listed and lost."""
+    run_state_machine_as_test(
+        PoolsOfRouters,
+        settings=settings(
+            deadline=None,
+            max_examples=150,
+            stateful_step_count=60,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )

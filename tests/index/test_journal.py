@@ -1,0 +1,210 @@
+"""The journal: what changed, coalesced and absolute, and what an owner must be told besides."""
+
+from __future__ import annotations
+
+from policies.view import CandidateId
+from router.contracts import BlockKey
+from router.index.block_index import BlockIndex
+from router.index.copies import Tier
+from router.index.journal import Changes
+from router.index.staged_blocks import StagedBlocks
+from router.replication import TierChange, pack_keys, unpack_keys
+
+A = CandidateId("a")
+
+
+def keys(*names: int) -> list[BlockKey]:
+    return [BlockKey(name) for name in names]
+
+
+def noting(*held: int, **options: int) -> BlockIndex:
+    """An index that held something before anybody noted what changed."""
+    index = BlockIndex(**options)
+    index.store(A, keys(*held))
+    index.journal(A, on=True)
+    return index
+
+
+def change(
+    stored: list[int],
+    removed: list[int],
+    *copies: tuple[int, int],
+    tier: Tier = "gpu",
+) -> TierChange:
+    return TierChange(
+        tier,
+        stored=pack_keys(keys(*stored)),
+        removed=pack_keys(keys(*removed)),
+        copies=tuple((BlockKey(key), n) for key, n in copies),
+    )
+
+
+def test_nothing_is_noted_unless_somebody_wants_it() -> None:
+    """What was held before the journal began is not news, nor is what comes after it ended."""
+    index = noting(1, 2)
+
+    assert index.take_changes(A) is None
+    index.journal(A, on=False)
+    index.store(A, keys(3))
+    assert index.take_changes(A) is None
+    assert index.num_pending(A) == 0
+
+
+def test_a_candidate_may_be_noted_before_it_holds_anything() -> None:
+    """The journal is there first."""
+    index = BlockIndex()
+    index.journal(A, on=True)
+    index.store(A, keys(1))
+
+    assert index.take_changes(A) == Changes((change([1], []),))
+
+
+def test_changes_are_coalesced_and_absolute() -> None:
+    """However often a block came and went, it is held now or not."""
+    index = noting(1)
+    index.store(A, keys(2, 3))
+    index.remove(A, keys(2))
+    index.store(A, keys(2))
+    index.remove(A, keys(3, 1))
+    index.store(A, keys(7), "cpu")
+
+    assert index.num_pending(A) == 7
+    assert index.take_changes(A) == Changes(
+        (change([2], [3, 1]), change([7], [], tier="cpu")),
+    )
+    assert index.take_changes(A) is None
+
+
+def test_copies_are_told_while_there_are_several_and_once_more() -> None:
+    """Who follows must learn that two copies are one again, for the next removal is the last."""
+    index = noting(1, 1)
+    index.store(A, keys(2, 2, 2))
+    index.remove(A, keys(1))
+
+    assert index.take_changes(A) == Changes((change([2, 1], [], (2, 3), (1, 1)),))
+    index.store(A, keys(1))
+    index.remove(A, keys(2, 2, 2))
+    assert index.take_changes(A) == Changes((change([1], [2], (1, 2)),))
+    index.remove(A, keys(1))
+    index.remove(A, keys(1))
+    index.store(A, keys(1))
+    assert index.take_changes(A) == Changes((change([1], [], (1, 1)),))
+    index.remove(A, keys(1))
+    index.store(A, keys(1))
+    assert index.take_changes(A) == Changes((change([1], []),))
+
+
+def test_a_part_of_the_changes_is_not_whole() -> None:
+    """The oldest come first, also out of the middle of one event; the rest stays pending."""
+    index = noting()
+    index.store(A, keys(1, 2, 3))
+    index.store(A, keys(1, 4))
+    index.store(A, keys(5), "cpu")
+
+    taken = [index.take_changes(A, 2) for _ in range(4)]
+
+    assert taken == [
+        Changes((change([1, 2], [], (1, 2)),), is_whole=False),
+        Changes((change([3, 1], [], (1, 2)),), is_whole=False),
+        Changes((change([4], []), change([5], [], tier="cpu"))),
+        None,
+    ]
+
+
+def test_a_clear_makes_what_was_pending_uninteresting() -> None:
+    """It is told although nothing is held, for who follows may hold something."""
+    index = noting(1)
+    index.store(A, keys(2))
+    index.clear(A)
+
+    assert index.take_changes(A) == Changes(cleared=True)
+    index.clear(A)
+    index.store(A, keys(3))
+    assert index.take_changes(A) == Changes((change([3], []),), cleared=True)
+
+
+def test_what_is_not_taken_for_long_is_lost_and_said_so() -> None:
+    """From the moment that it is told, changes are noted again."""
+    index = noting(max_pending=4)
+    index.store(A, keys(1, 1, 2))
+    index.store(A, keys(3, 4))
+    index.remove(A, keys(1))
+
+    assert index.num_pending(A) == 0
+    assert index.take_changes(A) == Changes(is_whole=False, is_lost=True)
+    index.store(A, keys(9))
+    assert index.take_changes(A) == Changes((change([9], []),))
+
+
+def test_a_clear_makes_up_for_what_was_lost() -> None:
+    """All that is held is noted from there."""
+    index = noting(max_pending=2)
+    index.store(A, keys(1, 2, 3))
+    index.clear(A)
+    index.store(A, keys(4))
+
+    assert index.take_changes(A) == Changes((change([4], []),), cleared=True)
+
+
+def test_blocks_that_fall_out_of_a_bounded_tier_are_noted() -> None:
+    """Who follows drops them too."""
+    index = noting(max_cpu_blocks=64)
+    index.store(A, keys(*range(64)), "cpu")
+    index.take_changes(A)
+    index.store(A, keys(100), "cpu")
+
+    taken = index.take_changes(A)
+
+    assert taken is not None
+    assert unpack_keys(taken.changes[0].removed) == [0, 1]
+
+
+def test_the_contents_are_true_slice_by_slice() -> None:
+    """What goes meanwhile is left out of later slices, what comes is noted."""
+    index = noting(1, 2, 2, 3, 4, 5)
+    index.store(A, keys(8), "cpu")
+    index.take_changes(A)
+
+    slices = index.contents(A, 2)
+    first = next(slices)
+    index.remove(A, keys(3, 1))
+    index.store(A, keys(6, 5))
+
+    assert first == change([1, 2], [], (2, 2))
+    assert list(slices) == [
+        change([4], []),
+        change([5], [], (5, 2)),
+        change([8], [], tier="cpu"),
+    ]
+    assert index.take_changes(A) == Changes((change([6, 5], [3, 1], (5, 2)),))
+
+
+def test_the_contents_of_an_ended_epoch_are_none() -> None:
+    """A clear in between leaves what is held now."""
+    index = noting(1, 2, 3)
+
+    slices = index.contents(A, 1)
+    next(slices)
+    index.clear(A)
+    index.store(A, keys(3))
+
+    assert list(slices) == [change([], []), change([3], [])]
+    assert list(index.contents(CandidateId("nobody"))) == []
+
+
+def test_a_guess_is_nobodys_contents() -> None:
+    """What a router merely routed it does not tell others."""
+    index = BlockIndex()
+    index.remember(A, keys(1, 2), 10)
+
+    assert list(index.contents(A)) == []
+
+
+def test_what_another_router_says_is_noted_too() -> None:
+    """A journal misses nothing; a swap is too much for it."""
+    index = noting(1)
+    index.apply(A, [change([2], [1]), TierChange("pool", stored=pack_keys(keys(5)))])
+
+    assert index.take_changes(A) == Changes((change([2], [1]),))
+    index.replace(A, StagedBlocks())
+    assert index.take_changes(A) == Changes(is_whole=False, is_lost=True)
