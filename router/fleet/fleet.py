@@ -135,8 +135,12 @@ class Fleet:
         return health is not None and health.can_accept(now_s)
 
     def is_idle(self, name: str) -> bool:
-        """Say whether nothing is in flight at a replica: it was drained, or has no work."""
-        return not any(slot.ledger.num_requests for slot in self._slots_of(name))
+        """Say whether this router has nothing in flight at a replica."""
+        return all(slot.is_idle for slot in self._slots_of(name))
+
+    def has(self, candidate: CandidateId) -> bool:
+        """Say whether a candidate is known."""
+        return candidate in self._slots
 
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
@@ -217,7 +221,7 @@ class Fleet:
         """Note a request's first token, and learn from its time; later calls do nothing."""
         slot = self._slots.get(lease.candidate)
         if slot is not None:
-            slot.first_token(lease, now_s)
+            slot.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome, *, jitter: float = 0.5) -> bool:
         """Give a lease back and learn from the outcome.
@@ -231,6 +235,55 @@ class Fleet:
             return False
         self._watch(slot.candidate.replica.name)
         return True
+
+    # Other routers' requests
+
+    def begin_elsewhere(
+        self,
+        candidate: CandidateId,
+        *,
+        num_uncached_tokens: int,
+        num_cached_tokens: int,
+        num_fetched_tokens: int = 0,
+        streams: bool = True,
+        now_s: float,
+    ) -> Lease | None:
+        """Book a request that another router has sent; arguments as of `begin`.
+
+        It counts as ours do: queue, busy ratio, cache pressure, room of a slow start; but neither
+        for nor against the replica's health. None, and no effect: the candidate is not known.
+        """
+        slot = self._slots.get(candidate)
+        if slot is None:
+            return None
+        self._num_leases += 1
+        return slot.begin(
+            self._num_leases,
+            num_uncached_tokens=num_uncached_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_fetched_tokens=num_fetched_tokens,
+            streams=streams,
+            is_ours=False,
+            now_s=now_s,
+        )
+
+    def first_token_elsewhere(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
+        """Note the first token of another router's request, which took that router `ttft_ms`.
+
+        The cost model learns from it: the time is the engine's, and the features are what this
+        ledger showed, as they will be when it predicts. They differ from the sender's by what
+        happened while the note was under way, some milliseconds of work of one queue, and by the
+        order of requests sent at once; the fit takes that for noise. So a router with little
+        traffic, or a new one, knows the engines as well as the others.
+        """
+        slot = self._slots.get(lease.candidate)
+        if slot is not None:
+            slot.first_token(lease, now_s, ttft_ms)
+
+    def end_elsewhere(self, lease: Lease, now_s: float) -> bool:
+        """Give another router's lease back; idempotent, as `end`."""
+        slot = self._slots.get(lease.candidate)
+        return slot is not None and slot.end(lease, now_s, None, 0.0)
 
     # What probes and readings say
 

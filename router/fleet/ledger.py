@@ -1,5 +1,8 @@
 """Work in flight at one candidate: what was sent there, and how much of it is still ahead.
 
+Leases of other routers are booked like our own, in the order they are heard of: with notes that
+take no time, every router's ledger is the one that a single router would have.
+
 What must live here: leases, their sums, the predicted queue. What must not: who is healthy, what
 is cached. Every operation is O(1), since all candidates are asked before every decision.
 
@@ -26,7 +29,7 @@ BUSY_S = 60.0  # time constant of `busy`
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):
-    """Load of one candidate that this ledger did not send: other routers, direct clients."""
+    """Load of one candidate that no ledger has: direct clients, routers that tell us nothing."""
 
     num_requests: int = 0
     num_waiting: int = 0
@@ -40,7 +43,8 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     """One request at one candidate, to be given back with `end`.
 
     `streams`: its first token will be seen. Otherwise (a whole answer at once) the ledger
-    presumes the first token when it is due, lest decoding count as a queue.
+    presumes the first token when it is due, lest decoding count as a queue. `is_ours`: this
+    router sent it; else another did, and `begun_s` is when we heard of it.
     """
 
     number: int
@@ -51,6 +55,7 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     streams: bool
     work: Work  # everything in front of its first token, own work included
     predicted_ms: float  # first-token time, as predicted at dispatch
+    is_ours: bool = True
 
 
 class Ledger:
@@ -96,6 +101,7 @@ class Ledger:
         num_fetched_tokens: int,
         streams: bool,
         foreign: Foreign,
+        is_ours: bool = True,
         now_s: float,
     ) -> Lease:
         """Book a dispatched request; `num_cached_tokens` includes the fetched ones.
@@ -121,6 +127,7 @@ class Ledger:
             streams=streams,
             work=work,
             predicted_ms=work.predict_ms(model),
+            is_ours=is_ours,
         )
         if self._head is None:
             self._head, self._head_s = lease, now_s

@@ -42,6 +42,10 @@ class Sessions:
             return None
         return session
 
+    def last(self, session_hash: int) -> SessionView | None:
+        """Find a session's last turn, whenever that was."""
+        return self._seen.get(session_hash)
+
     def note(self, session_hash: int, candidate: CandidateId, now_s: float) -> SessionView:
         """Record a turn that is sent to `candidate`; O(1) amortised."""
         known = self.get(session_hash, now_s)
@@ -58,6 +62,12 @@ class Sessions:
         self._seen.move_to_end(session_hash)
         self._drop_old(now_s)
         return session
+
+    def learn(self, session_hash: int, session: SessionView) -> None:
+        """Take over what another router knows of a session that is new here; else do nothing."""
+        if session_hash not in self._seen:
+            self._seen[session_hash] = session
+            self._drop_old(session.last_seen_s)
 
     def _drop_old(self, now_s: float) -> None:
         """Let go of the least recent while there are too many, or while they are expired."""

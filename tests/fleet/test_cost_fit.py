@@ -200,3 +200,18 @@ def test_a_wrong_scale_of_the_prior_is_unlearned(scale: float) -> None:
     teach(fit, engine, Random(7), 100)
 
     assert mean_error(fit.model, engine) < 0.15
+
+
+def test_others_teach_at_a_bounded_pace() -> None:
+    """All of them until the window is full, then 20 a second."""
+    fit = CostFit()
+    work = Work(num_tokens=100.0, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
+    for _ in range(128):
+        fit.observe_elsewhere(work, 50.0, 50.0, 0.0)
+    assert fit.num_observations == 128
+
+    for millisecond in range(1000):
+        fit.observe_elsewhere(work, 50.0, 50.0, 1.0 + millisecond / 1000.0)
+    assert fit.num_observations == pytest.approx(148, abs=1)
+    fit.observe(work, 50.0, 50.0)
+    assert fit.num_observations == pytest.approx(149, abs=1)

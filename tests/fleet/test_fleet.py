@@ -313,3 +313,38 @@ def test_cache_pressure_needs_a_known_capacity() -> None:
     send(fleet, "a", 0.0)
 
     assert fleet.status(0.0)[0].cache_pressure == 0.0
+
+
+def test_other_routers_requests_count_as_ours() -> None:
+    """Queue, cache pressure, cost; ended once, and never for a replica that is gone."""
+    fleet = fleet_of("a")
+    lease = fleet.begin_elsewhere(A, num_uncached_tokens=400, num_cached_tokens=0, now_s=0.0)
+    assert lease is not None
+    assert fleet.has(A)
+    (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
+    assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
+
+    fleet.first_token_elsewhere(lease, 0.5, 450.0)
+    fleet.first_token_elsewhere(lease, 0.5, 450.0)
+    assert fleet.status(0.5)[0].num_observations == 1
+    assert fleet.end_elsewhere(lease, 1.0)
+    assert not fleet.end_elsewhere(lease, 1.0)
+    fleet.remove("a")
+    fleet.first_token_elsewhere(lease, 2.0, 1.0)
+    assert not fleet.end_elsewhere(lease, 2.0)
+    nobody = fleet.begin_elsewhere(A, num_uncached_tokens=1, num_cached_tokens=0, now_s=2.0)
+    assert nobody is None
+
+
+def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
+    """Nobody sees its first token, so it leaves the queue when it is due."""
+    fleet = fleet_of("a")
+    lease = fleet.begin_elsewhere(
+        A, num_uncached_tokens=100, num_cached_tokens=0, streams=False, now_s=0.0
+    )
+    assert lease is not None
+    (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)
+
+    assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)
+    fleet.first_token_elsewhere(lease, 2.0, None)
+    assert fleet.end_elsewhere(lease, 2.0)

@@ -56,3 +56,17 @@ def test_needs_room_and_time(room: int, ttl_s: float) -> None:
     """A table that can hold nothing is a mistake."""
     with pytest.raises(ValueError, match="room and time"):
         Sessions(max_sessions=room, ttl_s=ttl_s)
+
+
+def test_learns_of_sessions_that_are_new_here() -> None:
+    """What others know; what was seen here is newer, and room is kept."""
+    sessions = Sessions(max_sessions=2)
+    seen = sessions.note(1, A, 5.0)
+    learnt = SessionView(candidate=B, num_turns=9, last_seen_s=6.0)
+    sessions.learn(1, learnt)
+    sessions.learn(2, learnt)
+
+    assert sessions.last(1) == seen
+    assert sessions.get(2, 6.0) == learnt
+    sessions.learn(3, learnt)
+    assert (len(sessions), sessions.last(1)) == (2, None)
