@@ -5,12 +5,23 @@ RouterError                    status  code
 │   ├── BadRequest              400    invalid_request_error
 │   ├── UnknownModel            404    model_not_found
 │   ├── PayloadTooLarge         413    payload_too_large
-│   └── TemplateFailed          400    chat_template_error
+│   ├── TemplateFailed          400    chat_template_error
+│   ├── UnknownReplica          404    unknown_replica          (admin API)
+│   ├── ReplicaConflict         409    replica_conflict         (admin API)
+│   ├── UnknownExperiment       404    unknown_experiment       (admin API)
+│   └── ExperimentConflict      409    experiment_conflict      (admin API)
 ├── NoReplicaAvailable          503    no_replica_available      (Retry-After)
 ├── UpstreamError                      the replica is wrong; counts against it
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   └── UpstreamBroken          502    upstream_broken
+├── StoreError                         Redis is wrong: counted, survived, never a client's answer
+│   ├── StoreUnavailable        -      gone, slow, or failing over: tried again
+│   └── StoreRefused            -      it will not do as it is: password, schema, read-only
+│       └── StoreFull           -      it has no room for this
+├── PoolError                   -      the Mooncake master is slow or not understood
+│   ├── PoolGone                -      nobody listens where it should be
+│   └── PoolLate                -      a deadline of ours passed; it may be well
 └── ConfigError                 -      the operator's; printed, exit status 2
 
 Raised on any floor, turned into an API's own JSON in router.http alone.
@@ -18,7 +29,7 @@ Raised on any floor, turned into an API's own JSON in router.http alone.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class RouterError(Exception):
@@ -60,6 +71,38 @@ class TemplateFailed(ClientError):
     code = "chat_template_error"
 
 
+class UnknownReplica(ClientError):
+    """An order names a replica that is not there."""
+
+    status = 404
+    code = "unknown_replica"
+    type = "NotFoundError"
+
+
+class ReplicaConflict(ClientError):
+    """A replica cannot be added: its name or its address is another's."""
+
+    status = 409
+    code = "replica_conflict"
+    type = "ConflictError"
+
+
+class UnknownExperiment(ClientError):
+    """An order names an experiment that is not there."""
+
+    status = 404
+    code = "unknown_experiment"
+    type = "NotFoundError"
+
+
+class ExperimentConflict(ClientError):
+    """An experiment cannot be as ordered: its traffic is another's, or it has ended."""
+
+    status = 409
+    code = "experiment_conflict"
+    type = "ConflictError"
+
+
 class NoReplicaAvailable(RouterError):
     status = 503
     code = "no_replica_available"
@@ -94,6 +137,48 @@ class UpstreamBroken(UpstreamError):
     """The connection or the answer broke off, or was not HTTP."""
 
     code = "upstream_broken"
+
+
+class StoreError(RouterError):
+    """Redis failed. The side path's: no request is ever answered with it."""
+
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    code = "store_unavailable"
+
+
+EMPTIED: Final = "Redis was emptied, or is another one now"
+"""What StoreUnavailable says where the index that this router knew is gone from it."""
+
+
+class StoreRefused(StoreError):
+    """Redis answers, but not as needed; the message says what to do about it."""
+
+    code = "store_refused"
+
+
+class StoreFull(StoreRefused):
+    """Redis has no room for this; what needs none goes through."""
+
+
+class PoolError(RouterError):
+    """The Mooncake master failed. The side path's, too."""
+
+    code = "pool_error"
+
+
+class PoolGone(PoolError):
+    """Nobody listens at the master's address: engines find nothing there either."""
+
+    code = "pool_gone"
+
+
+class PoolLate(PoolError):
+    """No answer within a deadline of ours; the master may be well."""
+
+    code = "pool_late"
 
 
 class ConfigError(RouterError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import ssl
 from typing import Any, Final, Self
 
 import httpx
@@ -18,6 +19,8 @@ from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamU
 
 NOT_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoding may raise: wrong shape, bytes that are no text, brackets without end."""
+
+_POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
 
 _LABELS: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -53,6 +56,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     started_s: float | None  # unix seconds: another value means another process
     num_ranks: int
     event_sources: dict[int, EventSource]  # rank -> publisher; empty: no events
+    has_pool_connector: bool = False  # it has Mooncake metrics; False: or it does not say
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True):
@@ -80,7 +84,7 @@ class EngineApi:
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key is not None else None,
             timeout=timeout_s,
-            verify=ca_file if ca_file is not None else True,
+            verify=ssl.create_default_context(cafile=ca_file) if ca_file is not None else True,
             trust_env=False,
             limits=httpx.Limits(max_connections=256, keepalive_expiry=4.0),
         )
@@ -131,7 +135,21 @@ class EngineApi:
             started_s=_started(metrics.text) if metrics is not None else None,
             num_ranks=max(len(ranks), len(published), 1),
             event_sources=published,
+            has_pool_connector=metrics is not None and _POOL_METRIC in metrics.text,
         )
+
+    async def event_publishers(self, replica: str, url: str) -> list[EventSource] | None:
+        """Read what it says of its ranks' events, those that are off among them.
+
+        None: it has no such route, as older releases, or does not answer.
+        """
+        response = await self._optional(replica, url, "/kv_event_sources")
+        if response is None:
+            return None
+        try:
+            return list(msgspec.json.decode(response.content, type=dict[str, EventSource]).values())
+        except NOT_JSON:
+            return None
 
     async def ping(self, replica: str, url: str) -> None:
         """Probe `/health`.

@@ -8,6 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.redis_servers import namespace, shared_redis, start_redis
+
+__all__ = ["namespace", "serve", "shared_redis", "start_redis"]
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[str]]
 

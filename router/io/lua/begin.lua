@@ -1,0 +1,19 @@
+-- Read what a snapshot begins with, all of one moment.
+--
+-- KEYS  meta
+-- Gives {incarnation, entries written to the log, its last id, the work stream's last id, holders,
+-- feeds}; the last two as names and values by turns
+local base = string.sub(KEYS[1], 1, -5)
+local function last_id(stream)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+  return last[1] and last[1][1] or '0-0'
+end
+local meta = redis.call('HMGET', KEYS[1], 'incarnation', 'log')
+return {
+  meta[1] or '',
+  meta[2] or '0',
+  last_id(base .. 'log'),
+  last_id(base .. 'work'),
+  redis.call('HGETALL', base .. 'holders'),
+  redis.call('HGETALL', base .. 'feeds'),
+}
