@@ -1,0 +1,239 @@
+"""What routers tell one another through Redis: the structs, and how they are packed.
+
+Two streams. The *log* tells what became of blocks: one router feeds a candidate's part of it (it
+holds the lease), the others follow. The *work* stream tells what each router has in flight, so that
+load, claims and sessions count everywhere.
+
+Whatever is said about blocks is absolute (these are held now, of this one there are n copies now),
+never relative: an entry applied twice, or on top of a snapshot that has it already, does nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Literal, NewType
+
+import msgspec
+from msgspec import Struct
+
+from policies.view import CandidateId
+from router.contracts import BlockKey, HashContract
+
+SCHEMA = 1
+"""Of everything in Redis. A router refuses data of another schema rather than misread it."""
+
+FeedId = NewType("FeedId", str)
+"""What routers call a candidate among themselves: its replica's configured name, or its base URL
+where it was given none, and `#rank`. Two routers may number their replicas differently."""
+
+POOL = CandidateId("pool")
+"""Stands for the pool where a candidate is asked for; no replica may have this name."""
+
+
+def pool_feed(model: str) -> FeedId:
+    """Name the feed that tells what the shared pool holds of a base model's blocks."""
+    return FeedId(f"pool/{model}")
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def pack_keys(keys: Iterable[BlockKey]) -> bytes:
+    """Pack block keys, 8 bytes each, little-endian (0.02 us a key)."""
+    packed = array("Q", keys)
+    if sys.byteorder == "big":  # pragma: no cover
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_keys(packed: bytes) -> list[BlockKey]:
+    """Undo `pack_keys`.
+
+    Raises:
+        ValueError: the length is no multiple of 8.
+    """
+    keys = array("Q")
+    keys.frombytes(packed)
+    if sys.byteorder == "big":  # pragma: no cover
+        keys.byteswap()
+    return keys.tolist()  # type: ignore[return-value]
+
+
+# -- the log: what became of blocks --------------------------------------------------------------
+
+SharedTier = Literal["gpu", "cpu", "pool"]
+
+
+class Position(Struct, frozen=True, array_like=True):
+    """The last batch of an engine's event stream that went into a state.
+
+    `mark` tells that batch from another engine's of the same number (see router.index.history).
+    """
+
+    sequence: int
+    mark: bytes
+
+
+class Standing(Struct, frozen=True, array_like=True):
+    """How the router that feeds a candidate stands to it.
+
+    `state` and `reason` are for people; what follows says what another router has to know if it
+    is to go on in this one's place.
+    """
+
+    state: Literal["exact", "degraded", "blind"]
+    reason: str
+    contract: HashContract
+    capacity_blocks: int
+    is_verified: bool = True  # the contract was found in the engine's events, not guessed
+    is_distrusted: bool = False  # matches must not be believed until history is read again
+    lacks: str = ""  # what the index has missed, until the next epoch
+
+
+class TierChange(Struct, frozen=True, array_like=True):
+    """What became of blocks on one tier; keys packed, each in one of the two at most."""
+
+    tier: SharedTier
+    stored: bytes = b""  # held now
+    removed: bytes = b""  # not held now
+    copies: tuple[tuple[BlockKey, int], ...] = ()  # held, in so many copies: n > 1, or 1 again
+
+
+class Delta(Struct, frozen=True, array_like=True):
+    """What changed in one feed since its last delta.
+
+    `number` counts a feed's deltas: it tells the writer that nothing was lost or written by
+    another in between. The first delta of an epoch has `cleared`: all before it is forgotten, on
+    gpu and cpu tier (what the pool holds is no replica's).
+
+    `continues`: the rest of what changed follows in the next delta. Until one comes that does not
+    continue, the feed has no position: blocks of several moments are mixed, and who resumed from
+    any position would count copies twice.
+    """
+
+    feed: FeedId
+    number: int
+    cleared: bool = False
+    changes: tuple[TierChange, ...] = ()
+    position: Position | None = None  # None: as before; after a clear or `continues`: unknown
+    standing: Standing | None = None  # None: as before
+    pool: FeedId | None = None  # whom changes on tier pool are about; None: this feed itself
+    continues: bool = False
+
+
+class FeedState(Struct, frozen=True, array_like=True):
+    """Where one feed stands in Redis."""
+
+    number: int  # of the last delta written
+    position: Position | None
+    standing: Standing | None
+
+
+# -- the work stream: what is in flight ----------------------------------------------------------
+
+
+class Began(Struct, frozen=True, array_like=True, tag="began"):
+    """A request was sent to a candidate; its lease and its claim count from here.
+
+    `claimed` packs the keys that will be computed there; `num_held` blocks lie before them, and
+    `held` packs those, of BLIND candidates alone: what is guessed there is the whole chain.
+    """
+
+    number: int  # of the lease, unique in its router's life
+    feed: FeedId
+    num_uncached_tokens: int
+    num_cached_tokens: int  # the fetched ones included
+    num_fetched_tokens: int
+    streams: bool
+    claimed: bytes = b""
+    num_held: int = 0
+    session_hash: int | None = None
+    held: bytes = b""
+
+
+class Answered(Struct, frozen=True, array_like=True, tag="answered"):
+    """A request's first token came, after so long; None: nobody saw when."""
+
+    number: int
+    ttft_ms: float | None = None
+
+
+class Ended(Struct, frozen=True, array_like=True, tag="ended"):
+    """A request's lease ended; `computed`: its blocks are there, their events may still come."""
+
+    number: int
+    computed: bool
+
+
+class Alive(Struct, frozen=True, array_like=True, tag="alive"):
+    """A heartbeat: the router lives, and of the leases up to number `last` these are open.
+
+    All others of it up to there are over. What began after the heartbeat was made has a higher
+    number, so it is safe from a heartbeat that is heard late, twice, or after a newer `Load`.
+    """
+
+    open: tuple[int, ...] = ()
+    last: int = 0
+
+
+class Doubted(Struct, frozen=True, array_like=True, tag="doubted"):
+    """A candidate's predictions turned out wrong: whoever feeds it must read history again."""
+
+    feed: FeedId
+    reason: str
+
+
+class Registered(Struct, frozen=True, array_like=True, tag="registered"):
+    """The registry of replicas changed: read it again."""
+
+
+Note = Began | Answered | Ended | Alive | Doubted | Registered
+
+
+class Notes(Struct, frozen=True, array_like=True):
+    """An entry of the work stream."""
+
+    router: str  # unique to the process
+    notes: tuple[Note, ...]
+
+
+class OpenLease(Struct, frozen=True, array_like=True):
+    """A lease that was open when a router was asked; answered ones claim nothing any more."""
+
+    began: Began
+    age_s: float
+    is_answered: bool
+
+
+class Load(Struct, frozen=True, array_like=True):
+    """All that one router has in flight, for one that joins: leases up to number `last`."""
+
+    last: int
+    open: tuple[OpenLease, ...]
+
+
+class SessionState(Struct, frozen=True, array_like=True):
+    """A session's last turn, as routers share it."""
+
+    feed: FeedId
+    num_turns: int
+    gap_s: float | None
+
+
+class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica in the registry, by name. `removed`: it must go from wherever it is configured."""
+
+    url: str
+    events: tuple[str, ...] = ()
+    replay: tuple[str, ...] = ()
+    draining: bool = False
+    removed: bool = False
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_delta = msgspec.msgpack.Decoder(Delta).decode
+decode_state = msgspec.msgpack.Decoder(FeedState).decode
+decode_notes = msgspec.msgpack.Decoder(Notes).decode
+decode_load = msgspec.msgpack.Decoder(Load).decode

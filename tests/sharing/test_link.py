@@ -1,0 +1,81 @@
+"""What is said of Redis: once for each change, whatever is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import StoreRefused, StoreUnavailable
+from router.sharing.link import Link, Pauses
+
+GONE = StoreUnavailable("nobody there")
+REFUSED = StoreRefused("wrong password")
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "router.sharing.link"]
+
+
+def test_a_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it comes, also by turns with another one."""
+    link = Link()
+    for error in (GONE, GONE, REFUSED, GONE, REFUSED):
+        link.went_down(error)
+
+    assert said(caplog) == [
+        "redis gone: this router is on its own",
+        "redis refused: this router is on its own",
+    ]
+    assert (link.is_up, link.reason, link.num_outages) == (False, "wrong password", 0)
+    assert link.settled.is_set()
+
+
+def test_up_is_said_at_once_at_first(caplog: pytest.LogCaptureFixture) -> None:
+    """And the next outage is news again."""
+    caplog.set_level("INFO")
+    link = Link()
+    link.came_up()
+    link.steady()
+    assert (link.is_up, link.reason) == (True, "")
+    link.went_down("gone")
+    link.came_up()
+    link.steady()
+    link.went_down("gone")
+
+    assert [line.partition(":")[0] for line in said(caplog)] == [
+        "redis up",
+        "redis gone",
+        "redis up",
+        "redis gone",
+    ]
+    assert link.num_outages == 2
+
+
+def test_what_fails_whenever_it_is_up_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Up and down by turns, with one reason: the log ends with that it is down."""
+    caplog.set_level("INFO")
+    link = Link()
+    for _ in range(5):
+        link.came_up()
+        link.went_down(GONE)
+
+    assert [line.partition(":")[0] for line in said(caplog)] == ["redis up", "redis gone"]
+    assert link.num_outages == 5
+
+
+async def test_pauses_grow_and_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a tenth of a second to one, by chance up to half shorter."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("router.sharing.link.asyncio.sleep", sleep)
+    pauses = Pauses()
+    for _ in range(6):
+        await pauses.pause()
+    pauses.reset()
+    await pauses.pause()
+
+    assert 0.05 <= slept[0] <= 0.1
+    assert 0.5 <= slept[5] <= 1.0
+    assert 0.05 <= slept[6] <= 0.1
