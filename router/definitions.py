@@ -1,0 +1,287 @@
+"""What operators write down of an experiment: its arms, its design, whom it is about, its bounds.
+
+What must live here: the structs, and what is wrong with one beyond types and ranges. What must
+not: who gets which arm (router.experiments), when, any state.
+
+Shares are of the traffic in scope: requests for `models`. The arms' shares and `holdout` sum to 1
+at most; what is left is not in the experiment (yet) and is placed by the default policy, as the
+holdout is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from policies.policy import Policy
+from policies.registry import create
+from router.errors import ConfigError
+
+Design = Literal["split", "switchback", "partition"]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+MAX_ARMS = 8
+UNIT = 1_000_000
+"""Shares are counted in millionths, so that every router rounds them alike."""
+
+
+class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One side of an experiment."""
+
+    name: Annotated[Name, Meta(description="letters, digits, '.', '_', '-'")]
+    policy: Annotated[str, Meta(description="routing policy (see `warmroute policies`)")]
+    params: Annotated[
+        dict[str, Any], Meta(description="the policy's parameters; others keep their defaults")
+    ] = {}
+    share: Annotated[
+        Share | None,
+        Meta(description="of the traffic in scope; none given: equal parts, less the holdout"),
+    ] = None
+    replicas: Annotated[
+        tuple[str, ...],
+        Meta(description="design partition: names or base URLs of the replicas it may use"),
+    ] = ()
+
+    def made(self) -> Policy:
+        """Make its policy; ValueError if there is none such."""
+        return create(self.policy, self.params)
+
+
+class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One step of a ramp."""
+
+    after_s: Annotated[float, Meta(ge=0, description="seconds after the start")]
+    shares: Annotated[
+        dict[str, Share], Meta(min_length=1, description="arm: its share from then on")
+    ]
+
+
+class Guardrails(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stops an arm by itself; none given: nothing does."""
+
+    max_error_rate: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(description="share of requests that fail: no answer, or a 5xx"),
+    ] = None
+    max_ttft_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="bound on the quantile `ttft_quantile` of first-token times"),
+    ] = None
+    ttft_quantile: Annotated[
+        float, Meta(gt=0, lt=1, description="which quantile `max_ttft_s` bounds")
+    ] = 0.95
+    max_ttft_ratio: Annotated[
+        Annotated[float, Meta(ge=1)] | None,
+        Meta(description="median first-token time at most so many times the control arm's"),
+    ] = None
+    min_samples: Annotated[
+        int, Meta(ge=1, description="observations before a guardrail may stop its arm")
+    ] = 20
+    alpha: Annotated[
+        float,
+        Meta(
+            gt=0,
+            lt=1,
+            description="chance that an arm within all its bounds is ever stopped, however often "
+            "one looks",
+        ),
+    ] = 0.01
+
+
+class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A comparison of arms on live traffic."""
+
+    name: Annotated[Name, Meta(description="letters, digits, '.', '_', '-'")]
+    arms: Annotated[
+        tuple[Arm, ...],
+        Meta(min_length=2, max_length=MAX_ARMS, description="the sides, at least two"),
+    ]
+    design: Annotated[
+        Design,
+        Meta(
+            description="split: sessions; switchback: time slots of the whole fleet; partition: "
+            "sessions, each arm with replicas of its own"
+        ),
+    ] = "split"
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description="models (or adapters) whose requests take part; none: all"),
+    ] = ()
+    control: Annotated[
+        str | None, Meta(description="arm that others are held against; default: the first")
+    ] = None
+    holdout: Annotated[
+        float, Meta(ge=0, le=0.99, description="share of sessions that never take part")
+    ] = 0.0
+    ramp: Annotated[
+        tuple[Step, ...],
+        Meta(max_length=100, description="shares over time; until the first step the arms' own"),
+    ] = ()
+    guardrails: Annotated[Guardrails, Meta(description="what stops an arm by itself")] = (
+        Guardrails()
+    )
+    slot_s: Annotated[
+        float, Meta(ge=0.1, le=604_800, description="switchback: length of a time slot")
+    ] = 600.0
+    wash_out_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="switchback: requests so soon after a change of arm are not counted; "
+            "default: a tenth of the slot"
+        ),
+    ] = None
+    seed: Annotated[int, Meta(ge=0, description="another seed, another assignment")] = 0
+    start_at: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="unix seconds; default: at once"),
+    ] = None
+
+    @property
+    def control_arm(self) -> str:
+        """Name the arm that the others are held against."""
+        return self.control or self.arms[0].name
+
+    @property
+    def wash_out(self) -> float:
+        """Tell the seconds after a change of arm that do not count."""
+        return self.slot_s / 10 if self.wash_out_s is None else self.wash_out_s
+
+    def claims(self, model: str) -> bool:
+        """Tell whether requests for a model take part."""
+        return not self.models or model in self.models
+
+    def shares(self) -> dict[str, float]:
+        """Tell the arms' shares at the start."""
+        equal = int((1 - self.holdout) * UNIT + 0.5) // len(self.arms) / UNIT
+        return {arm.name: equal if arm.share is None else arm.share for arm in self.arms}
+
+
+def check(experiment: Experiment, key: str = "") -> None:
+    """Refuse what types cannot; `key` goes before the names of fields.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    names: set[str] = set()
+    for i, arm in enumerate(experiment.arms):
+        _check_arm(experiment, arm, f"{key}arms[{i}].")
+        if arm.name in names:
+            raise _wrong(f"{key}arms[{i}].name", f"{arm.name!r} is used twice")
+        names.add(arm.name)
+    if experiment.control is not None and experiment.control not in names:
+        raise _wrong(f"{key}control", f"{experiment.control!r} is no arm; arms: {_list(names)}")
+    given = [arm.share is not None for arm in experiment.arms]
+    if any(given) and not all(given):
+        raise _wrong(f"{key}arms[{given.index(False)}].share", "give all arms a share, or none")
+    check_shares(experiment, experiment.shares(), f"{key}arms[].share")
+    if not any(experiment.shares().values()) and not experiment.ramp:
+        raise _wrong(f"{key}arms[].share", "all are 0 and there is no ramp: nobody takes part")
+    _check_ramp(experiment, f"{key}ramp")
+    if experiment.wash_out >= experiment.slot_s:
+        raise _wrong(f"{key}wash_out_s", f"must be less than slot_s, {experiment.slot_s:g}")
+    if experiment.design == "partition":
+        _check_partition(experiment, key)
+
+
+def check_shares(experiment: Experiment, shares: Mapping[str, float], key: str) -> None:
+    """Refuse shares of unknown arms, outside 0 to 1, or that sum to more than there is.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    known = [arm.name for arm in experiment.arms]
+    for name, share in shares.items():
+        if name not in known:
+            raise _wrong(f"{key}.{name}", f"there is no such arm; arms: {_list(known)}")
+        if not 0 <= share <= 1:  # a NaN is neither
+            raise _wrong(f"{key}.{name}", f"{share} is not a share: 0 to 1")
+    total = sum(shares.values()) + experiment.holdout
+    if total > 1 + 0.5 / UNIT:
+        held = f" with the holdout of {experiment.holdout:g}" if experiment.holdout else ""
+        raise _wrong(key, f"shares sum to {total:g}{held}; at most 1")
+
+
+def conflict(one: Experiment, other: Experiment) -> str | None:
+    """Say which traffic two experiments both claim; None: none."""
+    if one.models and other.models:
+        both = sorted({*one.models} & {*other.models})
+        return f"requests for {_list(both)}" if both else None
+    named = one.models or other.models
+    return f"requests for {_list(named)}" if named else "all requests"
+
+
+def check_all(experiments: Sequence[Experiment], key: str) -> None:
+    """Refuse experiments that are wrong, or that claim the same name or traffic.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    for i, experiment in enumerate(experiments):
+        own = f"{key}[{i}]"
+        check(experiment, f"{own}.")
+        for j, other in enumerate(experiments[:i]):
+            if other.name == experiment.name:
+                raise _wrong(f"{own}.name", f"{experiment.name!r} is {key}[{j}]'s name, too")
+            claimed = conflict(other, experiment)
+            if claimed is not None:
+                raise _wrong(
+                    f"{own}.models",
+                    f"{experiment.name!r} and {other.name!r} ({key}[{j}]) both claim {claimed}",
+                )
+
+
+def check_replicas(experiment: Experiment, known: Iterable[Sequence[str]], key: str = "") -> None:
+    """Refuse arms whose replicas nobody knows; each known one has its names and base URL.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    replicas = [tuple(replica) for replica in known]
+    names = {name for replica in replicas for name in replica}
+    for i, arm in enumerate(experiment.arms):
+        for name in arm.replicas:
+            if name.rstrip("/") not in names:
+                told = _list(replica[0] for replica in replicas)
+                raise _wrong(f"{key}arms[{i}].replicas", f"no replica {name!r}; known: {told}")
+
+
+def _check_arm(experiment: Experiment, arm: Arm, key: str) -> None:
+    try:
+        arm.made()
+    except ValueError as exc:
+        raise _wrong(f"{key}policy", str(exc)) from exc
+    if experiment.design != "partition" and arm.replicas:
+        raise _wrong(f"{key}replicas", f"only design partition has these, not {experiment.design}")
+
+
+def _check_ramp(experiment: Experiment, key: str) -> None:
+    shares = experiment.shares()
+    last_s = 0.0
+    for i, step in enumerate(experiment.ramp):
+        if step.after_s < last_s:
+            raise _wrong(f"{key}[{i}].after_s", f"{step.after_s:g} comes before {last_s:g}")
+        last_s = step.after_s
+        shares |= step.shares
+        check_shares(experiment, shares, f"{key}[{i}].shares")
+
+
+def _check_partition(experiment: Experiment, key: str) -> None:
+    owners: dict[str, str] = {}
+    for i, arm in enumerate(experiment.arms):
+        if not arm.replicas:
+            raise _wrong(f"{key}arms[{i}].replicas", "design partition gives each arm some")
+        for name in arm.replicas:
+            owner = owners.setdefault(name.rstrip("/"), arm.name)
+            if owner != arm.name:
+                raise _wrong(f"{key}arms[{i}].replicas", f"{name!r} is {owner!r}'s already")
+
+
+def _wrong(key: str, text: str) -> ConfigError:
+    return ConfigError(f"{key}: {text}", param=key)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

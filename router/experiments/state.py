@@ -1,0 +1,102 @@
+"""An experiment as it stands: its definition and all orders since, as routers share it.
+
+Two routers may have heard different things; `merged` makes one of both, whichever way round, and
+however often. Rules:
+
+1. Another start (`id`) of the same name: the later one counts.
+2. Of one start: what is stopped, ended or removed anywhere is so everywhere, since the earliest
+   time; shares ordered anywhere count in the order of their times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.definitions import UNIT, Experiment
+from router.experiments.allocation import Layout
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """An order: shares of some arms from a time on. It ends the definition's own ramp."""
+
+    at_s: float  # unix seconds
+    shares: dict[str, float]
+
+
+class Stopped(Struct, frozen=True, kw_only=True):
+    """Since when something is stopped, and why; `guardrail`: by itself."""
+
+    at_s: float
+    reason: str
+    guardrail: str | None = None
+
+
+class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """See the module."""
+
+    id: str
+    definition: Experiment
+    started_s: float  # unix seconds
+    changes: tuple[Change, ...] = ()
+    stopped: dict[str, Stopped] = {}  # by arm
+    ended: Stopped | None = None
+    removed: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it claims its traffic."""
+        return self.ended is None and not self.removed
+
+    def timeline(self) -> list[tuple[float, dict[str, float]]]:
+        """List the shares of all arms with the unix time since when, in order."""
+        shares = self.definition.shares()
+        line = [(self.started_s, shares)]
+        until_s = self.changes[0].at_s if self.changes else float("inf")
+        steps = [(self.started_s + step.after_s, step.shares) for step in self.definition.ramp]
+        ordered = [(change.at_s, change.shares) for change in self.changes]
+        for at_s, changed in (*(step for step in steps if step[0] < until_s), *ordered):
+            shares = shares | changed
+            line.append((at_s, shares))
+        return line
+
+    def layouts(self) -> list[tuple[float, dict[str, float], Layout]]:
+        """Lay the line out for each entry of the timeline."""
+        names = [arm.name for arm in self.definition.arms]
+        layout = Layout(UNIT - round(self.definition.holdout * UNIT))
+        laid = []
+        for at_s, shares in self.timeline():
+            layout = layout.moved([shares[name] for name in names])
+            laid.append((at_s, shares, layout))
+        return laid
+
+
+def merged(ours: State, theirs: State) -> State:
+    """Make one state of two of the same name; see the module."""
+    if ours.id != theirs.id:
+        return max(ours, theirs, key=lambda state: (state.started_s, state.id))
+    changes = {msgspec.json.encode(c, order="sorted"): c for c in (*ours.changes, *theirs.changes)}
+    ordered = sorted(changes.items(), key=lambda item: (item[1].at_s, item[0]))
+    return replace(
+        ours,
+        started_s=min(ours.started_s, theirs.started_s),
+        changes=tuple(change for _, change in ordered),
+        stopped={
+            arm: _earliest(ours.stopped.get(arm), theirs.stopped.get(arm))
+            for arm in sorted({*ours.stopped, *theirs.stopped})
+        },
+        ended=_earliest(ours.ended, theirs.ended),
+        removed=ours.removed or theirs.removed,
+    )
+
+
+def _earliest(one: Stopped | None, other: Stopped | None) -> Any:
+    given = [stopped for stopped in (one, other) if stopped is not None]
+    return min(given, key=lambda s: (s.at_s, s.reason, s.guardrail or ""), default=None)
+
+
+encode_state = msgspec.msgpack.Encoder().encode
+decode_state = msgspec.msgpack.Decoder(State).decode
