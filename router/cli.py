@@ -10,14 +10,18 @@ import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
-from policies.registry import POLICIES
+from policies.registry import POLICIES, create
 from router import config as configuration
+from router.definitions import Experiment
 from router.errors import ConfigError
 
 COMMANDS = "warmroute.commands"
+
+_WIDE = 160  # columns, where nobody says how wide the screen is
 
 
 class _Group(click.Group):
@@ -55,6 +59,7 @@ def main() -> None:
     \b
     Try it without a GPU:       warmroute demo
     In front of two engines:    warmroute serve --replica http://HOST:8001 --replica http://HOST:8002
+    Is everything as it should? warmroute check, with the same options
     """
 
 
@@ -97,6 +102,15 @@ def _load(config_file: Path | None, flags: dict[str, Any]) -> configuration.Conf
     return configuration.load(config_file, os.environ, given)
 
 
+def _require_replicas(config: configuration.Config) -> None:
+    if not config.replicas and not (config.admin.allow_empty or config.redis.is_configured):
+        raise ConfigError(
+            "no replica given; say --replica http://HOST:PORT for each vLLM server, or "
+            "--allow-empty to add them at the admin API",
+            param="replicas",
+        )
+
+
 @main.command()
 @_config_options
 def serve(config_file: Path | None, **flags: Any) -> None:
@@ -108,17 +122,76 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     """
     try:
         config = _load(config_file, flags)
-        if not config.replicas:
-            raise ConfigError(
-                "no replica given; say --replica http://HOST:PORT for each vLLM server",
-                param="replicas",
-            )
+        _require_replicas(config)
         from router import lifecycle  # late: `--help` should not import an HTTP stack
 
         lifecycle.serve(config)
     except ConfigError as error:
         click.echo(f"warmroute: {error.message}", err=True)
         sys.exit(2)
+
+
+@main.command()
+@_config_options
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0.1, 600),
+    default=10.0,
+    show_default=True,
+    help="seconds to wait for answers; what is silent by then is reported as such",
+)
+@click.option("--json", "as_json", is_flag=True, help="for machines")
+def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) -> None:
+    """Say what `serve` would find with the same options, what is wrong, and what to do about it.
+
+    Nothing is changed: no request goes to a model, no lease is taken, Redis is only read, ports
+    are tried and left. Engines are asked about themselves, for a replay of their events and for
+    the tokens of a short sample; the Mooncake master for its figures and keys.
+
+    Exit status: 0 all is well (notes are well), 1 something is wrong, 2 the configuration is.
+    """
+    try:
+        config = _load(config_file, flags)
+        _require_replicas(config)
+        create(config.policy.name, config.policy.params)
+        password = _redis_password(config)
+    except (ConfigError, ValueError) as error:
+        text = error.message if isinstance(error, ConfigError) else f"policy: {error}"
+        click.echo(f"warmroute: {text}", err=True)
+        sys.exit(2)
+    import asyncio  # late, as in `serve`
+    import logging
+
+    from rich.console import Console
+
+    from router import checking
+
+    def waiting(awaited: list[str]) -> None:
+        click.echo(f"waiting for {', '.join(awaited)} …", err=True)
+
+    logging.getLogger("router").addHandler(logging.NullHandler())  # the report says it all
+    try:
+        report = asyncio.run(
+            checking.check(config, redis_password=password, wait_s=wait_s, on_waiting=waiting)
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
+    else:
+        checking.render(
+            report, Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+        )
+    sys.exit(0 if report.is_well else 1)
+
+
+def _redis_password(config: configuration.Config) -> str | None:
+    """Read the password of Redis; what is wrong with its file is a finding of the check."""
+    try:
+        return configuration.redis_password(config.redis, os.environ)
+    except ConfigError:
+        return None
 
 
 @main.command()
@@ -138,26 +211,36 @@ def policies() -> None:
         click.echo("    " + "\n    ".join((policy.__doc__ or "").strip().splitlines()) + "\n")
 
 
-@main.command()
-@click.argument("file", type=click.File("rb"))
-@click.option("--admin", default="http://127.0.0.1:8081", show_default=True, help="admin base URL")
-@click.option("--token-file", type=click.Path(path_type=Path, exists=True), help="admin token")
-@click.option("--json", "as_json", is_flag=True, help="the raw answer")
-def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> None:
-    """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""
-    import httpx
+def _admin_options(command: Any) -> Any:
+    """Give a command what it needs to ask the admin port."""
+    command = click.option("--json", "as_json", is_flag=True, help="the raw answer")(command)
+    command = click.option(
+        "--token-file", type=click.Path(path_type=Path, exists=True), help="admin token"
+    )(command)
+    return click.option(
+        "--admin", default="http://127.0.0.1:8081", show_default=True, help="admin base URL"
+    )(command)
 
-    from router.explaining import table
+
+def _ask(
+    method: str, path: str, content: bytes | None, *, admin: str, token_file: Path | None
+) -> Any:
+    """Ask the admin port of a running router.
+
+    Raises:
+        click.ClickException: it is not there, or refuses; the message says why.
+    """
+    import httpx
 
     headers = {"Content-Type": "application/json"}
     try:
         if token_file is not None:
             headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-        answer = httpx.post(
-            f"{admin}/admin/explain", content=file.read(), headers=headers, timeout=30.0
+        answer = httpx.request(
+            method, f"{admin}/admin/{path}", content=content, headers=headers, timeout=30.0
         )
         told = answer.json()
-        failed = None if answer.status_code == 200 else str(told["error"]["message"])
+        failed = None if answer.is_success else str(told["error"]["message"])
     except OSError as exc:
         raise click.ClickException(f"{token_file}: {exc.strerror}") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
@@ -168,7 +251,184 @@ def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> No
         raise click.ClickException(f"{admin}: not the admin port of `warmroute serve`") from exc
     if failed is not None:
         raise click.ClickException(failed)
+    return told
+
+
+@main.command()
+@click.argument("file", type=click.File("rb"))
+@_admin_options
+def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> None:
+    """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""
+    from router.explaining import table
+
+    told = _ask("POST", "explain", file.read(), admin=admin, token_file=token_file)
     click.echo(json.dumps(told, indent=2) if as_json else table(told).rstrip("\n"))
+
+
+@main.group()
+def replicas() -> None:
+    """List, add, drain and remove replicas of a running router (of all that share its Redis)."""
+
+
+@replicas.command("list")
+@_admin_options
+def list_replicas(admin: str, token_file: Path | None, as_json: bool) -> None:
+    """Show every replica: whether it is used, what it has in flight, how well it is known."""
+    from router.listing import table
+
+    told = _ask("GET", "replicas", None, admin=admin, token_file=token_file)
+    click.echo(json.dumps(told, indent=2) if as_json else table(told).rstrip("\n"))
+
+
+@replicas.command("add")
+@click.argument("url")
+@click.option("--name", help="in metrics and headers; default: the next free r1, r2, …")
+@click.option("--events", multiple=True, help="KV event endpoint, one per rank")
+@click.option("--replay", multiple=True, help="replay endpoint, one per rank")
+@_admin_options
+def add_replica(
+    url: str,
+    name: str | None,
+    events: tuple[str, ...],
+    replay: tuple[str, ...],
+    admin: str,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Add the vLLM server at URL."""
+    order = {"url": url, "name": name, "events": events, "replay": replay}
+    content = json.dumps({key: value for key, value in order.items() if value}).encode()
+    told = _ask("POST", "replicas", content, admin=admin, token_file=token_file)
+    click.echo(json.dumps(told) if as_json else f"{told['name']}: {told['url']}")
+
+
+@replicas.command("drain")
+@click.argument("name")
+@_admin_options
+def drain_replica(name: str, admin: str, token_file: Path | None, as_json: bool) -> None:
+    """Send NAME no new requests; those in flight end."""
+    _drain(name, True, admin, token_file, as_json)
+
+
+@replicas.command("undrain")
+@click.argument("name")
+@_admin_options
+def undrain_replica(name: str, admin: str, token_file: Path | None, as_json: bool) -> None:
+    """Send NAME requests again."""
+    _drain(name, False, admin, token_file, as_json)
+
+
+def _drain(name: str, draining: bool, admin: str, token_file: Path | None, as_json: bool) -> None:
+    content = json.dumps({"draining": draining}).encode()
+    path = f"replicas/{quote(name, safe='')}/drain"
+    told = _ask("POST", path, content, admin=admin, token_file=token_file)
+    said = "gets no new requests" if draining else "gets requests again"
+    click.echo(json.dumps(told) if as_json else f"{name} {said}")
+
+
+@replicas.command("remove")
+@click.argument("name")
+@click.option("--now", is_flag=True, help="do not wait for its answers in flight")
+@_admin_options
+def remove_replica(
+    name: str, now: bool, admin: str, token_file: Path | None, as_json: bool
+) -> None:
+    """Let NAME go, when its answers in flight are done."""
+    path = f"replicas/{quote(name, safe='')}" + ("?now=1" if now else "")
+    told = _ask("DELETE", path, None, admin=admin, token_file=token_file)
+    said = "is removed" if now else "is removed as soon as its answers in flight are done"
+    click.echo(json.dumps(told) if as_json else f"{name} {said}")
+
+
+@main.group()
+def experiments() -> None:
+    """List, start, ramp, stop and remove experiments of a running router (of all that share its
+    Redis)."""
+
+
+def _told(told: Any, as_json: bool) -> None:
+    """Print what the admin port told about experiments."""
+    from router.experiment_listing import table
+
+    listed = told["experiments"] if "experiments" in told else [told]
+    click.echo(json.dumps(told, indent=2) if as_json else table(listed).rstrip("\n"))
+
+
+@experiments.command("list")
+@click.argument("name", required=False)
+@_admin_options
+def list_experiments(name: str | None, admin: str, token_file: Path | None, as_json: bool) -> None:
+    """Show every experiment, or NAME: its arms, their shares, what speaks against them."""
+    path = "experiments" + (f"/{quote(name, safe='')}" if name else "")
+    _told(_ask("GET", path, None, admin=admin, token_file=token_file), as_json)
+
+
+@experiments.command("start")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@_admin_options
+def start_experiment(file: Path, admin: str, token_file: Path | None, as_json: bool) -> None:
+    """Start the experiment that FILE (YAML or JSON) defines."""
+    try:
+        tree = configuration.read_yaml(file, Experiment)
+        configuration.experiment_of(tree)
+    except ConfigError as error:
+        click.echo(f"warmroute: {file}: {error.message.removeprefix(f'{file}: ')}", err=True)
+        sys.exit(2)
+    content = json.dumps(tree, default=str).encode()
+    _told(_ask("POST", "experiments", content, admin=admin, token_file=token_file), as_json)
+
+
+@experiments.command("ramp")
+@click.argument("name")
+@click.argument("shares", nargs=-1, required=True, metavar="ARM=SHARE...")
+@_admin_options
+def ramp_experiment(
+    name: str, shares: tuple[str, ...], admin: str, token_file: Path | None, as_json: bool
+) -> None:
+    """Set the shares of arms of NAME, e.g. `ramp alpha control=0.5 greedy=0.5`.
+
+    Arms that are not named keep theirs; the definition's own ramp is over.
+    """
+    wanted: dict[str, float] = {}
+    for pair in shares:
+        arm, _, share = pair.partition("=")
+        try:
+            wanted[arm] = float(share)
+        except ValueError as exc:
+            raise click.UsageError(f"{pair!r} is not ARM=SHARE, a share from 0 to 1") from exc
+    content = json.dumps({"shares": wanted}).encode()
+    path = f"experiments/{quote(name, safe='')}/ramp"
+    _told(_ask("POST", path, content, admin=admin, token_file=token_file), as_json)
+
+
+@experiments.command("stop")
+@click.argument("name")
+@click.option("--arm", help="stop this arm only")
+@click.option("--reason", help="why, for the log and for others")
+@_admin_options
+def stop_experiment(
+    name: str,
+    arm: str | None,
+    reason: str | None,
+    admin: str,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
+    """End NAME: its traffic is the default policy's again. It stays listed until it is removed."""
+    order = {"arm": arm, "reason": reason}
+    content = json.dumps({key: value for key, value in order.items() if value}).encode()
+    path = f"experiments/{quote(name, safe='')}/stop"
+    _told(_ask("POST", path, content, admin=admin, token_file=token_file), as_json)
+
+
+@experiments.command("remove")
+@click.argument("name")
+@_admin_options
+def remove_experiment(name: str, admin: str, token_file: Path | None, as_json: bool) -> None:
+    """End NAME, and forget it."""
+    path = f"experiments/{quote(name, safe='')}"
+    told = _ask("DELETE", path, None, admin=admin, token_file=token_file)
+    click.echo(json.dumps(told) if as_json else f"{name} is removed")
 
 
 # transformers announces at import that there is no torch; here that is meant.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
@@ -18,10 +18,17 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from policies.naming import split
+from policies.policy import Policy
+from policies.registry import create
+from router.definitions import Experiment, check_all, check_replicas
 from router.errors import ConfigError
 
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+
+REDIS_PASSWORD = "WARMROUTE_REDIS_PASSWORD"
+"""The variable with the password of Redis. No flag, no key: both are read by others."""
 
 
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +45,15 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     replay: Annotated[
         tuple[str, ...], Meta(description="KV event replay endpoints, one per rank")
     ] = ()
+    pool: Annotated[
+        bool | None,
+        Meta(description="whether it takes part in the Mooncake pool; default: found out"),
+    ] = None
+
+    @property
+    def identity(self) -> str:
+        """What routers call this replica among themselves: each may number its own differently."""
+        return self.name or self.url.rstrip("/")
 
 
 class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +72,13 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Path | None,
         Meta(description="file with the admin bearer token; required off loopback"),
     ] = None
+    allow_empty: Annotated[
+        bool,
+        Meta(
+            description="start without replicas: the admin API will add some",
+            extra={"flag": "allow-empty"},
+        ),
+    ] = False
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +144,35 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
 
 
+class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pool that replicas share (vLLM's MooncakeStoreConnector)."""
+
+    master: Annotated[
+        str | None,
+        Meta(
+            description="base URL of the Mooncake master's --metrics_port, e.g. http://10.0.0.5:9003",
+            extra={"flag": "mooncake"},
+        ),
+    ] = None
+    events: Annotated[
+        str | None,
+        Meta(description="endpoint of the master's event stream, if it has one, tcp://HOST:PORT"),
+    ] = None
+    timeout_s: Annotated[Seconds, Meta(description="longest silence of the master")] = 5.0
+    poll_s: Annotated[Seconds, Meta(description="pause between looks at the master's counters")] = (
+        1.0
+    )
+    list_s: Annotated[
+        Seconds, Meta(description="longest pause between listings of the pool's keys")
+    ] = 60.0
+    verify_timeout_s: Annotated[
+        Seconds, Meta(description="deadline for verifying what a decision would fetch")
+    ] = 0.025
+    verify_keys: Annotated[
+        int, Meta(ge=0, le=4096, description="objects asked for at once then; 0: none, never")
+    ] = 512
+
+
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes: Annotated[int, Meta(gt=0, description="largest request body")] = 32 * 1024 * 1024
     header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
@@ -169,6 +221,99 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_sessions: Annotated[int, Meta(gt=0, description="sessions remembered")] = 100_000
 
 
+class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What several routers share. The password is no part of this tree: see `redis_password`."""
+
+    url: Annotated[
+        str | None,
+        Meta(
+            description="Redis or Valkey that routers share: redis://HOST:PORT/DB, rediss:// (TLS) "
+            "or unix://PATH?db=DB; any node of a Cluster",
+            extra={"flag": "redis"},
+        ),
+    ] = None
+    username: Annotated[str | None, Meta(description="ACL user; default: Redis's default user")] = (
+        None
+    )
+    password_file: Annotated[
+        Path | None,
+        Meta(description="file with the password; or set WARMROUTE_REDIS_PASSWORD"),
+    ] = None
+    ca_file: Annotated[Path | None, Meta(description="CA bundle for rediss://")] = None
+    sentinels: Annotated[
+        tuple[str, ...],
+        Meta(description="Sentinels, HOST:PORT each; the url then gives scheme and DB alone"),
+    ] = ()
+    sentinel_service: Annotated[
+        str | None, Meta(description="name that the Sentinels know the master by")
+    ] = None
+    namespace: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z0-9._-]{1,64}$",
+            description="routers of one namespace are one; letters, digits, '.', '_', '-'",
+        ),
+    ] = "default"
+    timeout_s: Annotated[Seconds, Meta(description="deadline of one operation")] = 2.0
+    lookup_timeout_s: Annotated[
+        Seconds,
+        Meta(description="deadline of a look-up in index.mode redis; then the local view counts"),
+    ] = 0.02
+    lease_s: Annotated[
+        float,
+        Meta(ge=0.5, description="a router not heard of for so long is taken for dead"),
+    ] = 3.0
+    log_entries: Annotated[
+        int,
+        Meta(ge=1000, description="entries kept in each stream, and none older than a minute"),
+    ] = 100_000
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is a Redis at all."""
+        return self.url is not None or bool(self.sentinels)
+
+
+class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Annotated[
+        str,
+        Meta(
+            pattern="^(local|redis)$",
+            description="where requests are matched: in the local copy, or in Redis itself",
+        ),
+    ] = "local"
+
+
+class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy that is asked, but not followed."""
+
+    name: str
+    params: dict[str, Any] = {}
+
+
+class ShadowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    policies: Annotated[
+        tuple[ShadowPolicy, ...],
+        Meta(
+            max_length=8,
+            description="policies to put every decision to as well, without following them: "
+            "NAME or NAME:PARAM=VALUE[:PARAM=VALUE…]",
+            extra={"flag": "shadow"},
+        ),
+    ] = ()
+    share: Annotated[float, Meta(ge=0, le=1, description="share of decisions put to them")] = 1.0
+
+
+class ExperimentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    definitions: Annotated[
+        tuple[Experiment, ...],
+        Meta(
+            description="experiments on live traffic: mappings, or YAML files of one each",
+            extra={"flag": "experiment"},
+        ),
+    ] = ()
+
+
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="log level")] = (
         "info"
@@ -192,10 +337,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hash: HashConfig = HashConfig()
     events: EventsConfig = EventsConfig()
     engine: EngineConfig = EngineConfig()
+    mooncake: MooncakeConfig = MooncakeConfig()
     limits: LimitsConfig = LimitsConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()
     session: SessionConfig = SessionConfig()
+    redis: RedisConfig = RedisConfig()
+    index: IndexConfig = IndexConfig()
+    shadow: ShadowConfig = ShadowConfig()
+    experiment: ExperimentConfig = ExperimentConfig()
     log: LogConfig = LogConfig()
 
 
@@ -246,7 +396,7 @@ def load(
         ConfigError: unreadable file, unknown key, value of the wrong type or range; the message
             names the key and what is allowed.
     """
-    tree: dict[str, Any] = _read_yaml(file) if file is not None else {}
+    tree: dict[str, Any] = read_yaml(file) if file is not None else {}
     for option in options():
         text = (environ or {}).get(option.variable)
         if text is not None:
@@ -254,16 +404,80 @@ def load(
         value = (flags or {}).get(option.path)
         if value is not None:
             _put(tree, option.path, value)
+    redis = tree.get("redis")
+    if isinstance(redis, dict) and "password" in redis:
+        raise ConfigError(
+            f"redis.password: not in the file; put it into {REDIS_PASSWORD} or into a file of its "
+            "own that redis.password_file names",
+            param="redis.password",
+        )
     replicas = tree.get("replicas")
     for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
+    _expand(tree, "shadow", "policies", _shadow)
+    _expand(tree, "experiment", "definitions", lambda text, _: read_yaml(Path(text), Experiment))
     try:
         config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
         raise _explained(str(exc)) from exc
     _check(config)
     return config
+
+
+def experiment_of(tree: Mapping[str, Any]) -> Experiment:
+    """Read one experiment's definition, as it is in a file; its sense is not checked.
+
+    Raises:
+        ConfigError: unknown key, value of the wrong type or range; the message names the key.
+    """
+    try:
+        return msgspec.convert(tree, Experiment, strict=False)
+    except msgspec.ValidationError as exc:
+        raise _explained(str(exc), Experiment) from exc
+
+
+def _expand(
+    tree: dict[str, Any], section: str, key: str, made: Callable[[str, str], dict[str, Any]]
+) -> None:
+    """Make mappings of those entries of a list that are text."""
+    node = tree.get(section)
+    entries = node.get(key) if isinstance(node, dict) else None
+    if isinstance(node, dict) and isinstance(entries, list):
+        node[key] = [
+            made(entry, f"{section}.{key}[{i}]") if isinstance(entry, str) else entry
+            for i, entry in enumerate(entries)
+        ]
+
+
+def _shadow(text: str, key: str) -> dict[str, Any]:
+    try:
+        name, params = split(text)
+    except ValueError as exc:
+        raise ConfigError(f"{key}: {exc}", param=key) from exc
+    return {"name": name, "params": params}
+
+
+def redis_password(redis: RedisConfig, environ: Mapping[str, str]) -> str | None:
+    """Read the password of Redis, from its file or else its variable; None: there is none.
+
+    It never becomes a part of the tree, so nothing that shows the tree can show it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
+    if redis.password_file is None:
+        return environ.get(REDIS_PASSWORD) or None
+    key = "redis.password_file"
+    try:
+        password = redis.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as exc:
+        raise ConfigError(f"{key}: {redis.password_file}: {exc.strerror}", param=key) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{key}: {redis.password_file}: not UTF-8", param=key) from exc
+    if not password:
+        raise ConfigError(f"{key}: {redis.password_file} is empty", param=key)
+    return password
 
 
 def _path(kind: type, value: Any) -> Any:
@@ -278,28 +492,116 @@ def _check(config: Config) -> None:
     names: set[str] = set()
     for i, replica in enumerate(config.replicas):
         key = f"replicas[{i}]"
-        _check_url(replica.url, f"{key}.url")
+        check_replica(replica, f"{key}.")
         name = replica.name or f"r{i + 1}"
         if name in names:
             raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-            raise ConfigError(
-                f"{key}.name: {name!r} may hold letters, digits, '.', '_' and '-' (64 at most)",
-                param=f"{key}.name",
-            )
-        if replica.replay and len(replica.replay) != len(replica.events):
-            raise ConfigError(
-                f"{key}.replay: name one endpoint per entry of {key}.events, or none",
-                param=f"{key}.replay",
-            )
-        _check_endpoints(replica.events, f"{key}.events")
-        _check_endpoints(replica.replay, f"{key}.replay")
         names.add(name)
+    if config.mooncake.master is not None:
+        _check_url(config.mooncake.master, "mooncake.master")
+    if config.mooncake.events is not None:
+        _check_endpoints((config.mooncake.events,), "mooncake.events")
     if config.admin.host not in ("127.0.0.1", "::1", "localhost") and not config.admin.token_file:
         raise ConfigError(
             f"admin.host: {config.admin.host!r} is reachable from outside; set admin.token_file",
             param="admin.token_file",
         )
+    _check_redis(config.redis)
+    if config.index.mode == "redis" and not config.redis.is_configured:
+        raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
+    _check_shadows(config.shadow)
+    _check_experiments(config)
+
+
+def _check_shadows(shadow: ShadowConfig) -> None:
+    made: list[Policy] = []
+    for i, choice in enumerate(shadow.policies):
+        key = f"shadow.policies[{i}]"
+        try:
+            policy = create(choice.name, choice.params)
+        except ValueError as exc:
+            raise ConfigError(f"{key}: {exc}", param=key) from exc
+        if policy in made:
+            raise ConfigError(f"{key}: is shadow.policies[{made.index(policy)}], too", param=key)
+        made.append(policy)
+
+
+def _check_experiments(config: Config) -> None:
+    """Refuse experiments that are wrong; replicas of arms are known if no others may come."""
+    key = "experiment.definitions"
+    check_all(config.experiment.definitions, key)
+    if config.replicas and not (config.redis.is_configured or config.admin.allow_empty):
+        known = [(r.name or f"r{i + 1}", r.url.rstrip("/")) for i, r in enumerate(config.replicas)]
+        for i, experiment in enumerate(config.experiment.definitions):
+            check_replicas(experiment, known, f"{key}[{i}].")
+
+
+def _check_redis(redis: RedisConfig) -> None:
+    if redis.url is not None:
+        _check_redis_url(redis.url)
+    for sentinel in redis.sentinels:
+        if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/@]+):\d{1,5}", sentinel):
+            raise ConfigError(
+                f"redis.sentinels: {sentinel!r} is not HOST:PORT", param="redis.sentinels"
+            )
+    if bool(redis.sentinels) != (redis.sentinel_service is not None):
+        raise ConfigError(
+            "redis.sentinels and redis.sentinel_service need each other",
+            param="redis.sentinel_service",
+        )
+
+
+def _check_redis_url(text: str) -> None:
+    """Refuse what names no Redis; never repeat a password that is in it."""
+    key = "redis.url"
+    try:
+        url = urlsplit(text)
+        has_user, host, _ = "@" in url.netloc, url.hostname, url.port
+    except ValueError:
+        has_user, host, url = "@" in text, None, urlsplit("")
+    if has_user or "password=" in url.query:
+        raise ConfigError(
+            f"{key}: no user or password allowed here; put the password into "
+            f"{REDIS_PASSWORD} or the file redis.password_file names, the user into redis.username",
+            param=key,
+        )
+    if url.scheme == "unix":
+        query = re.fullmatch(r"(db=\d+)?", url.query)
+        is_right = len(url.path) > 1 and not host and query is not None
+    else:
+        path = re.fullmatch(r"/?\d*", url.path)
+        is_scheme = url.scheme in ("redis", "rediss")
+        is_right = is_scheme and bool(host) and not url.query and path is not None
+    if not is_right or url.fragment:
+        raise ConfigError(
+            f"{key}: {text!r} is not redis://HOST:PORT/DB, rediss://HOST:PORT/DB or "
+            "unix://PATH?db=DB",
+            param=key,
+        )
+
+
+def check_replica(replica: ReplicaConfig, key: str = "") -> None:
+    """Refuse a replica that cannot be one, wherever it was named; `key` goes before its fields.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    _check_url(replica.url, f"{key}url")
+    name = replica.name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise ConfigError(
+            f"{key}name: {name!r} may hold letters, digits, '.', '_' and '-' (64 at most)",
+            param=f"{key}name",
+        )
+    if name == "pool":
+        raise ConfigError(f"{key}name: 'pool' means the shared pool", param=f"{key}name")
+    if replica.replay and len(replica.replay) != len(replica.events):
+        raise ConfigError(
+            f"{key}replay: name one endpoint per entry of {key}events, or none",
+            param=f"{key}replay",
+        )
+    _check_endpoints(replica.events, f"{key}events")
+    _check_endpoints(replica.replay, f"{key}replay")
 
 
 def _check_url(text: str, key: str) -> None:
@@ -328,7 +630,12 @@ def _check_endpoints(endpoints: tuple[str, ...], key: str) -> None:
             )
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
+    """Read a file whose top level is a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, or is none such.
+    """
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -338,7 +645,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: the top level must be a mapping of {_known(Config)}")
+        raise ConfigError(f"{file}: the top level must be a mapping of {_known(known)}")
     return tree
 
 
@@ -386,14 +693,14 @@ def _known(section: type[Struct]) -> str:
     return ", ".join(field.name for field in msgspec.structs.fields(section))
 
 
-def _explained(message: str) -> ConfigError:
+def _explained(message: str, root: type[Struct] = Config) -> ConfigError:
     """Turn msgspec's message into one that names the key and what is allowed there."""
     text, _, where = message.partition(" - at `$")
     path = where.rstrip("`").lstrip(".").replace("[...]", "[]")
     unknown = re.search(r"unknown field `([^`]*)`", text)
     if unknown is None:
         return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
-    section: Any = Config
+    section: Any = root
     for step in re.findall(r"[a-z_]+", path):
         hint = get_type_hints(section)[step]
         section = next((a for a in get_args(hint) if isinstance(a, type)), hint)

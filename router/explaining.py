@@ -18,6 +18,8 @@ def table(explained: dict[str, Any]) -> str:
         f"{explained['num_tokens']:,} prompt tokens ({explained['way']}), model "
         f"{explained['model']}, policy {explained['policy']}"
     )
+    if explained.get("num_pool_tokens") is not None:
+        console.print(f"{explained['num_pool_tokens']:,} leading tokens in the shared pool")
     costs = {cost["id"]: cost for cost in decision["costs"]}
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("replica", "state"):

@@ -1,24 +1,30 @@
 """Builds the router's parts and owns what runs beside requests: one TaskGroup, every task named.
 
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
-    sweep         end claims whose events came; free what retired epochs left, in slices
+    pool          look at the Mooncake master, list its keys
+    sweep         end claims whose events came; free what retired epochs left, in slices;
+                  let go of removed replicas that are idle
     loop lag      measure what blocks the event loop
     garbage       collect it often and briefly
+    redis         share state with other routers; see router.sharing
     records       write decision records
 
-A replica's life is told in router.watch.
+A replica's life is told in router.watch, who has one in router.watches.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import secrets
 import signal
+import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,28 +36,43 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.registry import create
 from router import logs
-from router.config import Config, ReplicaConfig
+from router.config import Config, redis_password
 from router.errors import (
     ConfigError,
     RouterError,
 )
+from router.experiments import Experiments
+from router.fleet.feeds import Feeds
 from router.fleet.fleet import Fleet
+from router.fleet.registry import Entry, Registry
 from router.fleet.sessions import Sessions
 from router.garbage import collect_garbage
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.index.block_index import BlockIndex
 from router.index.caches import Caches
+from router.index.pool_readers import PoolReaders
+from router.index.shared_pool import SharedPool
 from router.io.decision_log import DecisionLog
 from router.io.engine_api import EngineApi
+from router.io.mooncake import MasterApi
+from router.io.redis_store import RedisStore
 from router.io.upstream import Upstream
 from router.metrics import Metrics
+from router.peers import ALONE, Alone, Peers
 from router.pipeline import Pipeline
+from router.pooling import PoolFollower
 from router.prompt import Prompters
+from router.sharing import PoolShare, Sharing
+from router.stages.lookup import Lookup
 from router.stages.observe import Observer
+from router.stages.pool import PoolLookup
+from router.stages.shadow import Shadows
 from router.stages.tokenize import Tokenizer
-from router.status import Status, Waiting
+from router.stages.trials import Trials
+from router.status import UNDISCOVERED, PoolStatus, Status, Waiting
 from router.watch import HISTORY, ReplicaWatch
+from router.watches import Watches
 
 logger = logging.getLogger(__name__)
 
@@ -66,18 +87,32 @@ class Router:
 
     Args:
         owns_process: Whether the garbage collector is this router's to steer.
+        redis_password: Of the Redis that is configured; None: it needs none.
+        peer_name: What other routers call this one, unique to the process; None: it is made up
+            where there is a Redis, else there are no others.
 
     Raises:
         ConfigError: a policy or one of its parameters is unknown, a file cannot be used.
     """
 
-    def __init__(self, config: Config, *, owns_process: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        owns_process: bool = False,
+        redis_password: str | None = None,
+        peer_name: str | None = None,
+    ) -> None:
         _check_files(config)
         self._config = config
         self._owns_process = owns_process
         self.metrics = Metrics()
-        self.fleet = Fleet(order=[name for name, _ in _named(config.replicas)])
+        self.registry = Registry(config.replicas)
+        self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = Caches(BlockIndex())
+        self.sessions = Sessions(
+            ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
+        )
         self.prompters = Prompters()
         self._upstream = Upstream(config.forward)
         self._engine_api = EngineApi(
@@ -93,6 +128,24 @@ class Router:
             if config.log.decisions is not None
             else None
         )
+        feeds = Feeds(self.registry, self.fleet)
+        name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._store = (
+            RedisStore(config.redis, router=name, password=redis_password)
+            if config.redis.is_configured
+            else None
+        )
+        self.peers: Peers | Alone = ALONE
+        if self._store is not None or peer_name is not None:
+            self.peers = Peers(
+                name,
+                fleet=self.fleet,
+                caches=self.caches,
+                sessions=self.sessions,
+                feeds=feeds,
+                metrics=self.metrics,
+                lease_s=config.redis.lease_s,
+            )
         tokenizer = Tokenizer(
             config=config.tokens,
             prompters=self.prompters,
@@ -102,10 +155,38 @@ class Router:
             max_tokens=self._max_tokens,
             metrics=self.metrics,
         )
+        self.pool = SharedPool()
+        self._readers = readers = PoolReaders(
+            {e.name: e.replica.pool for e in self.registry.entries if e.replica.pool is not None}
+        )
+        self._master: MasterApi | None = None
+        self.pool_follower: PoolFollower | None = None
+        lookup: PoolLookup | None = None
+        if config.mooncake.master is not None:
+            self._master = MasterApi(config.mooncake.master, timeout_s=config.mooncake.timeout_s)
+            self.pool_follower = PoolFollower(
+                self.pool, self._master, config.mooncake, self.metrics
+            )
+            lookup = PoolLookup(
+                pool=self.pool,
+                readers=readers,
+                api=self._master,
+                config=config.mooncake,
+                metrics=self.metrics,
+            )
+        self.trials = Trials(Experiments(), metrics=self.metrics)
+        for definition in config.experiment.definitions:
+            self.trials.start(definition, configured=True)
+        self.metrics.watch_experiments(self.trials.metric_states)
+        self._shadows = Shadows(
+            [create(shadow.name, shadow.params) for shadow in config.shadow.policies],
+            share=config.shadow.share,
+            metrics=self.metrics,
+        )
         self.pipeline = Pipeline(
             config=config,
             fleet=self.fleet,
-            sessions=Sessions(ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions),
+            sessions=self.sessions,
             caches=self.caches,
             tokenizer=tokenizer,
             policy=_policy(config.policy.name, config.policy.params),
@@ -115,21 +196,72 @@ class Router:
                 metrics=self.metrics,
                 caches=self.caches,
                 tokenizer=tokenizer,
+                pool=lookup,
                 decision_log=self._decision_log,
+                trials=self.trials,
+                shadows=self._shadows,
             ),
+            trials=self.trials,
+            pool=lookup,
             metrics=self.metrics,
+            peers=self.peers,
+            lookup=self._lookup(feeds) if config.index.mode == "redis" else None,
             seed=random.SystemRandom().getrandbits(63),
         )
-        self._waiting: Waiting = dict.fromkeys(
-            (name for name, _ in _named(config.replicas)), "not discovered yet"
+        self._waiting: Waiting = {}
+        self.watches = Watches(
+            self.registry,
+            fleet=self.fleet,
+            upstream=self._upstream,
+            waiting=self._waiting,
+            watch=self._watch,
+        )
+        self.sharing = self._share(name, feeds)
+        if self.sharing is not None:
+            self.metrics.watch_sharing(self.sharing.state)
+        pool_status = (
+            PoolStatus(self.pool, readers, self.fleet, url=config.mooncake.master)
+            if config.mooncake.master is not None
+            else None
         )
         self._status = Status(
-            list(_named(config.replicas)),
+            self.registry,
             fleet=self.fleet,
             caches=self.caches,
             waiting=self._waiting,
+            pool=pool_status,
+            sharing=self.sharing.state if self.sharing is not None else None,
         )
         self.metrics.watch(self._status)
+
+    def _share(self, name: str, feeds: Feeds) -> Sharing | None:
+        """Put together what several routers share; None: there is only this one."""
+        if self._store is None or not isinstance(self.peers, Peers):
+            return None
+        return Sharing(
+            self._store,
+            me=name,
+            caches=self.caches,
+            feeds=feeds,
+            peers=self.peers,
+            registry=self.registry,
+            apply_records=self.watches.apply,
+            pool=PoolShare(self.pool, self.pool_follower) if self.pool_follower else None,
+            lease_s=self._config.redis.lease_s,
+            session_ttl_s=self._config.session.ttl_s,
+            keeps_blocks=self._config.index.mode == "local",
+            trials=self.trials,
+        )
+
+    def _lookup(self, feeds: Feeds) -> Lookup:
+        assert self._store is not None  # the configuration says so
+        return Lookup(
+            self._store,
+            feeds=feeds,
+            caches=self.caches,
+            is_up=lambda: self.sharing is not None and self.sharing.link.is_up,
+            metrics=self.metrics,
+        )
 
     # ---------------------------------------------------------------- life
 
@@ -142,8 +274,11 @@ class Router:
         async with AsyncExitStack() as stack:
             if self._decision_log is not None:  # last: answers in flight at the end have records
                 stack.callback(self._decision_log.close)
+            stack.callback(self._shadows.close)  # before that: what they have to say is recorded
             await stack.enter_async_context(self._upstream)
             await stack.enter_async_context(self._engine_api)
+            if self._master is not None:
+                await stack.enter_async_context(self._master)
             data_url = await self._listen(
                 stack, self._data_app(), self._config.listen.host, self._config.listen.port
             )
@@ -151,18 +286,22 @@ class Router:
                 stack, self._admin_app(), self._config.admin.host, self._config.admin.port
             )
             async with asyncio.TaskGroup() as tg:
+                self.watches.start(tg)
                 tasks = [
-                    tg.create_task(self._watch(name, replica).run(), name=f"watch {name}")
-                    for name, replica in _named(self._config.replicas)
+                    tg.create_task(self._sweep(), name="sweep"),
+                    tg.create_task(self._measure_lag(), name="loop lag"),
                 ]
-                tasks.append(tg.create_task(self._sweep(), name="sweep"))
-                tasks.append(tg.create_task(self._measure_lag(), name="loop lag"))
+                if self.sharing is not None:
+                    tasks.append(tg.create_task(self.sharing.run(), name="redis"))
+                if self.pool_follower is not None:
+                    tasks.append(tg.create_task(self.pool_follower.run(), name="pool"))
                 if self._owns_process:
                     tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
                 if self._decision_log is not None:
                     tasks.append(tg.create_task(self._decision_log.run(), name="records"))
                 on_ready(data_url, admin_url)
                 await stop.wait()
+                self.watches.stop()
                 for task in tasks:
                     task.cancel()
         for executor in (self._encoders, self._loaders):
@@ -200,15 +339,22 @@ class Router:
             metrics=self.metrics,
             limits=self._config.limits,
             not_ready=self.not_ready,
+            is_starting=self.is_starting,
         ).build()
 
     def _admin_app(self) -> web.Application:
         token = _secret(self._config.admin.token_file, "admin.token_file")
         return AdminApp(
             pipeline=self.pipeline,
-            fleet=self.fleet,
+            orders=self.watches,
+            trials=self.trials,
+            replicas=lambda: [
+                (e.name, e.identity, e.replica.url.rstrip("/")) for e in self.registry.entries
+            ],
             config=self._config,
             describe=self._status.describe,
+            describe_pool=self._status.describe_pool,
+            sharing=self._status.sharing,
             token=token,
         ).build()
 
@@ -224,16 +370,22 @@ class Router:
         loading = self.prompters.loading()
         return f"loading tokenizers: {', '.join(loading)}" if loading else self._history_missing()
 
+    def is_starting(self) -> bool:
+        """Say whether requests will be served, or served better, in a moment."""
+        if self.fleet.replicas:
+            return self.not_ready() is not None
+        return any(reason == UNDISCOVERED for reason in self._waiting.values())
+
     def _history_missing(self) -> str | None:
         for name, reason in self._waiting.items():
             if reason == HISTORY:
                 return f"{name}: {reason}"
         return None
 
-    def _watch(self, name: str, replica: ReplicaConfig) -> ReplicaWatch:
+    def _watch(self, entry: Entry) -> ReplicaWatch:
         return ReplicaWatch(
-            name,
-            replica,
+            entry.name,
+            entry.replica,
             config=self._config,
             fleet=self.fleet,
             caches=self.caches,
@@ -242,6 +394,10 @@ class Router:
             engine_api=self._engine_api,
             loaders=self._loaders,
             waiting=self._waiting,
+            is_offered=lambda: self.watches.is_offered(entry.name),
+            sharing=self.sharing,
+            pool=self.pool if self._master is not None else None,
+            readers=self._readers,
         )
 
     def _engine_address(self, model: str) -> tuple[str, str] | None:
@@ -268,6 +424,7 @@ class Router:
             await asyncio.sleep(_SWEEP_S)
             self.caches.settle(self._now())
             self.caches.index.sweep()
+            self.watches.sweep()
 
     async def _measure_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -278,11 +435,6 @@ class Router:
 
     def _now(self) -> float:
         return time.monotonic()
-
-
-def _named(replicas: tuple[ReplicaConfig, ...]) -> Iterator[tuple[str, ReplicaConfig]]:
-    for i, replica in enumerate(replicas):
-        yield replica.name or f"r{i + 1}", replica
 
 
 class _WithoutBytes(logging.Filter):
@@ -351,7 +503,9 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
-    router = Router(config, owns_process=True)
+    router = Router(
+        config, owns_process=True, redis_password=redis_password(config.redis, os.environ)
+    )
     log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -4,12 +4,14 @@
     2 tokenize   the prompt's token ids, only what is new           stages.tokenize
     3 hash       the chain, in each candidate's own contract        `_match`
     4 look up    how much of the chain each candidate holds         `_match`
-    5 decide     snapshot -> pure policy -> candidate               `_place`
-    6 admit      a lease: its load counts from here                 `_place`
+                 and the shared pool; verified if it matters        stages.pool
+    5 decide     snapshot -> pure policy -> candidate               `_decide`
+    6 admit      a lease: its load counts from here                 `_take`
     7 forward    bytes through; before the first byte, fail over    `_forward`, `_pass_through`
     8 observe    first token, usage, audit, record                  stages.observe
 
-Stages 3 to 6 are one synchronous step: nothing changes between the look-up and the lease. The
+Stages 3 to 6 are one synchronous step: nothing changes between the look-up and the lease. (Where a
+decision would fetch from the pool, the pool is asked, and the step is taken anew.) The
 lease and the claim on blocks belong to the request and end with it, however it ends.
 """
 
@@ -26,10 +28,12 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
+from msgspec.structs import replace
 from multidict import CIMultiDict
 
+from policies.naming import params_of
 from policies.policy import Policy
-from policies.view import CandidateId, RequestView, Snapshot
+from policies.view import CandidateId, ReplicaView, RequestView, Snapshot
 from router.api import openai
 from router.api.failures import error_event
 from router.api.sessions import session_hash, session_of
@@ -43,17 +47,22 @@ from router.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
-from router.fleet.fleet import Fleet, Match
+from router.fleet.fleet import NO_MATCH, Fleet, Match
 from router.fleet.health import Outcome
 from router.fleet.replica import Candidate
 from router.fleet.sessions import Sessions
+from router.index.block_index import NO_MATCH as NO_BLOCKS
 from router.index.caches import Caches
 from router.io.upstream import Answer, Upstream, end_to_end
 from router.metrics import Metrics
+from router.peers import ALONE, Alone, Peers
 from router.records import Try
-from router.stages.job import Inbound, Job, Placement
+from router.stages.job import Choice, Inbound, Job, Placement, PoolMatch
+from router.stages.lookup import Lookup
 from router.stages.observe import Observer
+from router.stages.pool import PoolLookup
 from router.stages.tokenize import Tokenizer
+from router.stages.trials import Trials, assignment_of, narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +98,7 @@ class Pipeline:
     Args:
         policy: Places prompts.
         plain_policy: Places what is only passed through.
+        trials: Experiments on live traffic; None: there are none.
         seed: For the policies' draws; fixed for the process.
     """
 
@@ -104,7 +114,11 @@ class Pipeline:
         plain_policy: Policy,
         upstream: Upstream,
         observer: Observer,
+        pool: PoolLookup | None = None,
         metrics: Metrics,
+        peers: Peers | Alone = ALONE,
+        lookup: Lookup | None = None,
+        trials: Trials | None = None,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,7 +131,11 @@ class Pipeline:
         self._plain_policy = plain_policy
         self._upstream = upstream
         self._observer = observer
+        self._pool = pool
         self._metrics = metrics
+        self._peers = peers
+        self._lookup = lookup
+        self._trials = trials
         self._seed = seed
         self._clock = clock
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
@@ -131,6 +149,9 @@ class Pipeline:
         job = self._receive(inbound, request_id)
         if job.prompt is not None:
             await self._tokenizer.fill(job)
+            await self._look_up(job)
+        if self._trials is not None:
+            job.enrolment = self._trials.enrol(job)
         job.tokenized_s = self._clock()
         placement, answer = await self._forward(job)
         first_s = self._clock()
@@ -139,6 +160,7 @@ class Pipeline:
         try:
             if job.streams and answer.status == 200:
                 self._fleet.first_token(placement.lease, first_s)
+                self._peers.answered(placement.lease, first_s)
             usage = await self._pass_through(job, placement, answer, reply)
             outcome = _outcome(answer.status)
         except UpstreamError:
@@ -207,28 +229,41 @@ class Pipeline:
 
     # ---------------------------------------------------------------- 3 hash, 4 look up
 
+    async def _look_up(self, job: Job) -> None:
+        """Ask Redis itself, where the index is there alone; whatever fails, the request goes on."""
+        if self._lookup is not None and job.tokens is not None:
+            with suppress(RouterError):  # nobody serves it: said when it is placed
+                await self._lookup.fill(job, self._fleet.candidates(job.model, self._clock()))
+
     def _match(self, job: Job, candidates: Sequence[Candidate]) -> dict[CandidateId, Match]:
         """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
 
         Candidates are grouped by contract: the chain is computed once per contract.
         """
-        if job.tokens is None:
-            return {}
         matches: dict[CandidateId, Match] = {}
-        for contract, ids in self._by_contract(candidates).items():
+        for contract, ids in self._by_contract(job, candidates).items():
             keys, size = job.keys(contract), contract.block_size
             # The engine recomputes at least the last token, hence a whole block of a full hit.
             reusable = (job.num_tokens - 1) // size
             chain = keys if len(keys) == reusable else keys[:reusable]
-            for cid, found in self._caches.match(chain, ids).items():
-                matches[cid] = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+            last, match = NO_BLOCKS, NO_MATCH
+            for cid, found in self._caches.match(chain, ids, job.found).items():
+                if found is not last:  # those who have alike have the same one
+                    last = found
+                    match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+                matches[cid] = match
         return matches
 
     def _by_contract(
-        self, candidates: Sequence[Candidate]
+        self, job: Job, candidates: Sequence[Candidate]
     ) -> dict[HashContract, list[CandidateId]]:
-        """Group candidates by how their blocks are named; those not known at all are left out."""
+        """Group candidates by how their blocks are named; those not known at all are left out.
+
+        Empty where the tokens are not known.
+        """
         groups: dict[HashContract, list[CandidateId]] = {}
+        if job.tokens is None:
+            return groups
         last: HashContract | None = None
         ids: list[CandidateId] = []
         for candidate in candidates:
@@ -249,22 +284,37 @@ class Pipeline:
         num_blocks = max(1, self._config.policy.first_blocks_tokens // contract.block_size)
         return keys[min(num_blocks, len(keys)) - 1]
 
+    def _match_pool(self, job: Job, candidates: Sequence[Candidate]) -> PoolMatch | None:
+        """Find what the shared pool has of the prompt; None: there is none to count on."""
+        if self._pool is None or job.tokens is None:
+            return None
+        contracts = self._by_contract(job, candidates)
+        return self._pool.match(job, candidates[0].replica.base_model, contracts)
+
     # ---------------------------------------------------------------- 5 decide, 6 admit
 
-    def _look(
-        self, job: Job, tried: set[str], now_s: float
-    ) -> tuple[Sequence[Candidate], Snapshot]:
-        """Freeze all that the decision may depend on.
+    def _decide(self, job: Job, tried: set[str]) -> Choice:
+        """Freeze all that the decision may depend on, and choose a candidate.
 
         Raises:
             UnknownModel, NoReplicaAvailable: nobody serves the model, or nobody who does is up.
         """
+        now_s = self._clock()
+        candidates: Sequence[Candidate]
         candidates = self._fleet.candidates(job.model, now_s, exclude=tried)
+        enrolment, assignment = job.enrolment, None
+        if enrolment is not None:
+            is_beyond = False
+            if enrolment.is_narrow:
+                candidates, is_beyond = narrowed(enrolment, candidates)
+            assignment = assignment_of(enrolment, is_beyond=is_beyond)
         matches = self._match(job, candidates)
+        pool = self._match_pool(job, candidates)
         session = (
             self._sessions.get(job.session_hash, now_s) if job.session_hash is not None else None
         )
-        return candidates, Snapshot(
+        views = self._fleet.views(candidates, matches, now_s)
+        snapshot = Snapshot(
             now_s=now_s,
             number=self._num_decisions[job.model],
             seed=self._seed,
@@ -274,22 +324,71 @@ class Pipeline:
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=self._first_blocks(job, candidates),
             ),
-            replicas=self._fleet.views(candidates, matches, now_s),
+            replicas=views if pool is None else self._with_readers(views, pool),
+            num_pool_tokens=pool.num_tokens if pool is not None else None,
         )
-
-    def _place(self, job: Job, tried: set[str]) -> Placement:
-        """Choose a candidate and take it: from here on its load and its blocks count.
-
-        Raises: as `_look`.
-        """
-        now_s = self._clock()
-        candidates, snapshot = self._look(job, tried, now_s)
-        self._num_decisions[job.model] += 1
         policy = self._policy if job.prompt is not None else self._plain_policy
+        if enrolment is not None and enrolment.policy is not None:
+            policy = enrolment.policy
         decision = policy.decide(snapshot)
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
-        candidate, view = candidates[index], snapshot.replicas[index]
-        num_cached = max(view.num_gpu_tokens, view.num_cpu_tokens)
+        return Choice(
+            candidate=candidates[index],
+            view=snapshot.replicas[index],
+            decision=decision,
+            snapshot=snapshot,
+            policy=policy,
+            pool=pool,
+            assignment=assignment,
+        )
+
+    def _with_readers(
+        self, views: tuple[ReplicaView, ...], pool: PoolMatch
+    ) -> tuple[ReplicaView, ...]:
+        """Mark who cannot fetch what was found in the pool: without a connector, or other names."""
+        assert self._pool is not None
+        reads = self._pool.readers.reads
+        if all(reads(v.id) and self._caches.contract(v.id) == pool.contract for v in views):
+            return views
+        return tuple(
+            view
+            if reads(view.id) and self._caches.contract(view.id) == pool.contract
+            else replace(view, reads_pool=False)
+            for view in views
+        )
+
+    async def _verified(self, job: Job, tried: set[str]) -> Choice:
+        """Decide; where the choice would fetch, see to it that the pool has it, and decide again.
+
+        Also where it could: what another candidate holds the pool has probably been given, too.
+
+        Raises: as `_decide`.
+        """
+        choice = self._decide(job, tried)
+        pool, num_likely_tokens = choice.pool, choice.num_likely_tokens
+        if self._pool is None or pool is None:
+            return choice
+        if not choice.num_pool_tokens and not num_likely_tokens:
+            return choice
+        num_likely_blocks = num_likely_tokens // pool.contract.block_size
+        if not self._pool.is_due(pool, num_likely_blocks):
+            return choice
+        await self._pool.verify(job, pool, num_likely_blocks)
+        return self._decide(job, tried)
+
+    async def _place(self, job: Job, tried: set[str]) -> Placement:
+        """Choose a candidate and take it: from here on its load and its blocks count.
+
+        Raises: as `_decide`.
+        """
+        return self._take(job, await self._verified(job, tried))
+
+    def _take(self, job: Job, choice: Choice) -> Placement:
+        now_s = self._clock()
+        self._num_decisions[job.model] += 1
+        candidate, view = choice.candidate, choice.view
+        num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
+        num_cached = num_own + choice.num_pool_tokens
         lease = self._fleet.begin(
             candidate.id,
             num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
@@ -300,26 +399,33 @@ class Pipeline:
         )
         contract = self._caches.contract(candidate.id)
         claim = None
+        num_held_blocks = 0
         if job.tokens is not None and contract is not None:
-            claim = self._caches.claim(
-                candidate.id,
-                job.keys(contract),
-                view.num_gpu_tokens // contract.block_size,
-            )
+            num_held_blocks = view.num_gpu_tokens // contract.block_size
+            claim = self._caches.claim(candidate.id, job.keys(contract), num_held_blocks)
+        self._peers.began(
+            lease,
+            num_cached_tokens=num_cached,
+            claim=claim,
+            num_held_blocks=num_held_blocks,
+            session_hash=job.session_hash,
+        )
         if job.session_hash is not None:
             self._sessions.note(job.session_hash, candidate.id, now_s)
         state = self._caches.state(candidate.id)
-        self._metrics.decisions.labels(policy.name, state).inc()
+        self._metrics.decisions.labels(choice.policy.name, state).inc()
         job.placed_s = self._clock()
         return Placement(
             candidate=candidate,
-            decision=decision,
-            snapshot=snapshot,
-            policy=policy.name,
+            decision=choice.decision,
+            snapshot=choice.snapshot,
+            policy=choice.policy,
+            assignment=choice.assignment,
             lease=lease,
             claim=claim,
             num_gpu_tokens=view.num_gpu_tokens,
-            num_cpu_tokens=num_cached - view.num_gpu_tokens,
+            num_cpu_tokens=num_own - view.num_gpu_tokens,
+            num_pool_tokens=choice.num_pool_tokens,
             state=state,
         )
 
@@ -327,8 +433,9 @@ class Pipeline:
         """End the request's claims: its load, and its blocks' being "computed there"."""
         now_s = self._clock()
         self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
+        computed = outcome is Outcome.OK
+        self._peers.ended(placement.lease, computed=computed)
         if placement.claim is not None:
-            computed = outcome is Outcome.OK
             self._caches.release(placement.claim, computed=computed, now_s=now_s)
 
     # ---------------------------------------------------------------- 7 forward
@@ -341,7 +448,7 @@ class Pipeline:
         """
         tried: set[str] = set()
         while True:
-            placement = self._place(job, tried)
+            placement = await self._place(job, tried)
             tried.add(placement.candidate.replica.name)
             answer: Answer | None = None
             error: UpstreamError | None = None
@@ -463,15 +570,21 @@ class Pipeline:
         """
         job = self._receive(inbound, "explain")
         await self._tokenizer.fill(job)
-        _, snapshot = self._look(job, set(), self._clock())
-        decision = self._policy.decide(snapshot)
+        await self._look_up(job)
+        if self._trials is not None:
+            job.enrolment = self._trials.enrol(job)
+        choice = await self._verified(job, set())
+        snapshot, decision = choice.snapshot, choice.decision
         explained: dict[str, Any] = {
             "model": job.model,
             "num_tokens": job.num_tokens,
             "way": job.way,
-            "policy": self._policy.name,
+            "policy": choice.policy.name,
+            "policy_params": params_of(choice.policy),
+            "assignment": choice.assignment,
             "decision": decision,
             "request": snapshot.request,
+            "num_pool_tokens": snapshot.num_pool_tokens,
             "candidates": [
                 {"state": self._caches.state(view.id), "view": view} for view in snapshot.replicas
             ],
@@ -528,10 +641,14 @@ def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> No
     """Add what was decided to the answer's headers."""
     headers["x-warmroute-request-id"] = job.request_id
     headers["x-warmroute-replica"] = placement.candidate.id
-    headers["x-warmroute-policy"] = placement.policy
+    headers["x-warmroute-policy"] = placement.policy.name
+    if placement.assignment is not None:
+        assigned = placement.assignment
+        headers["x-warmroute-arm"] = f"{assigned.experiment}/{assigned.arm}"
     if job.tokens is not None:
         headers["x-warmroute-cached"] = (
-            f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens};pool=0"
+            f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"
+            f";pool={placement.num_pool_tokens}"
         )
     headers["x-warmroute-ms"] = f"{(job.placed_s - job.inbound.arrived_s) * 1000:.2f}"
 

@@ -6,9 +6,11 @@ when a field changes its meaning; readers ignore fields they do not know.
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
-from policies.view import Decision, Snapshot
+from policies.view import CandidateId, Decision, Snapshot
 
 SCHEMA = 1
 
@@ -20,6 +22,49 @@ class Try(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: str | None = None
 
 
+class ShadowDecision(Struct, frozen=True, kw_only=True):
+    """What another policy would have done with the very same snapshot.
+
+    Costs of both choices are predicted alike, by `policies.cost`. `regret_ms` is the predicted
+    TTFT of the live choice less the shadow's: positive where the shadow would have been sooner.
+    """
+
+    policy: str  # label: name, and parameters that are not defaults
+    candidate: CandidateId
+    agrees: bool
+    ttft_ms: float
+    num_uncached_tokens: int
+    num_fetched_tokens: int
+    regret_ms: float
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """Which arm of which experiment a request was in, and why it may be counted.
+
+    `unit` is what was randomised, and what statistics must resample: a session's digest (split,
+    partition) or a time slot (switchback). Requests of one unit are not independent. Not counted
+    are: the beginning of a slot, still under the other arm's caches and queues (`wash_out`); a slot
+    in which the router's wall clock was set (`clock_step`); what an arm's own replicas, all out,
+    had to leave to others (`beyond_partition`); what the control arm's policy placed since the arm
+    was stopped (`stopped`, and why it was in `stop_reason`).
+
+    `trial` tells one run of an experiment from another of the same name: alike on every router
+    that shares its orders, or has it in its configuration.
+    """
+
+    experiment: str
+    design: str  # split | switchback | partition
+    arm: str
+    unit: str
+    share: float  # of the traffic that this arm was meant to get at that moment
+    slot: int | None = None  # switchback: number of the time slot
+    is_wash_out: bool = False  # not to be counted, whatever the reason
+    not_counted: str | None = None  # why: wash_out | clock_step | beyond_partition | stopped
+    stop_reason: str | None = None  # stopped: what its guardrail, or an operator, said
+    control: str = ""  # arm that the others are held against; "": a record from before it was told
+    trial: str = ""  # "": likewise
+
+
 class DecisionRecord(Struct, frozen=True, kw_only=True):
     """What was known, what was decided, what happened. Times in milliseconds."""
 
@@ -29,9 +74,12 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     api: str
     model: str
     policy: str
+    policy_params: dict[str, Any] = {}  # with the name: the very policy, see `policies.create`
+    assignment: Assignment | None = None  # None: in no experiment
     state: str  # exact | degraded | blind: how well the chosen replica's cache was known
     snapshot: Snapshot
     decision: Decision
+    shadows: tuple[ShadowDecision, ...] = ()
     tries: tuple[Try, ...]
     outcome: str
     status: int

@@ -12,15 +12,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from policies.view import CandidateId
 from router.api.openai import parse_chat
+from router.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig, TokensConfig
 from router.errors import (
     ConfigError,
@@ -31,14 +31,16 @@ from router.errors import (
 )
 from router.fleet.fleet import EngineLoad, Fleet
 from router.fleet.health import ProbeFailure
-from router.fleet.replica import Replica, ServedModel, candidates_of
+from router.fleet.replica import Candidate, Replica, ServedModel, candidates_of
 from router.index.caches import Caches
+from router.index.pool_readers import PoolReaders
 from router.index.rank_stream import RankStream
+from router.index.shared_pool import SharedPool
 from router.ingest import follow
 from router.io.engine_api import EngineApi, EngineFacts, EventSource
-from router.io.engine_events import EngineEvents, reachable_endpoint
 from router.io.upstream import Upstream
 from router.prompt import NeedsEngine, Prompter, Prompters, load_prompter
+from router.sharing import Sharing
 from router.status import Waiting
 
 logger = logging.getLogger(__name__)
@@ -47,8 +49,6 @@ HISTORY: Final = "its event history is being replayed"
 
 _DISCOVER_S: Final = (0.2, 5.0)  # first and longest pause between attempts
 _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
-_DEFAULT_BLOCK_SIZE: Final = 16
-_DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not tell
 
 
 class ReplicaWatch:
@@ -57,6 +57,8 @@ class ReplicaWatch:
     Args:
         waiting: Why the replica is not usable (yet); read by readiness and the admin API.
         loaders: Where tokenizers are loaded: a hub may take its time.
+        is_offered: Whether it may have requests once it is found; one that drains drains on.
+        sharing: What several routers share; None: there is only this one.
     """
 
     def __init__(
@@ -72,6 +74,10 @@ class ReplicaWatch:
         engine_api: EngineApi,
         loaders: Executor,
         waiting: Waiting,
+        is_offered: Callable[[], bool] = lambda: True,
+        sharing: Sharing | None = None,
+        pool: SharedPool | None = None,
+        readers: PoolReaders | None = None,
     ) -> None:
         self._name = name
         self._replica = replica
@@ -84,23 +90,29 @@ class ReplicaWatch:
         self._engine_api = engine_api
         self._loaders = loaders
         self._waiting = waiting
+        self._is_offered = is_offered
+        self._sharing = sharing
+        self._pool = pool
+        self._readers = readers
 
     async def run(self) -> None:
         """Live through a replica's lives."""
         while True:
             facts = await self._discover()
             replica = self._register(facts)
-            unloaded = self._claim_prompters(replica)
+            sources = self._sources(replica, facts)
+            self._load_prompters(replica)
             try:
                 async with asyncio.TaskGroup() as tg:
                     followers = [
-                        tg.create_task(work, name=f"follow {candidate}")
-                        for candidate, work in self._followers(replica, facts)
+                        tg.create_task(self._follow(source), name=f"follow {source.candidate}")
+                        for source in sources
                     ]
-                    tg.create_task(self._load_prompters(unloaded), name=f"tokenizer {self._name}")
                     tg.create_task(self._await_history(replica), name=f"history {self._name}")
                     await self._probe(replica, facts)
-                    for follower in followers:
+                    for follower, source in zip(followers, sources, strict=True):
+                        if self._sharing is not None:
+                            self._sharing.restarted(source.candidate)
                         follower.cancel()
             finally:
                 for candidate in candidates_of(replica):
@@ -131,7 +143,6 @@ class ReplicaWatch:
         One that was draining when it went away drains on: whoever restarts it wants to say when.
         """
         name = self._name
-        known = {replica.name: replica for replica in self._fleet.replicas}.get(name)
         replica = Replica(
             name=name,
             url=self._url,
@@ -143,14 +154,13 @@ class ReplicaWatch:
             block_size=facts.block_size,
             num_blocks=facts.num_gpu_blocks,
             version=facts.version,
-            publishes_events=bool(self._sources(facts)),
+            publishes_events=bool(self._endpoints(facts)),
             cost_class=facts.models[0].id,
-            draining=known is not None and known.draining,
+            draining=not self._is_offered(),
         )
         self._fleet.add(replica)
         self._fleet.probe_ok(name, self._now())
-        for candidate in candidates_of(replica):
-            self._caches.add(candidate.id, self._stream(candidate.id, replica))
+        self._attach_pool(replica)
         if replica.publishes_events:
             self._waiting[name] = HISTORY
         else:
@@ -172,7 +182,30 @@ class ReplicaWatch:
             logger.warning("prefix caching is off", extra={"replica": name})
         return replica
 
-    def _sources(self, facts: EngineFacts) -> dict[int, EventSource]:
+    def _sources(self, replica: Replica, facts: EngineFacts) -> list[CandidateSource]:
+        """Begin to answer for each rank's cache; nothing is known of it yet."""
+        endpoints = self._endpoints(facts)
+        sources = [
+            self._candidate_source(candidate, replica, endpoints.get(rank))
+            for rank, candidate in enumerate(candidates_of(replica))
+        ]
+        for source in sources:
+            self._caches.add(source.candidate, source.rank_stream())
+        return sources
+
+    def _attach_pool(self, replica: Replica) -> None:
+        """Say what the replica's objects in the pool may be called, and learn anew if it reads."""
+        if self._pool is None or self._readers is None:
+            return
+        base = replica.base_model
+        roots = [m.root for m in replica.models if m.parent is None and m.root]
+        names = [m.id for m in replica.models if m.parent is None]
+        # The connector takes the last part of the path it was given.
+        self._pool.add_model(base, [*names, *roots, *(Path(root).name for root in roots)])
+        for candidate in candidates_of(replica):
+            self._readers.forget(candidate.id)
+
+    def _endpoints(self, facts: EngineFacts) -> dict[int, EventSource]:
         """Choose where each rank's events come from: configured, else what the replica says."""
         if not self._config.events.enabled:
             return {}
@@ -184,72 +217,88 @@ class ReplicaWatch:
             }
         return facts.event_sources
 
-    def _stream(self, candidate: CandidateId, replica: Replica) -> RankStream:
-        return RankStream(
-            candidate,
+    def _candidate_source(
+        self, candidate: Candidate, replica: Replica, endpoint: EventSource | None
+    ) -> CandidateSource:
+        return CandidateSource(
+            candidate.id,
             self._caches.index,
-            block_size=replica.block_size or _DEFAULT_BLOCK_SIZE,
-            capacity_blocks=replica.num_blocks or _DEFAULT_CAPACITY,
+            url=replica.url,
+            endpoint=endpoint,
+            replay_timeout_s=self._config.events.replay_timeout_s,
+            block_size=replica.block_size,
+            capacity_blocks=replica.num_blocks,
             seeds=self._config.hash.seeds,
             lora_paths={m.id: m.root for m in replica.models if m.parent and m.root},
+            pool_stored=(
+                partial(self._pool.stored, replica.base_model)
+                if self._pool is not None and self._replica.pool is not False
+                else None
+            ),
         )
 
-    def _followers(self, replica: Replica, facts: EngineFacts) -> Iterator[tuple[CandidateId, Any]]:
-        sources = self._sources(facts)
-        for rank, candidate in enumerate(candidates_of(replica)):
-            source, stream = sources.get(rank), self._caches.stream(candidate.id)
-            if source is None or stream is None:
-                continue
-            try:
-                events = _events(source, replica.url, self._config.events.replay_timeout_s)
-            except (ValueError, ConfigError) as exc:  # what an engine says must not end the router
-                logger.warning(
-                    "event stream not usable: routing to it is approximate",
-                    extra={"candidate": candidate.id, "reason": str(exc)},
-                )
-                continue
-            yield candidate.id, follow(stream, events)
+    async def _follow(self, source: CandidateSource) -> None:
+        """Keep a candidate's blocks known, from its engine or from other routers."""
+        if not source.has_events:
+            return
+        try:
+            if self._sharing is not None:
+                await self._sharing.follow(source)
+                return
+            stream = self._caches.stream(source.candidate)
+            assert isinstance(stream, RankStream)
+            await follow(stream, source.events())
+        except (ValueError, ConfigError) as exc:  # what an engine says must not end the router
+            logger.warning(
+                "event stream not usable: routing to it is approximate",
+                extra={"candidate": source.candidate, "reason": str(exc)},
+            )
 
     async def _await_history(self, replica: Replica) -> None:
         """Hold readiness back for the replica's event history, but not for ever."""
         if not replica.publishes_events:
             return
         deadline_s = self._now() + _HISTORY_S
-        streams = [self._caches.stream(c.id) for c in candidates_of(replica)]
         while self._now() < deadline_s:
+            streams = [self._caches.stream(c.id) for c in candidates_of(replica)]
             if all(stream is None or stream.has_history for stream in streams):
                 break
             await asyncio.sleep(0.02)
         self._waiting.pop(replica.name, None)
 
-    def _claim_prompters(self, replica: Replica) -> list[ServedModel]:
-        """List the models whose tokenizer nobody loads yet; at once, so that readiness waits."""
-        self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
-        bases = [m for m in replica.models if m.parent is None]
-        return [m for m in bases if self._prompters.begin(m.id)]
+    def _load_prompters(self, replica: Replica) -> None:
+        """Have the tokenizers and templates loaded that nobody loads yet; readiness waits.
 
-    async def _load_prompters(self, models: list[ServedModel]) -> None:
-        """Load the tokenizer and template of each model."""
-        for model in models:
-            tokens = self._config.tokens
+        It goes on if the replica is removed meanwhile: others may serve the model, too.
+        """
+        self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
+        tokens = self._config.tokens
+        for model in replica.models:
+            if model.parent is not None or not self._prompters.begin(model.id):
+                continue
             source = tokens.models.get(model.id) or model.root or model.id
-            started_s = self._now()
-            prompter = await asyncio.get_running_loop().run_in_executor(
+            loading = asyncio.get_running_loop().run_in_executor(
                 self._loaders,
                 partial(_warm_prompter, source, tokens.chat_templates.get(model.id), tokens),
             )
-            self._prompters.finish(model.id, prompter)
-            fields = {
-                "model": model.id,
-                "source": source,
-                "seconds": round(self._now() - started_s, 1),
-            }
-            if prompter.engine_only is None:
-                logger.info("tokenizer ready", extra=fields)
-            else:
-                logger.warning(
-                    "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
-                )
+            loading.add_done_callback(partial(self._loaded, model.id, source, self._now()))
+
+    def _loaded(
+        self, model: str, source: str, started_s: float, loading: asyncio.Future[Prompter]
+    ) -> None:
+        """Use a model's prompter from now on."""
+        if loading.cancelled():  # the router ends
+            return
+        prompter = loading.result()
+        self._prompters.finish(model, prompter)
+        seconds = round(self._now() - started_s, 1)
+        fields = {"model": model, "source": source, "seconds": seconds}
+        if prompter.engine_only is None:
+            logger.info("tokenizer ready", extra=fields)
+        else:
+            logger.warning(
+                "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
+            )
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""
@@ -300,21 +349,6 @@ class ReplicaWatch:
 
     def _now(self) -> float:
         return time.monotonic()
-
-
-def _events(source: EventSource, url: str, replay_timeout_s: float) -> EngineEvents:
-    """Open a rank's event stream.
-
-    Raises:
-        ValueError, ConfigError: the endpoint is none.
-    """
-    replay = source.replay_endpoint
-    return EngineEvents(
-        reachable_endpoint(source.endpoint, url),
-        reachable_endpoint(replay, url) if replay else None,
-        topic=source.topic,
-        replay_timeout_s=replay_timeout_s,
-    )
 
 
 def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:

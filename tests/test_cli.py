@@ -310,3 +310,97 @@ async def test_a_signal_ends_it_when_answers_are_finished(
     assert b"Traceback" not in told
     assert b'"message":"routed"' in told
     assert json.loads(records.read_text())["outcome"] == "ok"
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+async def check(*args: str, **kwargs: str) -> Result:
+    """Run `check` beside the loop that it looks at; nobody minds its ports."""
+    ports = ("--port", "0", "--admin-port", "0")
+    return await asyncio.to_thread(run, "check", *ports, *args, **kwargs)
+
+
+async def test_check_says_that_all_is_well() -> None:
+    """To people and to machines, with status 0."""
+    async with Engines(1) as (engine,):
+        table = await check("--replica", engine.url)
+        told = await check("--replica", engine.url, "--json")
+
+    assert (table.exit_code, told.exit_code) == (0, 0), table.output
+    assert "replica r1" in table.stdout
+    assert "all is well" in table.stdout
+    assert json.loads(told.stdout)["well"] is True
+    assert table.stderr == told.stderr == ""
+
+
+async def test_check_says_what_is_wrong_with_status_1() -> None:
+    """Nobody there, and a password that is not right; the password is not told."""
+    result = await check(*REPLICA, "--json", WARMROUTE_REDIS_PASSWORD="s3cret")
+
+    assert result.exit_code == 1
+    assert "refused the connection" in result.stdout
+    assert "s3cret" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no replica given"),
+        (("--replica", "foo"), "is not a base URL"),
+        ((*REPLICA, "--policy", "kv_awar"), "policy: unknown policy: 'kv_awar'; did you mean"),
+        ((*REPLICA, "--policy-param", "alhpa=2"), "'alhpa'; did you mean 'alpha'?"),
+        ((*REPLICA, "--wait", "0"), "Invalid value for '--wait'"),
+        ((*REPLICA, "--wiat", "1"), "No such option '--wiat'"),
+    ],
+)
+async def test_check_refuses_a_wrong_setting_with_status_2(
+    args: tuple[str, ...], said: str
+) -> None:
+    """As `serve` does; nothing is looked at."""
+    result = await check(*args)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_check_says_that_it_changes_nothing() -> None:
+    """And what its status means."""
+    text = " ".join(run("check", "--help").stdout.split())
+
+    assert "Nothing is changed: no request goes to a model" in text
+    assert "Exit status: 0 all is well" in text
+
+
+async def test_check_ends_quietly_on_ctrl_c() -> None:
+    """With status 130 and no traceback; and it has said what it waits for."""
+    arrived = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router.cli", "check", "--replica", url, "--wait", "300"),
+            *("--health-timeout-s", "300"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            await arrived.wait()
+            assert process.stderr is not None
+            assert await process.stderr.readline() == "waiting for r1 …\n".encode()
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+    assert stdout == b""

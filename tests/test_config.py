@@ -68,6 +68,19 @@ def test_mappings_come_as_pairs() -> None:
             "one endpoint per entry",
         ),
         ("admin: {host: 0.0.0.0}", "admin.token_file", "reachable from outside"),
+        ("redis: {url: 'http://a:1'}", "redis.url", "redis://HOST:PORT/DB"),
+        ("redis: {url: 'redis://a:1/x'}", "redis.url", "redis://HOST:PORT/DB"),
+        ("redis: {url: 'redis://a:b'}", "redis.url", "redis://HOST:PORT/DB"),
+        ("redis: {url: 'redis://a:1?x=1'}", "redis.url", "redis://HOST:PORT/DB"),
+        ("redis: {url: 'unix://'}", "redis.url", "unix://PATH"),
+        ("redis: {sentinels: ['a']}", "redis.sentinels", "not HOST:PORT"),
+        ("redis: {sentinels: ['a:1']}", "redis.sentinel_service", "need each other"),
+        ("redis: {sentinel_service: m}", "redis.sentinel_service", "need each other"),
+        ("redis: {namespace: 'a b'}", "redis.namespace", "A-Za-z0-9"),
+        ("redis: {lease_s: 0.1}", "redis.lease_s", ">= 0.5"),
+        ("redis: {password: hunter2}", "redis.password", "WARMROUTE_REDIS_PASSWORD"),
+        ("index: {mode: global}", "index.mode", "local|redis"),
+        ("index: {mode: redis}", "index.mode", "needs redis.url"),
         ("log: {level: loud}", "log.level", "debug|info|warning|error"),
     ],
 )
@@ -117,3 +130,68 @@ def test_every_key_has_a_flag_a_variable_and_a_description() -> None:
     assert all(option.description for option in found)
     assert len({option.flag for option in found}) == len(found)
     assert {"replica", "port", "policy", "admin-port", "decision-log"} <= {o.flag for o in found}
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://h:6379/3", "rediss://[::1]:6380", "unix:///tmp/r?db=2"]
+)
+def test_where_redis_is_may_be_said_in_these_ways(url: str) -> None:
+    """TCP, TLS and a socket; a database is optional."""
+    assert load(flags={("redis", "url"): url}).redis.is_configured
+    assert not load().redis.is_configured
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://u:hunter2@h:1/0", "redis://:hunter2@h:x", "unix:///tmp/r?password=hunter2"],
+)
+def test_a_password_in_the_url_is_refused_and_not_repeated(url: str) -> None:
+    """Command lines and files are read by others; the message names the two right places."""
+    with pytest.raises(ConfigError) as caught:
+        load(flags={("redis", "url"): url})
+
+    assert "WARMROUTE_REDIS_PASSWORD" in caught.value.message
+    assert "redis.password_file" in caught.value.message
+    assert "hunter2" not in caught.value.message
+
+
+def test_the_password_of_redis_is_no_part_of_the_tree(tmp_path: Path) -> None:
+    """It comes from the variable, or from its file, which counts more; nothing shows it."""
+    environ = {"WARMROUTE_REDIS_PASSWORD": "hunter2"}
+    file = tmp_path / "password"
+    file.write_text("hunter3\n")
+    loaded = load(environ=environ)
+    with_file = load(flags={("redis", "password_file"): file})
+
+    assert config.redis_password(loaded.redis, environ) == "hunter2"
+    assert config.redis_password(with_file.redis, environ) == "hunter3"
+    assert config.redis_password(loaded.redis, {}) is None
+    assert "hunter" not in repr(loaded)
+    assert "password" not in {option.path[-1] for option in config.options()}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "No such file"), (b"\n", "is empty"), (b"\xff", "not UTF-8")]
+)
+def test_a_password_file_without_a_password_is_refused(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    """The file is named."""
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=said) as caught:
+        config.redis_password(config.RedisConfig(password_file=file), {})
+
+    assert str(file) in caught.value.message
+
+
+def test_a_replica_is_known_by_its_name_or_else_its_address() -> None:
+    """However each router numbers its replicas."""
+    named = config.ReplicaConfig(url="http://a:1/", name="east")
+
+    assert (named.identity, config.ReplicaConfig(url="http://a:1/").identity) == (
+        "east",
+        "http://a:1",
+    )

@@ -12,7 +12,8 @@ import pytest
 from policies.view import CandidateId
 from router.errors import UpstreamUnreachable
 from router.index.block_index import BlockIndex
-from router.index.rank_stream import RankStream, StreamState
+from router.index.candidate_stream import StreamState
+from router.index.rank_stream import RankStream
 from router.ingest import Pace, follow
 from router.io.engine_events import EngineEvents, Received, Replies
 from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.emulator import Emulator, EmulatorOptions
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.options import EmulatorOptions
 from router import config
 from router.errors import ConfigError
 from router.lifecycle import Router
@@ -72,6 +73,18 @@ async def test_readiness_waits_for_the_history_of_events() -> None:
         async with on_stage(engine) as stage:
             reply = await stage.ask(chat(words(1)))
 
+    assert reply.predicted == reply.reported > 0
+
+
+async def test_who_comes_too_early_is_not_sent_away() -> None:
+    """A client that tries again at a router just restarted waits until it knows its replicas."""
+    async with Engines(1) as (engine,):
+        async with on_stage(engine) as stage:
+            await stage.ask(chat(words(1)))
+        async with on_stage(engine, ready=False) as stage:
+            reply = await stage.ask(chat(words(1)))
+
+    assert reply.status == 200
     assert reply.predicted == reply.reported > 0
 
 

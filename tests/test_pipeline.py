@@ -216,7 +216,8 @@ async def test_every_outcome_gives_back_what_it_took(
 ) -> None:
     """No lease, no claim, no open answer, gauges at zero (the stage looks); and one record."""
     file = tmp_path / "decisions.jsonl"
-    async with Engines(2) as engines, on_stage(*engines, log__decisions=file) as stage:
+    settings = {"peer_name": "a", "log__decisions": file}
+    async with Engines(2) as engines, on_stage(*engines, **settings) as stage:  # type: ignore[arg-type]
         if fault is not None:  # the first try fails
             for engine in engines:
                 arm(engine, "status", status=503, count=1)

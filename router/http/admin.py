@@ -1,9 +1,18 @@
 """The admin port: what operators ask. Bound to loopback; behind a bearer token elsewhere.
 
-GET  /admin/replicas                 every replica as the router sees it
-POST /admin/replicas/NAME/drain      {"draining": true|false}
-POST /admin/explain[?tokens=1]       dry run of a request: every candidate's costs
-GET  /admin/config                   the configuration in force
+GET    /admin/replicas                every replica as the router sees it
+POST   /admin/replicas                add one: {"url", "name"?, "events"?, "replay"?}
+DELETE /admin/replicas/NAME[?now=1]   let one go, when its answers in flight are done, or now
+POST   /admin/replicas/NAME/drain     {"draining": true|false}
+GET    /admin/experiments             every experiment: arms, shares, guardrails, slot
+POST   /admin/experiments             start one: its definition
+GET    /admin/experiments/NAME        one of them
+POST   /admin/experiments/NAME/ramp   {"shares": {ARM: SHARE, …}}
+POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole experiment
+DELETE /admin/experiments/NAME        end and forget it
+GET    /admin/pool                    what is known of the shared pool
+POST   /admin/explain[?tokens=1]      dry run of a request: every candidate's costs
+GET    /admin/config                  the configuration in force
 """
 
 from __future__ import annotations
@@ -11,27 +20,52 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from router.api.failures import error_body, error_headers
-from router.config import Config
-from router.errors import BadRequest, RouterError
-from router.fleet.fleet import Fleet
+from router.config import Config, ReplicaConfig, experiment_of
+from router.definitions import check, check_replicas
+from router.errors import BadRequest, ConfigError, RouterError
+from router.fleet.registry import Entry
 from router.pipeline import Pipeline
 from router.stages.job import Inbound
+from router.stages.trials import Trials
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class UnknownReplica(RouterError):
-    status = 404
-    code = "unknown_replica"
-    type = "NotFoundError"
+_T = TypeVar("_T")
+
+
+class Orders(Protocol):
+    """Who takes orders about replicas; each raises ClientError where it cannot be followed."""
+
+    def add(self, replica: ReplicaConfig) -> tuple[Entry, bool]:
+        """Add a replica; tell whether it is new. Raises ConfigError, too."""
+        ...
+
+    def drain(self, name: str, *, draining: bool) -> Entry:
+        """Send a replica no more requests, or again."""
+        ...
+
+    def remove(self, name: str, *, now: bool) -> Entry:
+        """Let a replica go."""
+        ...
+
+
+class _Ramp(Struct, forbid_unknown_fields=True):
+    shares: Annotated[dict[str, float], Meta(min_length=1)]
+
+
+class _Stop(Struct, forbid_unknown_fields=True):
+    arm: str | None = None
+    reason: Annotated[str, Meta(max_length=200)] = "stopped by an operator"
 
 
 class _Drain(Struct, forbid_unknown_fields=True):
@@ -39,21 +73,34 @@ class _Drain(Struct, forbid_unknown_fields=True):
 
 
 class AdminApp:
-    """The handlers of the admin port. `token_digest` None: no token asked (loopback only)."""
+    """The handlers of the admin port.
+
+    Args:
+        replicas: Tells of each replica there should be its names and base URL.
+        token: None: none is asked (loopback only).
+    """
 
     def __init__(
         self,
         *,
         pipeline: Pipeline,
-        fleet: Fleet,
+        orders: Orders,
+        trials: Trials,
+        replicas: Callable[[], Sequence[Sequence[str]]],
         config: Config,
         describe: Callable[[], list[dict[str, Any]]],
+        describe_pool: Callable[[], dict[str, Any] | None],
         token: str | None,
+        sharing: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         self._pipeline = pipeline
-        self._fleet = fleet
+        self._orders = orders
+        self._trials = trials
+        self._known_replicas = replicas
         self._config = config
         self._describe = describe
+        self._describe_pool = describe_pool
+        self._sharing = sharing
         self._token_digest = _digest(token) if token is not None else None
 
     def build(self) -> web.Application:
@@ -62,7 +109,16 @@ class AdminApp:
             client_max_size=self._config.limits.body_bytes, middlewares=[self._guard]
         )
         app.router.add_get("/admin/replicas", self._replicas)
+        app.router.add_post("/admin/replicas", self._add)
+        app.router.add_delete("/admin/replicas/{name}", self._remove)
         app.router.add_post("/admin/replicas/{name}/drain", self._drain)
+        app.router.add_get("/admin/experiments", self._experiments)
+        app.router.add_post("/admin/experiments", self._start)
+        app.router.add_get("/admin/experiments/{name}", self._experiment)
+        app.router.add_post("/admin/experiments/{name}/ramp", self._ramp)
+        app.router.add_post("/admin/experiments/{name}/stop", self._stop)
+        app.router.add_delete("/admin/experiments/{name}", self._forget)
+        app.router.add_get("/admin/pool", self._pool)
         app.router.add_post("/admin/explain", self._explain)
         app.router.add_get("/admin/config", self._show_config)
         return app
@@ -85,20 +141,57 @@ class AdminApp:
             )
 
     async def _replicas(self, _: web.Request) -> web.Response:
-        return _json({"replicas": self._describe()})
+        return _json({"replicas": self._describe(), "sharing": self._sharing()})
+
+    async def _pool(self, _: web.Request) -> web.Response:
+        return _json({"pool": self._describe_pool()})
+
+    async def _add(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
+        with _as_bad_request():
+            entry, is_new = self._orders.add(wanted)
+        told = {"name": entry.name, "url": entry.replica.url}
+        return _json(told, status=201 if is_new else 200)
 
     async def _drain(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, _Drain, '{"draining": true} or false')
+        entry = self._orders.drain(request.match_info["name"], draining=wanted.draining)
+        return _json({"name": entry.name, "draining": entry.draining})
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        entry = self._orders.remove(request.match_info["name"], now=_is_set(request, "now"))
+        return _json({"name": entry.name, "leaving": entry.leaving}, status=202)
+
+    async def _experiments(self, _: web.Request) -> web.Response:
+        return _json({"experiments": self._trials.describe_all()})
+
+    async def _experiment(self, request: web.Request) -> web.Response:
+        return _json(self._trials.describe(request.match_info["name"]))
+
+    async def _start(self, request: web.Request) -> web.Response:
+        tree = await _read(request, dict[str, Any], '{"name": …, "arms": [{…}, {…}]}')
+        with _as_bad_request():
+            definition = experiment_of(tree)
+            check(definition)
+            check_replicas(definition, self._known_replicas())
+            told = self._trials.start(definition)
+        return _json(told, status=201)
+
+    async def _ramp(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, _Ramp, '{"shares": {"ARM": 0.5}}')
+        with _as_bad_request():
+            return _json(self._trials.ramp(request.match_info["name"], wanted.shares))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, _Stop, '{}, or {"arm": "ARM", "reason": "why"}')
+        with _as_bad_request():
+            name = request.match_info["name"]
+            return _json(self._trials.stop(name, arm=wanted.arm, reason=wanted.reason))
+
+    async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        try:
-            wanted = msgspec.json.decode(await request.read() or b"{}", type=_Drain)
-        except msgspec.DecodeError as exc:
-            raise BadRequest(f'send {{"draining": true}} or false: {exc}') from exc
-        try:
-            self._fleet.drain(name, draining=wanted.draining)
-        except KeyError as exc:
-            known = ", ".join(replica.name for replica in self._fleet.replicas) or "none yet"
-            raise UnknownReplica(f"no replica {name!r}; known: {known}", param="name") from exc
-        return _json({"name": name, "draining": wanted.draining})
+        self._trials.remove(name)
+        return _json({"name": name, "removed": True})
 
     async def _explain(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -111,13 +204,36 @@ class AdminApp:
             body=body,
             arrived_s=asyncio.get_running_loop().time(),
         )
-        explained = await self._pipeline.explain(
-            inbound, with_tokens=request.query.get("tokens") in ("1", "true")
-        )
+        explained = await self._pipeline.explain(inbound, with_tokens=_is_set(request, "tokens"))
         return _json(explained)
 
     async def _show_config(self, _: web.Request) -> web.Response:
         return _json(self._config)
+
+
+async def _read(request: web.Request, kind: type[_T], example: str) -> _T:
+    """Read an order.
+
+    Raises:
+        BadRequest: it is none; the message says what one looks like.
+    """
+    try:
+        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.DecodeError as exc:
+        raise BadRequest(f"send {example}: {exc}") from exc
+
+
+@contextmanager
+def _as_bad_request() -> Iterator[None]:
+    """Answer what a configuration would be refused for."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise BadRequest(exc.message, param=exc.param) from exc
+
+
+def _is_set(request: web.Request, name: str) -> bool:
+    return request.query.get(name) in ("1", "true")
 
 
 def _digest(token: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
@@ -37,6 +38,8 @@ _APIS: Final[dict[tuple[str, str], Api]] = {
     ("POST", "/v1/chat/completions"): "chat",
     ("POST", "/v1/completions"): "completions",
 }
+_START_S: Final = 5.0  # after a router began, requests wait at most until then
+_START_LOOK_S: Final = 0.02
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -80,12 +83,15 @@ class DataApp:
         metrics: Metrics,
         limits: LimitsConfig,
         not_ready: Callable[[], str | None],
+        is_starting: Callable[[], bool],
     ) -> None:
         self._pipeline = pipeline
         self._fleet = fleet
         self._metrics = metrics
         self._limits = limits
         self._not_ready = not_ready
+        self._is_starting = is_starting
+        self._may_wait_until_s = time.monotonic() + _START_S
 
     def build(self) -> web.Application:
         """Build the aiohttp application."""
@@ -116,6 +122,7 @@ class DataApp:
                 body=await self._body(request),
                 arrived_s=arrived_s,
             )
+            await self._until_started()
             await self._pipeline.route(inbound, reply, request_id)
         except RouterError as error:
             return self._failed(request, reply, error, request_id)
@@ -130,6 +137,16 @@ class DataApp:
             return self._failed(request, reply, internal, request_id)
         assert reply.response is not None
         return reply.response
+
+    async def _until_started(self) -> None:
+        """Hold what comes to a router that began a moment ago and is about to know its replicas.
+
+        Whoever retries at one that was killed is not told 503 by its successor.
+        """
+        while time.monotonic() < self._may_wait_until_s:
+            if not self._is_starting():
+                break
+            await asyncio.sleep(_START_LOOK_S)
 
     async def _body(self, request: web.Request) -> bytes | None:
         """Read the body once, bounded in size and time.

@@ -8,7 +8,8 @@ grow with the path and are never computed twice.
 
     bytes of a prompt    [0, s1) [s1, s2) ... [sn, end)     segments, then the tail (a leaf)
     a segment's tokens   its own, in order; a block may begin in one segment and end in the next
-    its chain            keys of the blocks that end in it; digest of the last; open tokens behind
+    its chain            keys of the blocks that end in it; digest of the last; open tokens behind;
+                         where somebody asked for them, the digests of all of these blocks
 
 Bounded by bytes. The order of eviction is by last use, deepest first, so what is held is always
 connected to its root. A segment that was evicted while a plan held it comes back with the plan.
@@ -59,6 +60,7 @@ class _Chain(NamedTuple):
     keys: list[BlockKey]
     digest: bytes | None  # of the last full block of the path; None: there is none yet
     open_tokens: TokenIds  # behind that block, fewer than a block
+    digests: bytes | None = None  # of the blocks of `keys`, put together; None: not asked for
 
 
 class Segment:
@@ -222,6 +224,58 @@ class SegmentTree:
             before = chain
         return keys
 
+    def digests(
+        self,
+        path: Sequence[Segment],
+        contract: HashContract,
+        extra: ExtraKeys,
+        positions: Sequence[int],
+    ) -> list[bytes]:
+        """List the full digests of some of the path's blocks, in the order asked.
+
+        Args:
+            path: From `commit`.
+            contract: How to hash.
+            extra: Salt and adapter of the prompt.
+            positions: Block numbers, ascending; below `len(keys(path, ...))`.
+
+        Hashes only the segments that these blocks end in (1.3 us a block), and remembers them:
+        32 bytes a block of the budget.
+        """
+        chain_id = self._chain_id(contract, extra)
+        found: list[bytes] = []
+        wanted = iter((*positions, -1))
+        position = next(wanted)
+        start, before = 0, _START
+        self.keys(path, contract, extra)
+        for segment in path:
+            assert segment.chains is not None
+            chain = segment.chains[chain_id]
+            end = start + len(chain.keys)
+            if start <= position < end:
+                digests = chain.digests
+                if digests is None:
+                    digests = b"".join(
+                        contract.digests(before.digest, before.open_tokens + segment.ids, extra)
+                    )
+                    self._remember_digests(segment, chain_id, chain, digests)
+                size = len(digests) // len(chain.keys)
+                while start <= position < end:
+                    offset = (position - start) * size
+                    found.append(digests[offset : offset + size])
+                    position = next(wanted)
+            start, before = end, chain
+        return found
+
+    def _remember_digests(
+        self, segment: Segment, chain_id: int, chain: _Chain, digests: bytes
+    ) -> None:
+        assert segment.chains is not None
+        segment.chains[chain_id] = chain._replace(digests=digests)
+        segment.size_bytes += len(digests)
+        if self._segments.get(segment.key) is segment:
+            self._size_bytes += len(digests)
+
     def _chain_id(self, contract: HashContract, extra: ExtraKeys) -> int:
         """Give the pair a number that is never given to another, to look up by."""
         known = self._chain_ids.get((contract, extra))
@@ -239,7 +293,7 @@ class SegmentTree:
         grown = _BLOCK_BYTES * len(chain.keys) + _CHAIN_BYTES
         if len(segment.chains) >= MAX_CHAINS:
             dropped = segment.chains.pop(next(iter(segment.chains)))
-            grown -= _BLOCK_BYTES * len(dropped.keys) + _CHAIN_BYTES
+            grown -= _BLOCK_BYTES * len(dropped.keys) + _CHAIN_BYTES + len(dropped.digests or b"")
         segment.chains[chain_id] = chain
         segment.size_bytes += grown
         if self._segments.get(segment.key) is segment:

@@ -81,6 +81,12 @@ class Tokens:
         """
         return self._tree.keys(self._path, contract, extra)
 
+    def digests(
+        self, contract: HashContract, positions: Sequence[int], extra: ExtraKeys = NO_EXTRA
+    ) -> list[bytes]:
+        """List the full digests of some blocks; `positions` ascend, in [0, number of keys)."""
+        return self._tree.digests(self._path, contract, extra, positions)
+
 
 class Prompter:
     """Makes the prompts of one model.

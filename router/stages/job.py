@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 from multidict import CIMultiDictProxy
 
-from policies.view import Decision, Snapshot
+from policies.policy import Policy
+from policies.view import CandidateId, Decision, ReplicaView, Snapshot
 from router.api.openai import ChatRequest, CompletionRequest
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.experiments import Enrolment
 from router.fleet.ledger import Lease
 from router.fleet.replica import Candidate
+from router.index import block_index as index
 from router.index.caches import Claim
 from router.prompt import Tokens
-from router.records import Try
+from router.records import Assignment, Try
 
 Api = Literal["chat", "completions", "other"]
 
@@ -47,10 +51,16 @@ class Job(Struct, kw_only=True):
     way: str = "unknown"  # local | engine | unknown: where the tokens come from
     num_tokens: int = 0
     chains: dict[HashContract, list[BlockKey]] = {}  # of the tokens; see `keys`
+    found: dict[CandidateId, index.Match] = {}  # in Redis, where it is asked (stages.lookup)
+    enrolment: Enrolment | None = None  # its place in an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     tries: list[Try] = []
     tokenized_s: float = 0.0
     placed_s: float = 0.0
+
+    def digests(self, contract: HashContract, positions: Sequence[int]) -> list[bytes]:
+        """List the full digests of some of the prompt's blocks; positions ascending."""
+        return self.tokens.digests(contract, positions, self.extra) if self.tokens else []
 
     @property
     def prompt(self) -> ChatRequest | CompletionRequest | None:
@@ -70,20 +80,67 @@ class Job(Struct, kw_only=True):
         return keys
 
 
+class PoolMatch(Struct, frozen=True):
+    """What the shared pool has of one prompt, under one contract's names."""
+
+    model: str  # the base model
+    contract: HashContract
+    chain: Sequence[BlockKey]  # what can be reused at most
+    num_blocks: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.contract.block_size
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """A decision that changed nothing yet."""
+
+    candidate: Candidate
+    view: ReplicaView
+    decision: Decision
+    snapshot: Snapshot
+    policy: Policy
+    pool: PoolMatch | None  # None: no pool, or not to be counted on
+    assignment: Assignment | None = None
+
+    @property
+    def num_pool_tokens(self) -> int:
+        """Count what the chosen one would fetch from the pool, beyond what it holds itself."""
+        if self.pool is None or not self.view.reads_pool:
+            return 0
+        num_own = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
+        return max(0, self.pool.num_tokens - num_own)
+
+    @property
+    def num_likely_tokens(self) -> int:
+        """Count the leading tokens that the pool may have been given, 0 if that is no news.
+
+        What any candidate holds, if it is more than the chosen one has and the pool is known to.
+        """
+        if self.pool is None or not self.view.reads_pool:
+            return 0
+        num_known = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens, self.pool.num_tokens)
+        num_held = max(view.num_gpu_tokens for view in self.snapshot.replicas if view.reads_pool)
+        return num_held if num_held > num_known else 0
+
+
 class Placement(Struct, kw_only=True):
     """A decision that counts: who, why, and what has to be given back."""
 
     candidate: Candidate
     decision: Decision
     snapshot: Snapshot
-    policy: str
+    policy: Policy
+    assignment: Assignment | None = None
     lease: Lease
     claim: Claim | None
     num_gpu_tokens: int  # predicted to be reused from the GPU
     num_cpu_tokens: int  # and beyond those, from the replica's own cpu tier
+    num_pool_tokens: int = 0  # and beyond both, fetched from the shared pool
     state: str  # exact | degraded | blind
 
     @property
     def num_cached_tokens(self) -> int:
         """Count the prompt tokens predicted to be reused."""
-        return self.num_gpu_tokens + self.num_cpu_tokens
+        return self.num_gpu_tokens + self.num_cpu_tokens + self.num_pool_tokens

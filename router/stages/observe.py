@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from policies.naming import params_of
 from router.api.usage import Usage
 from router.fleet.health import Outcome
 from router.index.caches import Caches
@@ -12,7 +13,10 @@ from router.io.decision_log import DecisionLog
 from router.metrics import Metrics
 from router.records import DecisionRecord
 from router.stages.job import Job, Placement
+from router.stages.pool import PoolLookup
+from router.stages.shadow import Shadows
 from router.stages.tokenize import Tokenizer
+from router.stages.trials import Trials
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +30,18 @@ class Observer:
         metrics: Metrics,
         caches: Caches,
         tokenizer: Tokenizer,
+        pool: PoolLookup | None = None,
         decision_log: DecisionLog | None,
+        trials: Trials | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._metrics = metrics
         self._caches = caches
         self._tokenizer = tokenizer
+        self._pool = pool
         self._decision_log = decision_log
+        self._trials = trials
+        self._shadows = shadows
         self._stages = _StageMetrics(metrics)
         self._by_candidate: dict[str, _CandidateMetrics] = {}
 
@@ -57,17 +67,22 @@ class Observer:
             now_s=now_s,
         )
         self._count(job, placement, record, first_s)
+        if self._trials is not None:
+            self._trials.observed(job, record, first_s)
         if usage is not None:
             self._audit(job, placement, usage)
+        assigned = record.assignment
         logger.info(
             "routed",
             extra={
                 "request": job.request_id,
                 "model": job.model,
                 "replica": placement.candidate.id,
+                "arm": f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
                 "why": placement.decision.reason,
                 "tokens": job.num_tokens,
                 "cached": placement.num_cached_tokens,
+                "pool": placement.num_pool_tokens,
                 "reported": record.num_reported_cached_tokens,
                 "state": placement.state,
                 "tries": len(job.tries),
@@ -78,6 +93,12 @@ class Observer:
                 "total_ms": round(record.total_ms, 1),
             },
         )
+        if self._shadows is not None and job.prompt is not None:
+            self._shadows.put(record, self._write)
+        else:
+            self._write(record)
+
+    def _write(self, record: DecisionRecord) -> None:
         if self._decision_log is not None:
             self._decision_log.add(record)
 
@@ -94,6 +115,8 @@ class Observer:
         stages.total.observe(job.placed_s - arrived_s)
         metrics.prompt_tokens.inc(job.num_tokens)
         metrics.predicted_tokens.inc(placement.num_cached_tokens)
+        metrics.cpu_tokens.inc(placement.num_cpu_tokens)
+        metrics.pool_tokens.inc(placement.num_pool_tokens)
         if record.ttft_ms is not None:
             error_ms = abs(record.ttft_ms - placement.lease.predicted_ms)
             metrics.ttft_error.observe(error_ms / 1000)
@@ -113,12 +136,17 @@ class Observer:
         if reported is None or job.tokens is None:
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
+        claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
+        if result == "over" and claim is not None and self._caches.was_overtaken(claim, reported):
+            result = "evicted"  # between decision and schedule: no fault of what we know
         metrics = self._of(name)
         metrics.audit[result].inc()
         metrics.audit_error.observe(abs(error))
         metrics.reported_tokens.inc(reported)
-        self._caches.audit(name, placement.num_cached_tokens, reported)
+        is_pooled = self._pool is not None and self._pool.audit(placement, reported)
+        if result != "evicted" and (not is_pooled or error == 0):
+            self._caches.audit(name, placement.num_cached_tokens, reported)
 
 
 class _StageMetrics:
@@ -138,6 +166,8 @@ class _CandidateMetrics:
     __slots__ = (
         "audit",
         "audit_error",
+        "cpu_tokens",
+        "pool_tokens",
         "predicted_tokens",
         "prompt_tokens",
         "reported_tokens",
@@ -150,10 +180,13 @@ class _CandidateMetrics:
         self.ttft_error = metrics.ttft_error.labels(name)
         self.prompt_tokens = metrics.tokens.labels(name, "prompt")
         self.predicted_tokens = metrics.tokens.labels(name, "predicted_cached")
+        self.cpu_tokens = metrics.tokens.labels(name, "predicted_cpu")
+        self.pool_tokens = metrics.tokens.labels(name, "predicted_pool")
         self.reported_tokens = metrics.tokens.labels(name, "reported_cached")
         self.audit_error = metrics.audit_error.labels(name)
         self.audit = {
-            result: metrics.audit.labels(name, result) for result in ("exact", "over", "under")
+            result: metrics.audit.labels(name, result)
+            for result in ("exact", "over", "under", "evicted")
         }
 
 
@@ -176,7 +209,9 @@ def _record(
         at=time.time(),
         api=job.inbound.api,
         model=job.model or "",
-        policy=placement.policy,
+        policy=placement.policy.name,
+        policy_params=params_of(placement.policy),
+        assignment=placement.assignment,
         state=placement.state,
         snapshot=placement.snapshot,
         decision=placement.decision,

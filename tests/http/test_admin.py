@@ -141,3 +141,37 @@ async def test_the_admin_pages_are_not_on_the_data_port() -> None:
 
         assert reply.status == 404
         assert reply.replica == "r1"
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "param", "said"),
+    [
+        ({}, 400, None, "missing required field `url`"),
+        ({"url": "ftp://x"}, 400, "url", "write http://HOST:PORT"),
+        ({"url": "http://127.0.0.1:9", "name": "a/b"}, 400, "name", "may hold letters"),
+        ({"url": "http://127.0.0.1:9", "evens": []}, 400, None, "unknown field `evens`"),
+        ({"url": "http://127.0.0.1:9", "events": ["x"]}, 400, "events", "not tcp://HOST:PORT"),
+        ({"url": "http://127.0.0.1:9", "name": "r1"}, 409, "name", "is taken"),
+    ],
+)
+async def test_wrong_replicas_are_refused(
+    order: dict[str, object], status: int, param: str | None, said: str
+) -> None:
+    """What the configuration would refuse, and what is another's; in the usual error shape."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        reply = await stage.admin("/admin/replicas", order)
+
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (status, param, status)
+        assert said in reply.error["message"]
+        assert len((await stage.admin("/admin/replicas")).json()["replicas"]) == 1
+
+
+async def test_adding_twice_is_no_error() -> None:
+    """201 the first time, 200 the second."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        order = {"url": "http://127.0.0.1:9", "name": "east"}
+        first = await stage.admin("/admin/replicas", order)
+        second = await stage.admin("/admin/replicas", order)
+
+        assert (first.status, second.status) == (201, 200)
+        assert first.json() == second.json() == {"name": "east", "url": order["url"]}

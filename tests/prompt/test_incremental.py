@@ -139,3 +139,37 @@ def test_chain_ids_are_not_reused() -> None:
 
     assert tree.keys(path, CONTRACT, NO_EXTRA) == keys
     assert tree.keys(path, CONTRACT, ExtraKeys(cache_salt="0")) != keys
+
+
+def test_digests_are_those_of_the_whole_chain() -> None:
+    """Any blocks, of any segment, hashed once, remembered within the budget and dropped with it."""
+    tree = SegmentTree()
+    _, path = _add(tree, tree.make_root("r"), bytes(range(100)) * 2)
+    whole = CONTRACT.digests(None, list(bytes(range(100)) * 2))
+    keys = tree.keys(path, CONTRACT, NO_EXTRA)
+    size_bytes = tree.size_bytes
+
+    assert tree.digests(path, CONTRACT, NO_EXTRA, range(len(keys))) == whole
+    assert tree.size_bytes == size_bytes + 16 * len(whole)
+    assert tree.digests(path, CONTRACT, NO_EXTRA, [0, 7, 8, 49]) == [
+        whole[position] for position in (0, 7, 8, 49)
+    ]
+    assert tree.digests(path, CONTRACT, NO_EXTRA, []) == []
+    assert tree.size_bytes == size_bytes + 16 * len(whole)
+    for number in range(incremental.MAX_CHAINS):
+        tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(number)))
+    assert tree.digests(path, CONTRACT, NO_EXTRA, [3]) == whole[3:4]
+    recounted = sum(s.size_bytes for s in path[1:])
+    assert tree.size_bytes == recounted
+
+
+def test_digests_after_an_eviction() -> None:
+    """A path that was evicted still knows its tokens; the budget does not count it."""
+    tree = SegmentTree(max_bytes=1500)
+    root = tree.make_root("r")
+    _, path = _add(tree, root, b"a" * 40)
+    _add(tree, root, b"b" * 40)
+    size_bytes = tree.size_bytes
+
+    assert tree.digests(path, CONTRACT, NO_EXTRA, [9]) == [CONTRACT.digests(None, [97] * 40)[9]]
+    assert tree.size_bytes == size_bytes

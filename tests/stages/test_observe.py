@@ -65,11 +65,12 @@ async def test_metrics_add_up() -> None:
             await stage.settled(*engines)
         tokens = {
             kind: stage.metric("warmroute_tokens_total", replica="r1", kind=kind)
-            for kind in ("prompt", "predicted_cached", "reported_cached")
+            for kind in ("prompt", "predicted_cached", "predicted_cpu", "reported_cached")
         }
 
         assert tokens["prompt"] == 3 * reply.usage["prompt_tokens"]
         assert tokens["predicted_cached"] == tokens["reported_cached"] == 2 * reply.reported
+        assert tokens["predicted_cpu"] == 0  # these replicas have no offload of their own
         assert stage.metric("warmroute_requests_total", api="chat", outcome="ok") == 3
         assert stage.metric("warmroute_stage_seconds_count", stage="total") == 3
         assert stage.metric("warmroute_ttft_seconds_count", replica="r1") == 3
