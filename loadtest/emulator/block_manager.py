@@ -118,6 +118,7 @@ class CachedSequence:
         "lora_id",
         "lora_name",
         "num_cached_blocks",
+        "num_prompt_blocks",
         "token_ids",
     )
 
@@ -133,6 +134,7 @@ class CachedSequence:
         self.digests = digests
         self.blocks: list[Block] = []
         self.num_cached_blocks = 0
+        self.num_prompt_blocks = len(digests)  # those that were named when it began
         self.lora_id: int | None = None if lora is None else lora[0]
         self.lora_name: str | None = None if lora is None else lora[1]
         names: list[Any] = [] if lora is None else [lora[1]]
@@ -256,6 +258,24 @@ class BlockManager:
         self._free.append(cached)
         sequence.blocks = []
         sequence.num_cached_blocks = 0
+
+    def note_pooled(self, sequence: CachedSequence, position: int) -> None:
+        """Report a block of the sequence as newly written to the shared pool."""
+        if not self._notes_events:
+            return
+        start = position * self.block_size
+        self._events.append(
+            BlockStored(
+                block_hashes=[self._external(sequence.digests[position])],
+                parent_block_hash=(
+                    self._external(sequence.digests[position - 1]) if position else None
+                ),
+                token_ids=sequence.token_ids[start : start + self.block_size],
+                block_size=self.block_size,
+                medium="cpu",
+                group_idx=0,
+            )
+        )
 
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """Count the sequence's tokens that others can hit now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
+from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router.contracts import ALGORITHMS
 
@@ -110,6 +112,18 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
     "replay_topic_frame",
     "Replay replies with the topic frame, or without (before the fix of vllm#45174).",
 )
+@option("--pool", "pool", "URL of the emulated pool to share: another replica's --serve-pool.")
+@option("--ms-per-fetched-token", "ms_per_fetched_token", "Time to fetch from the pool.")
+@click.option(
+    "--serve-pool",
+    "pool_port",
+    type=int,
+    default=None,
+    help="Host the emulated pool at this port (0: any), and share it.",
+)
+@click.option(
+    "--pool-bytes", type=int, default=1 << 30, help="Its capacity; least recently used go first."
+)
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
@@ -149,7 +163,14 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @click.option(
     "--tokenize/--no-tokenize", default=None, help="Count tokens and keep a cache. [default: yes]"
 )
-def emulate(preset: str, instant: bool, tokenize: bool | None, **flags: Any) -> None:
+def emulate(
+    preset: str,
+    instant: bool,
+    tokenize: bool | None,
+    pool_port: int | None,
+    pool_bytes: int,
+    **flags: Any,
+) -> None:
     """Serve one vLLM-compatible replica without a model.
 
     Same routes, KV cache, events and metrics as the engine; a time model instead of a GPU. POST
@@ -161,7 +182,7 @@ def emulate(preset: str, instant: bool, tokenize: bool | None, **flags: Any) -> 
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
-        uvloop.run(_run(options))
+        uvloop.run(_run(options, pool_port, pool_bytes))
     except* (OSError, zmq.ZMQError) as errors:
         raise click.ClickException(str(errors.exceptions[0])) from errors
 
@@ -190,12 +211,19 @@ def _options(
     )
 
 
-async def _run(options: EmulatorOptions) -> None:
+async def _run(options: EmulatorOptions, pool_port: int | None, pool_bytes: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with Emulator(options) as replica:
+    async with AsyncExitStack() as stack:
+        if pool_port is not None:
+            pool = EmulatedPool(capacity_bytes=pool_bytes)
+            master = await stack.enter_async_context(
+                PoolMaster(pool, host=options.host, port=pool_port)
+            )
+            options = replace(options, pool=master.url)
+        replica = await stack.enter_async_context(Emulator(options))
         click.echo(_ready_line(replica))
         await stop.wait()
 
@@ -210,4 +238,6 @@ def _ready_line(replica: Emulator) -> str:
     if publishers:
         endpoints = ", ".join(publisher.config.endpoint for publisher in publishers)
         parts.append(f"events at {endpoints}")
+    if replica.options.pool is not None:
+        parts.append(f"pool at {replica.options.pool}")
     return "; ".join(parts)

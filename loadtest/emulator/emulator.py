@@ -82,6 +82,8 @@ class Emulator:
     ) -> None:
         self._keeper.cancel()
         await self._close()
+        if self.replica.pool is not None:
+            await self.replica.pool.close()
         await self._runner.cleanup()
         await self._group.__aexit__(None, None, None)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from loadtest.emulator.block_manager import BlockManager
 from loadtest.emulator.events import EventPublisher
+from loadtest.emulator.pool_client import PoolClient
 from loadtest.emulator.scheduler import Request, Scheduler
 from loadtest.emulator.time_model import TimeModel
 
@@ -51,6 +52,7 @@ class Engine:
     __slots__ = (
         "_clock",
         "_generations",
+        "_pool",
         "_tick_s",
         "_time_model",
         "_wake",
@@ -70,6 +72,7 @@ class Engine:
         speed: float = 1.0,
         tick_s: float = 0.002,
         publisher: EventPublisher | None = None,
+        pool: PoolClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = blocks
@@ -80,6 +83,7 @@ class Engine:
         self._time_model = time_model
         self._tick_s = tick_s
         self._clock = clock
+        self._pool = pool
         self._wake = asyncio.Event()
         self._generations: dict[Request, Generation] = {}
 
@@ -134,6 +138,7 @@ class Engine:
                 num_steps = 0
             for request in self.scheduler.complete(step, end_s):
                 self._announce(request)
+            await self._save(self._pool)
             self._publish()
             start_s = end_s
 
@@ -144,6 +149,16 @@ class Engine:
             generation = self._generations.get(request)
         if generation is not None:
             generation.ready.set()
+
+    async def _save(self, pool: PoolClient | None) -> None:
+        """Write the prompts that were just computed to the shared pool."""
+        prefilled, self.scheduler.prefilled = self.scheduler.prefilled, []
+        if pool is None:
+            return
+        for sequence in prefilled:
+            digests = sequence.digests[: sequence.num_prompt_blocks]
+            for position in await pool.put(digests):
+                self.blocks.note_pooled(sequence, position)
 
     def _publish(self) -> None:
         events = self.blocks.take_events()

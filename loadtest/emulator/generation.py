@@ -134,9 +134,13 @@ class Generate:
         replica.num_in_flight += 1
         start_s = replica.clock()
         try:
-            choices += (
-                self._submit(rank, prompt, params, body, lora, ready, index)
+            pooled = [
+                await replica.fetch(rank, prompt, lora=lora, cache_salt=params.cache_salt)
                 for prompt in prompts
+            ]
+            choices += (
+                self._submit(rank, prompt, params, body, lora, ready, index, num_pooled_tokens)
+                for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True)
                 for index in range(params.n)
             )
             if params.stream:
@@ -157,10 +161,17 @@ class Generate:
         lora: str | None,
         ready: asyncio.Event,
         index: int,
+        num_pooled_tokens: int,
     ) -> _Choice:
         reply = self._replica.reply(prompt.ids, params, body, index=index)
         generation = self._replica.generate(
-            rank, prompt, reply, lora=lora, cache_salt=params.cache_salt, ready=ready
+            rank,
+            prompt,
+            reply,
+            lora=lora,
+            cache_salt=params.cache_salt,
+            ready=ready,
+            num_pooled_tokens=num_pooled_tokens,
         )
         if body.get("echo") is True:
             before = self._replica.tokenizer.decode(prompt.ids)

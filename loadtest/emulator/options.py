@@ -53,6 +53,9 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hash_form: HashForm = "int"
     buffer_steps: int = 10_000
     replay_topic_frame: bool = True  # False: replies as before vllm#45174
+    # its shared pool
+    pool: str | None = None  # URL of an emulated pool's master; None: no connector
+    ms_per_fetched_token: float = 0.01
     # time
     time_model: TimeModel = PRESETS["h100-8b"]
     speed: float = 1.0  # 10.0: everything takes a tenth of the time

@@ -16,6 +16,7 @@ from loadtest.emulator.events import EventPublisher, PublisherOptions
 from loadtest.emulator.faults import Faults
 from loadtest.emulator.metrics import EngineMetrics, RankStats
 from loadtest.emulator.options import EmulatorOptions
+from loadtest.emulator.pool_client import PoolClient
 from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter
 from loadtest.emulator.scheduler import Request, Scheduler
 from loadtest.emulator.tokens import ChatTokenizer, EncodePlan, Prompt, chain
@@ -59,6 +60,13 @@ class Replica:
         self.loras = {name: (i, path) for i, (name, path) in enumerate(options.loras, 1)}
         self.models = [*options.served_model_names, *self.loras]
         self.num_in_flight = 0
+        self.pool = (
+            PoolClient(
+                options.pool, options.model_dir.name, ms_per_token=options.ms_per_fetched_token
+            )
+            if options.pool is not None
+            else None
+        )
         self.ranks: list[Rank] = []
         self.metrics: EngineMetrics
 
@@ -153,8 +161,38 @@ class Replica:
         lora: str | None,
         cache_salt: str | None,
         ready: asyncio.Event,
+        num_pooled_tokens: int = 0,
     ) -> Generation:
-        """Queue one generation on a rank."""
+        """Queue one generation on a rank; `num_pooled_tokens` were fetched for it."""
+        sequence, extra = self._sequence(prompt, lora, cache_salt)
+        request = Request(
+            sequence,
+            reply.ids,
+            extra=extra,
+            arrival_s=self.clock(),
+            num_pooled_tokens=num_pooled_tokens,
+        )
+        return rank.engine.submit(request, ready)
+
+    async def fetch(
+        self, rank: Rank, prompt: Prompt, *, lora: str | None, cache_salt: str | None
+    ) -> int:
+        """Fetch from the pool what the rank lacks; return the leading tokens that it has then."""
+        if self.pool is None or not self.options.enable_prefix_caching:
+            return 0
+        sequence, _ = self._sequence(prompt, lora, cache_salt)
+        size = self.options.block_size
+        reusable = sequence.digests[: (len(prompt.ids) - 1) // size]
+        num_pooled = await self.pool.leading(reusable)
+        num_own = len(rank.engine.blocks.match(sequence))
+        if num_pooled <= num_own:
+            return 0
+        await asyncio.sleep(self.pool.fetch_s((num_pooled - num_own) * size) / self.options.speed)
+        return num_pooled * size
+
+    def _sequence(
+        self, prompt: Prompt, lora: str | None, cache_salt: str | None
+    ) -> tuple[CachedSequence, ExtraKeys]:
         extra = NO_EXTRA
         adapter: tuple[int, str] | None = None
         if lora is not None or cache_salt is not None:
@@ -168,8 +206,7 @@ class Replica:
             lora=adapter,
             cache_salt=cache_salt,
         )
-        request = Request(sequence, reply.ids, extra=extra, arrival_s=self.clock())
-        return rank.engine.submit(request, ready)
+        return sequence, extra
 
     def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Forget the cache of every rank; False if one of them is in use."""
@@ -205,6 +242,7 @@ class Replica:
             speed=options.speed,
             tick_s=options.tick_ms * 1e-3,
             publisher=publisher,
+            pool=self.pool,
             clock=self.clock,
         )
         return Rank(engine, publisher, RankStats())

@@ -39,6 +39,7 @@ class Request:
         "num_computed_tokens",
         "num_created_tokens",
         "num_output_tokens",
+        "num_pooled_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "reply_ids",
@@ -52,6 +53,7 @@ class Request:
         *,
         extra: ExtraKeys,
         arrival_s: float,
+        num_pooled_tokens: int = 0,
     ) -> None:
         assert sequence.token_ids
         assert reply_ids
@@ -64,6 +66,7 @@ class Request:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.num_created_tokens = 0
+        self.num_pooled_tokens = num_pooled_tokens  # leading ones that were fetched for it
         self.num_preemptions = 0
         self.first_token_s: float | None = None
         self.finished = False
@@ -106,6 +109,7 @@ class Scheduler:
         "_contract",
         "_max_num_batched_tokens",
         "_max_num_seqs",
+        "prefilled",
         "running",
         "stats",
         "waiting",
@@ -126,6 +130,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self.running: list[Request] = []
+        self.prefilled: list[CachedSequence] = []  # since the owner last looked
         self.waiting: deque[Request] = deque()
         self.stats = SchedulerStats()
 
@@ -236,7 +241,7 @@ class Scheduler:
                 return
             sequence = request.sequence
             hit = blocks.match(sequence) if self._caching else []
-            num_hit_tokens = len(hit) * size
+            num_hit_tokens = max(len(hit) * size, request.num_pooled_tokens)
             num_tokens = min(len(sequence.token_ids) - num_hit_tokens, budget)
             if not blocks.allocate(sequence, num_hit_tokens + num_tokens, hit, whole=True):
                 return
@@ -261,6 +266,7 @@ class Scheduler:
 
     def _note_first_token(self, request: Request, now_s: float) -> None:
         request.first_token_s = now_s
+        self.prefilled.append(request.sequence)
         in_cache = self._blocks.num_cached_tokens(request.sequence)
         request.num_created_tokens = max(in_cache - request.num_cached_tokens, 0)
         self.stats.num_prompt_tokens += request.num_prompt_tokens

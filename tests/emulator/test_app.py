@@ -13,8 +13,8 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from loadtest.emulator import Emulator, EmulatorOptions
-from loadtest.emulator.options import TINY_MODEL
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.options import TINY_MODEL, EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
 
 OPTIONS = EmulatorOptions(

@@ -13,8 +13,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from loadtest.emulator import Emulator, EmulatorOptions
+from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault, FaultKind
+from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
 from router.kv_events import END_OF_REPLAY, BlockStored, decode
 

@@ -1,0 +1,210 @@
+"""An emulated Mooncake pool: objects with eviction by last use, and its master's HTTP routes.
+
+What must live here: which object is there, what the master says of it. What must not: what engines
+do with it (pool_client, scheduler). The routes and their answers are those of the real one, see
+router/io/mooncake.py; `/emulator/...` is what engines ask over RPC there, as HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import orjson
+from aiohttp import web
+
+PoolFault = Literal["none", "hang", "garbage", "error", "half"]
+
+
+class EmulatedPool:
+    """Objects of one size each, the least recently used out first.
+
+    Args:
+        capacity_bytes: What fits; beyond it objects are evicted, in silence.
+        bytes_per_object: Size of every object.
+    """
+
+    def __init__(self, *, capacity_bytes: int = 1 << 30, bytes_per_object: int = 16_384) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.bytes_per_object = bytes_per_object
+        self.num_evicted = 0
+        self.num_put = 0
+        self._objects: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def keys(self) -> list[str]:
+        """List all objects."""
+        return list(self._objects)
+
+    def holds(self, keys: Iterable[str]) -> list[bool]:
+        """Look without touching, as the master's HTTP routes do."""
+        return [key in self._objects for key in keys]
+
+    def leading(self, keys: Sequence[str]) -> int:
+        """Count leading objects that are there, and touch them, as an engine's look-up does."""
+        for number, key in enumerate(keys):
+            if key not in self._objects:
+                return number
+            self._objects.move_to_end(key)
+        return len(keys)
+
+    def put(self, keys: Iterable[str]) -> list[str]:
+        """Store objects; return those that were not there before."""
+        new = []
+        for key in keys:
+            if key not in self._objects:
+                new.append(key)
+            self._objects[key] = None
+            self._objects.move_to_end(key)
+        self.num_put += len(new)
+        while len(self._objects) * self.bytes_per_object > self.capacity_bytes:
+            self._objects.popitem(last=False)
+            self.num_evicted += 1
+        return new
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Lose objects."""
+        for key in keys:
+            self._objects.pop(key, None)
+
+    def restart(self) -> None:
+        """Begin anew, as a master does that was killed: nothing is there, counters are zero."""
+        self._objects.clear()
+        self.num_evicted = self.num_put = 0
+
+
+class PoolMaster:
+    """The master's HTTP server: `async with PoolMaster(pool) as master: ... master.url`.
+
+    `fault` is what happens to questions from now on; `num_asked` counts them by path. `stop` and
+    `start` end and begin its life on the same port.
+    """
+
+    def __init__(
+        self, pool: EmulatedPool | None = None, *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self.pool = EmulatedPool() if pool is None else pool
+        self.host = host
+        self.port = port
+        self.fault: PoolFault = "none"
+        self.num_asked: dict[str, int] = {}
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '') else self.host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1,
+            max_line_size=1 << 22, max_field_size=1 << 22,
+        )  # fmt: skip
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Listen no more, and cut what is open."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        self.num_asked[path] = self.num_asked.get(path, 0) + 1
+        if path.startswith("/emulator/"):
+            return await self._serve_engine(request)
+        match self.fault:
+            case "hang":
+                await asyncio.Event().wait()
+            case "garbage":
+                return web.Response(text="<html><body>It works!</body></html>")
+            case "error":
+                return web.Response(status=500, text="Failed to get all keys")
+            case "half":
+                return await _half(request, self._text(request))
+        return web.Response(text=self._text(request))
+
+    def _text(self, request: web.Request) -> str:
+        pool = self.pool
+        match request.path:
+            case "/get_all_keys":
+                return "".join(f"{key}\n" for key in pool.keys())
+            case "/batch_query_keys":
+                keys = request.query.get("keys", "").split(",")
+                found = zip(keys, pool.holds(keys), strict=True)
+                data = {key: {"ok": ok, "error": None if ok else _NOT_FOUND} for key, ok in found}
+                return orjson.dumps({"success": True, "data": data}).decode()
+            case "/get_all_segments":
+                return "127.0.0.1:12345\n"
+            case "/kv_events/status":
+                return '{"enabled":false,"published_batches":0}'
+            case "/metrics":
+                return _METRICS.format(
+                    num_keys=len(pool),
+                    allocated=len(pool) * pool.bytes_per_object,
+                    capacity=pool.capacity_bytes,
+                    num_evicted=pool.num_evicted,
+                    num_put=pool.num_put,
+                )
+        raise web.HTTPNotFound
+
+    async def _serve_engine(self, request: web.Request) -> web.Response:
+        keys: list[str] = orjson.loads(await request.read())
+        answer: Any
+        if request.path == "/emulator/leading":
+            answer = self.pool.leading(keys)
+        elif request.path == "/emulator/put":
+            answer = self.pool.put(keys)
+        else:
+            raise web.HTTPNotFound
+        return web.Response(body=orjson.dumps(answer), content_type="application/json")
+
+
+_NOT_FOUND = "OBJECT_NOT_FOUND"
+_METRICS = """# TYPE master_allocated_bytes gauge
+master_allocated_bytes {allocated}
+# TYPE master_total_capacity_bytes gauge
+master_total_capacity_bytes {capacity}
+# TYPE master_key_count gauge
+master_key_count {num_keys}
+# TYPE master_batch_put_start_items_total counter
+master_batch_put_start_items_total {num_put}
+# TYPE master_evicted_key_count counter
+master_evicted_key_count {num_evicted}
+"""
+
+
+async def _half(request: web.Request, text: str) -> web.StreamResponse:
+    """Break off in the middle."""
+    response = web.StreamResponse(headers={"Content-Length": str(len(text) + 1)})
+    await response.prepare(request)
+    await response.write(text[: len(text) // 2].encode())
+    if request.transport is not None:
+        request.transport.abort()
+    return response
