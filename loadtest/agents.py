@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from loadtest import agent_text
 
-_MARKUP_TOKENS: Final = 60  # what the template and a tool call's JSON add to a turn
+MARKUP_TOKENS: Final = 60  # what the template and a tool call's JSON add to a turn
 _NUM_LARGE_RESULTS: Final = 2  # an agent looks around first
 
 
@@ -206,13 +206,11 @@ class Session:
             {"role": "assistant", "content": reply},
             {"role": "user", "content": agent_text.sub_task(rng, k)},
         ]
-        num_turns = _lognormal(rng, self._profile.num_sub_agent_turns, 0.5)
         num_context_tokens = self._profile.tokens(self._profile.num_shared_tokens) + sum(
-            plan.num_input_tokens + plan.num_output_tokens + _MARKUP_TOKENS
+            plan.num_input_tokens + plan.num_output_tokens + MARKUP_TOKENS
             for plan in self._plans[: self.num_turns_done]
         )
-        plans = draw_plans(self._profile, rng, max(1, round(num_turns)), num_context_tokens)
-        plans = (replace(plans[0], wait_s=0.0), *plans[1:])
+        plans = plan_fork(self._profile, rng, num_context_tokens)
         session_id = f"{self.id}.{self.num_turns_done}.{k}"
         return Session(self._profile, session_id, plans, messages, self._tools, self._salt)
 
@@ -225,7 +223,7 @@ def make_sessions(profile: Profile) -> list[Session]:
         Session(
             profile,
             f"s{index}",
-            _plan_session(profile, index),
+            plan_session(profile, index),
             [{"role": "system", "content": system}],
             tools,
             profile.salts[index % len(profile.salts)],
@@ -244,24 +242,24 @@ def draw_plans(
             num_input_tokens=profile.tokens(_draw_input(profile, rng, number)),
             num_output_tokens=profile.tokens(
                 min(
-                    _lognormal(rng, profile.num_output_tokens, profile.output_sigma),
+                    lognormal(rng, profile.num_output_tokens, profile.output_sigma),
                     profile.max_output_tokens,
                 )
             ),
-            wait_s=_lognormal(rng, profile.tool_wait_s, profile.tool_wait_sigma)
+            wait_s=lognormal(rng, profile.tool_wait_s, profile.tool_wait_sigma)
             * profile.scale_time,
         )
-        num_context_tokens += plan.num_input_tokens + plan.num_output_tokens + _MARKUP_TOKENS
+        num_context_tokens += plan.num_input_tokens + plan.num_output_tokens + MARKUP_TOKENS
         if plans and num_context_tokens > profile.tokens(profile.max_context_tokens):
             break
         plans.append(plan)
     return tuple(plans)
 
 
-def _plan_session(profile: Profile, index: int) -> tuple[TurnPlan, ...]:
+def plan_session(profile: Profile, index: int) -> tuple[TurnPlan, ...]:
     """Draw a session's turns, its start, and where it starts sub-agents (not on the last turn)."""
     rng = random.Random(f"{profile.seed}/s{index}/plan")
-    num_turns = max(2, round(_lognormal(rng, profile.num_turns, profile.turns_sigma)))
+    num_turns = max(2, round(lognormal(rng, profile.num_turns, profile.turns_sigma)))
     plans = list(draw_plans(profile, rng, num_turns, profile.tokens(profile.num_shared_tokens)))
     start_s = profile.ramp_s * profile.scale_time * index / max(1, profile.num_sessions)
     plans[0] = replace(plans[0], wait_s=start_s)
@@ -271,15 +269,25 @@ def _plan_session(profile: Profile, index: int) -> tuple[TurnPlan, ...]:
     return tuple(plans)
 
 
+def plan_fork(
+    profile: Profile, rng: random.Random, num_context_tokens: int
+) -> tuple[TurnPlan, ...]:
+    """Draw a sub-agent's turns behind its parent's context; the first one starts at once."""
+    num_turns = lognormal(rng, profile.num_sub_agent_turns, 0.5)
+    plans = draw_plans(profile, rng, max(1, round(num_turns)), num_context_tokens)
+    return (replace(plans[0], wait_s=0.0), *plans[1:])
+
+
 def _draw_input(profile: Profile, rng: random.Random, number: int) -> float:
     if number == 0:
         return profile.num_task_tokens
     if number <= _NUM_LARGE_RESULTS:
-        drawn = _lognormal(rng, profile.num_large_result_tokens, 0.4)
+        drawn = lognormal(rng, profile.num_large_result_tokens, 0.4)
     else:
-        drawn = _lognormal(rng, profile.num_result_tokens, profile.result_sigma)
+        drawn = lognormal(rng, profile.num_result_tokens, profile.result_sigma)
     return min(drawn, profile.max_result_tokens)
 
 
-def _lognormal(rng: random.Random, median: float, sigma: float) -> float:
+def lognormal(rng: random.Random, median: float, sigma: float) -> float:
+    """Draw from a lognormal distribution by its median."""
     return median * math.exp(rng.gauss(0.0, sigma))

@@ -1,0 +1,23 @@
+"""Workloads made up: block ids, arrivals and waits, no text.
+
+Every workload can be sent in open loop (`arrival_s`: sessions start as a Poisson process, their
+turns follow as fast as an idle engine would allow) and in closed loop (`after`, `wait_s`).
+"""
+
+from typing import Final
+
+from loadtest.generated.agents import Agents
+from loadtest.generated.shared import Shared
+from loadtest.generated.siblings import Siblings
+from loadtest.generated.zipf import Zipf
+
+Generator = Agents | Siblings | Shared | Zipf
+
+GENERATORS: Final[dict[str, type[Generator]]] = {
+    "agents": Agents,
+    "siblings": Siblings,
+    "shared": Shared,
+    "zipf": Zipf,
+}
+
+__all__ = ["GENERATORS", "Agents", "Generator", "Shared", "Siblings", "Zipf"]

@@ -1,0 +1,76 @@
+"""`warmroute trace`: look at a workload, or write it down for other tools.
+
+Exit status: 0 done; 2 the trace or the options are wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from loadtest.traces.description import CAPACITIES_TOKENS, describe, table_of
+from loadtest.traces.errors import WorkloadError
+from loadtest.traces.mooncake import write_trace
+from loadtest.traces.options import load_workload, workload_options
+from loadtest.workload import Workload
+
+
+@click.group()
+def trace() -> None:
+    """Look at recorded or generated workloads, and convert them."""
+
+
+@trace.command("describe")
+@workload_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def describe_command(as_json: bool, **options: Any) -> None:
+    """Print lengths, sessions, and what caches of several sizes would hit."""
+    workload = _load(options)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("counting", total=1 + len(CAPACITIES_TOKENS))
+        figures = describe(workload, advance=lambda: progress.advance(task))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(figures)).decode())
+    else:
+        Console().print(table_of(figures))
+
+
+@trace.command()
+@workload_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file to write, or to replace.",
+)
+def convert(out: Path, **options: Any) -> None:
+    """Write a workload as Mooncake JSON Lines with sessions and delays.
+
+    Other tools read it (AIPerf, Dynamo's replay), and so does --trace. Texts are not written.
+    """
+    workload = _load(options)
+    try:
+        write_trace(workload, out)
+    except OSError as error:
+        _refuse(f"{out}: {error.strerror or error}")
+    skipped = f", {workload.num_skipped:,} bad lines left out" if workload.num_skipped else ""
+    click.echo(f"{out}: {len(workload.turns):,} requests of {workload.name}{skipped}")
+
+
+def _load(options: dict[str, Any]) -> Workload:
+    try:
+        return load_workload(**options)
+    except WorkloadError as error:
+        _refuse(str(error))
+
+
+def _refuse(problem: str) -> NoReturn:
+    click.echo(f"Error: {problem}", err=True)
+    sys.exit(2)

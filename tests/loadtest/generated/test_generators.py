@@ -1,0 +1,188 @@
+"""What all generators have in common, and what each is for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from loadtest.agents import Profile, make_sessions
+from loadtest.generated import GENERATORS, Agents, Generator, Shared, Siblings, Zipf
+from loadtest.traces import describe
+
+SMALL: list[Generator] = [
+    Agents(num_sessions=12, num_turns=6),
+    Siblings(num_bursts=10, num_turns=2),
+    Shared(num_sessions=30),
+    Zipf(num_requests=200, working_set_blocks=500),
+]
+
+
+@pytest.mark.parametrize("generator", SMALL, ids=list(GENERATORS))
+@pytest.mark.parametrize("block_size", [16, 512])
+def test_workloads_are_sound(generator: Generator, block_size: int) -> None:
+    """Ordered, keys unique, blocks as many as tokens need, `after` only what was before."""
+    workload = replace(generator, block_size=block_size).workload()
+
+    assert workload.block_size == block_size
+    assert workload.turns[0].arrival_s == 0.0
+    seen: dict[tuple[str, int], float] = {}
+    for first, second in pairwise(workload.turns):
+        assert first.arrival_s <= second.arrival_s
+    for turn in workload.turns:
+        assert len(turn.hash_ids) == -(-turn.num_input_tokens // block_size)
+        assert turn.num_output_tokens >= 1
+        assert turn.key not in seen
+        assert turn.number == 0 or (turn.session_id, turn.number - 1) in seen
+        assert all(seen[key] <= turn.arrival_s for key in turn.after)
+        assert turn.wait_s >= 0.0
+        seen[turn.key] = turn.arrival_s
+
+
+@pytest.mark.parametrize("generator", SMALL, ids=list(GENERATORS))
+def test_workloads_are_deterministic_by_seed(generator: Generator) -> None:
+    """The same seed gives the same workload, another one another."""
+    assert generator.workload() == generator.workload()
+    assert generator.workload().turns != replace(generator, seed=1).workload().turns
+
+
+@pytest.mark.parametrize("generator", SMALL, ids=list(GENERATORS))
+def test_rates_are_of_poisson_processes(generator: Generator) -> None:
+    """Starts are a second over `rate` apart on average; an infinite rate starts all at once."""
+    workload = replace(generator, rate=math.inf).workload()
+    starts = {turn.arrival_s for turn in workload.turns if not turn.after}
+    assert starts == {0.0}
+    slow = replace(generator, rate=0.01).workload()
+    arrivals = sorted({turn.arrival_s for turn in slow.turns if not turn.after})
+    if not isinstance(generator, Zipf):  # most of whose requests come after others
+        assert 40 < arrivals[-1] / (len(arrivals) - 1) < 250
+
+
+def test_agents_are_as_published() -> None:
+    """The figures of 610 traces of Codex, as far as they were published.
+
+    Turns of a session: median 33 in the blog, 30 on the data set's card. Context at turn 30:
+    80K. Input to output: 131 to 1. Possible hits: 94.2 % in the blog, 95.6 % by a reader's count.
+    """
+    workload = Agents(num_sessions=150).workload()
+    figures = describe(workload, capacities=[])
+    main = Counter(t.session_id for t in workload.turns if "." not in t.session_id)
+    turns = sorted(main.values())
+    first = [t.num_input_tokens for t in workload.turns if t.number == 0 and not t.after]
+
+    assert 28 <= turns[len(turns) // 2] <= 33
+    assert figures.late_context_tokens == pytest.approx(80_000, rel=0.12)
+    assert figures.input_tokens.max <= 180_000
+    assert figures.input_per_output == pytest.approx(131, rel=0.12)
+    assert 0.942 <= figures.ideal_hit_ratio <= 0.965
+    assert figures.wait_s is not None
+    assert figures.wait_s.p50 == pytest.approx(5.2, rel=0.1)
+    assert set(first) == {11_500 + 500 + 60}
+
+
+def test_agents_without_text_are_those_with_text() -> None:
+    """Turns, replies and waits are drawn as for the sessions that are really sent."""
+    profile = Profile(num_sessions=5, num_turns=5, seed=3)
+    workload = Agents(num_sessions=5, num_turns=5, seed=3).workload()
+
+    for session in make_sessions(profile):
+        turns = [turn for turn in workload.turns if turn.session_id == session.id]
+        assert len(turns) == session.num_turns
+        for turn in turns:
+            sent = session.next_turn()
+            assert sent is not None
+            assert sent.body["max_tokens"] == turn.num_output_tokens
+            if turn.number:
+                assert sent.wait_s == turn.wait_s
+            session.advance(None)
+
+
+def test_replies_come_back_in_the_next_prompt() -> None:
+    """A turn's prompt is the one before, the reply to it, and something new."""
+    workload = Agents(num_sessions=3, num_turns=8, sub_agent_share=0.0).workload()
+
+    for session in ("s0", "s1", "s2"):
+        for first, second in pairwise([t for t in workload.turns if t.session_id == session]):
+            assert second.num_input_tokens > first.num_input_tokens + first.num_output_tokens
+            num_full = first.num_input_tokens // 512
+            assert second.hash_ids[:num_full] == first.hash_ids[:num_full]
+            assert second.after == (first.key,)
+
+
+def test_sub_agents_start_from_their_parents_context() -> None:
+    """At once, together, with its reply; their reports are what it goes on with."""
+    workload = Agents(num_sessions=6, num_turns=6, sub_agent_share=1.0, block_size=16).workload()
+    by_key = {turn.key: turn for turn in workload.turns}
+    children = [turn for turn in workload.turns if turn.number == 0 and turn.after]
+    assert len(children) == 6 * 3
+
+    for child in children:
+        ((parent_id, number),) = child.after
+        parent, heir = by_key[parent_id, number], by_key[parent_id, number + 1]
+        num_context_tokens = parent.num_input_tokens + parent.num_output_tokens
+        num_shared = num_context_tokens // 16
+        assert child.num_input_tokens > num_context_tokens
+        assert (
+            child.hash_ids[: parent.num_input_tokens // 16]
+            == (parent.hash_ids[: parent.num_input_tokens // 16])
+        )
+        assert heir.hash_ids[:num_shared] == child.hash_ids[:num_shared]
+        assert child.wait_s == heir.wait_s == 0.0
+        last = max(n for name, n in by_key if name == child.session_id)
+        assert (child.session_id, last) in heir.after
+        assert (
+            heir.num_input_tokens
+            > num_context_tokens + by_key[child.session_id, last].num_output_tokens
+        )
+
+
+def test_siblings_arrive_together_and_share_what_is_new() -> None:
+    """Each burst has a prefix that nobody had before, and every sibling a task of its own."""
+    workload = Siblings(num_bursts=4, num_siblings=3, block_size=16).workload()
+    bursts: dict[float, list[tuple[int, ...]]] = {}
+    for turn in workload.turns:
+        bursts.setdefault(turn.arrival_s, []).append(turn.hash_ids)
+
+    assert [len(burst) for burst in bursts.values()] == [3] * 4
+    seen: set[int] = set()
+    for burst in bursts.values():
+        common = set.intersection(*map(set, burst))
+        assert len(common) == 22_000 // 16
+        assert len(common & seen) in (0, 2_000 // 16)
+        assert len(set.union(*map(set, burst))) > len(common) + 3 * 5
+        seen |= set().union(*map(set, burst))
+
+
+def test_chats_share_their_system_prompt_alone() -> None:
+    """Two sessions have its full blocks in common and nothing else."""
+    workload = Shared(num_sessions=10).workload()
+    blocks: dict[str, set[int]] = {}
+    for turn in workload.turns:
+        blocks.setdefault(turn.session_id, set()).update(turn.hash_ids)
+
+    assert {len(a & b) for a in blocks.values() for b in blocks.values() if a is not b} == {15}
+
+
+@pytest.mark.parametrize(("skew", "share"), [(0.0, 0.01), (1.0, 0.19), (1.4, 0.37)])
+def test_popularity_follows_zipfs_law(skew: float, share: float) -> None:
+    """Of a hundred contexts the first one gets 1 / sum of k ** -skew of the requests."""
+    generator = Zipf(num_requests=4000, working_set_blocks=1600, skew=skew)
+    assert generator.num_sessions == 100
+
+    uses = Counter(turn.session_id for turn in generator.workload().turns)
+
+    assert share == pytest.approx(1 / sum(k**-skew for k in range(1, 101)), abs=0.005)
+    assert uses["z0"] / 4000 == pytest.approx(share, abs=0.02)
+
+
+def test_contexts_add_up_to_the_working_set() -> None:
+    """Blocks that are used more than once are the contexts: as many as asked for."""
+    workload = Zipf(num_requests=3000, working_set_blocks=1600, skew=0.0).workload()
+    uses = Counter(block for turn in workload.turns for block in turn.hash_ids)
+
+    assert sum(1 for count in uses.values() if count > 1) == 1600
+    num_requests = len(Zipf(working_set_blocks=16_000).workload().turns)
+    assert num_requests == 4 * 1000
