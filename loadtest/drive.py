@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import httpx
 import orjson
 
 from loadtest.agents import Session, Turn
-from loadtest.results import TurnResult, parse_predicted
+from loadtest.exchange import Exchange
+from loadtest.results import TurnResult
 
 
 async def drive(
@@ -77,17 +77,19 @@ async def send(
     if session_header is not None:
         headers[session_header] = turn.session_id
     body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
-    exchange = _Exchange(turn, time.monotonic() - origin_s)
+    exchange = Exchange(
+        turn.session_id, turn.number, start_s=time.monotonic() - origin_s, keep_text=True
+    )
     try:
         async with client.stream(
             "POST", "/v1/chat/completions", content=orjson.dumps(body), headers=headers
         ) as response:
-            exchange.begin(response)
+            exchange.begin(response.status_code, response.headers)
             if response.status_code != 200:
                 exchange.refuse(await response.aread())
             else:
-                async for line in response.aiter_lines():
-                    exchange.receive(line, time.monotonic() - origin_s)
+                async for data in response.aiter_bytes():
+                    exchange.receive(data, time.monotonic() - origin_s)
                 exchange.close()
     except httpx.TimeoutException as exc:
         exchange.fail("timeout", repr(exc))
@@ -130,75 +132,3 @@ class _Driver:
             async with asyncio.TaskGroup() as group:
                 for child in children:
                     group.create_task(self.run(child), name=f"sub-agent {child.id}")
-
-
-class _Exchange:
-    """What is known so far of one request and its streamed answer."""
-
-    __slots__ = ("_done", "_fields", "_text", "_turn")
-
-    def __init__(self, turn: Turn, start_s: float) -> None:
-        self._turn = turn
-        self._fields: dict[str, Any] = {"start_s": start_s}
-        self._text: list[str] = []
-        self._done = False
-
-    @property
-    def reply(self) -> str:
-        return "".join(self._text)
-
-    def begin(self, response: httpx.Response) -> None:
-        headers = response.headers
-        ms = headers.get("x-warmroute-ms")
-        self._fields |= {
-            "status": response.status_code,
-            "replica": headers.get("x-warmroute-replica"),
-            "predicted": parse_predicted(headers.get("x-warmroute-cached")),
-            "policy": headers.get("x-warmroute-policy"),
-            "arm": headers.get("x-warmroute-arm"),
-            "request_id": headers.get("x-warmroute-request-id"),
-            "router_ms": float(ms) if ms else None,
-        }
-
-    def refuse(self, body: bytes) -> None:
-        self.fail(f"http_{self._fields['status']}", body[:500].decode(errors="replace"))
-
-    def fail(self, kind: str, message: str) -> None:
-        self._fields |= {"error": kind, "error_message": message}
-
-    def receive(self, line: str, now_s: float) -> None:
-        """Take one line of the event stream."""
-        if not line.startswith("data:"):
-            return
-        data = line[5:].strip()
-        if data == "[DONE]":
-            self._done = True
-            return
-        event = orjson.loads(data)
-        if "error" in event:
-            self.fail("stream", str(event["error"])[:500])
-        if event.get("choices"):
-            self._fields.setdefault("ttft_s", now_s - self._fields["start_s"])
-            self._text.append(event["choices"][0].get("delta", {}).get("content") or "")
-        if event.get("usage"):
-            self._count(event["usage"])
-
-    def close(self) -> None:
-        if not self._done and "error" not in self._fields:
-            self.fail("broken", "the stream ended without [DONE]")
-
-    def result(self, now_s: float) -> TurnResult:
-        return TurnResult(
-            session_id=self._turn.session_id,
-            number=self._turn.number,
-            total_s=now_s - self._fields["start_s"],
-            **self._fields,
-        )
-
-    def _count(self, usage: dict[str, Any]) -> None:
-        details = usage.get("prompt_tokens_details") or {}
-        self._fields |= {
-            "num_prompt_tokens": usage.get("prompt_tokens"),
-            "num_output_tokens": usage.get("completion_tokens"),
-            "num_cached_tokens": details.get("cached_tokens"),
-        }

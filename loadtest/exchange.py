@@ -1,0 +1,241 @@
+"""One request and its streamed answer, as far as they are known: bytes in, a `TurnResult` out.
+
+What must live here: reading an event stream of the chat and completions APIs, and what a client
+measures by it. What must not: sockets, a clock (`now_s` is an argument), what was sent.
+
+    first token   the first event that carries one. A chat stream opens with an event that names
+                  the role only; it counts only where no event ever carries text.
+    gaps          between events that carry tokens. Tokens that come with others have a gap of
+                  zero, so that an engine that bundles tokens is not given fewer gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from loadtest.results import Predicted, TurnResult, parse_predicted
+
+_MAX_LINE_BYTES: Final = 16 * 1024 * 1024
+_MAX_MESSAGE: Final = 300
+_TAIL_SHARE: Final = 10  # the longest tenth
+_TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+
+
+class Exchange:
+    """What is known so far. Call `begin`, then `refuse` or `receive` … `close`, then `result`.
+
+    Args:
+        start_s: When the request was sent, on the caller's clock.
+        due_s: When it should have been (open loop): times count from there. None: from `start_s`.
+        late_s: How late the sender was.
+        keep_text: Keep the reply's text, for conversations that go on with it.
+        secret: Blotted out of error messages (an API key that a server may repeat).
+    """
+
+    __slots__ = ("_due_s", "_errors", "_events_seen", "_first_event_s", "_first_token_s", "_gaps",
+                 "_headers", "_is_done", "_keep_text", "_last_token_s", "_late_s", "_number",
+                 "_origin_s", "_rest", "_secret", "_session_id", "_start_s", "_text", "_usage",
+                 "status")  # fmt: skip
+
+    def __init__(
+        self,
+        session_id: str,
+        number: int,
+        *,
+        start_s: float,
+        due_s: float | None = None,
+        late_s: float = 0.0,
+        keep_text: bool = False,
+        secret: str | None = None,
+    ) -> None:
+        self.status: int | None = None
+        self._session_id = session_id
+        self._number = number
+        self._start_s = start_s
+        self._due_s = due_s
+        self._late_s = late_s
+        self._origin_s = start_s if due_s is None else due_s
+        self._secret = secret
+        self._keep_text = keep_text
+        self._text: list[str] = []
+        self._headers: dict[str, Any] = {}
+        self._errors: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._rest = b""
+        self._events_seen = 0
+        self._is_done = False
+        self._first_event_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
+        self._gaps: list[float] = []
+
+    @property
+    def reply(self) -> str:
+        """Join what the model said so far; empty unless `keep_text`."""
+        return "".join(self._text)
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the answer's head; `headers` is case-insensitive."""
+        self.status = status
+        self._headers = {
+            "replica": headers.get("x-warmroute-replica"),
+            "predicted": _predicted(headers.get("x-warmroute-cached")),
+            "policy": headers.get("x-warmroute-policy"),
+            "arm": headers.get("x-warmroute-arm"),
+            "request_id": headers.get("x-warmroute-request-id"),
+            "router_ms": _number(headers.get("x-warmroute-ms")),
+        }
+
+    def refuse(self, body: bytes) -> None:
+        """Take the body of an answer whose status is not 200."""
+        self.fail(f"http_{self.status}", error_text(body))
+
+    def fail(self, kind: str, message: str) -> None:
+        """Note an error; the first one stands."""
+        if self._errors:
+            return
+        if self._secret:
+            message = message.replace(self._secret, "***")
+        self._errors = {"error": kind, "error_message": message[:_MAX_MESSAGE]}
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        """Take the next piece of the stream, cut anywhere."""
+        *lines, rest = (self._rest + data if self._rest else data).split(b"\n")
+        self._rest = rest
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._take(line[5:].strip(), now_s)
+        if len(rest) > _MAX_LINE_BYTES:
+            self._rest = b""
+            self.fail("garbage", f"a line of the stream is over {_MAX_LINE_BYTES} bytes long")
+
+    def close(self) -> None:
+        """Take the end of the stream."""
+        if self._is_done or self._errors:
+            return
+        if self._rest and not self._events_seen:
+            self.fail("garbage", "the answer is no event stream")
+        else:
+            self.fail("broken", "the stream ended without [DONE]")
+
+    def result(self, now_s: float) -> TurnResult:
+        """Say what was measured; the answer ended at `now_s`."""
+        first_s = self._first_event_s if self._first_token_s is None else self._first_token_s
+        num_output_tokens = self._usage.get("num_output_tokens")
+        mean_s, tail_s = self._time_between_tokens(num_output_tokens)
+        return TurnResult(
+            session_id=self._session_id,
+            number=self._number,
+            start_s=self._start_s,
+            total_s=now_s - self._origin_s,
+            ttft_s=None if first_s is None else first_s - self._origin_s,
+            status=self.status,
+            due_s=self._due_s,
+            late_s=self._late_s,
+            tbt_mean_s=mean_s,
+            tbt_tail_s=tail_s,
+            **self._headers,
+            **self._usage,
+            **self._errors,
+        )
+
+    def _take(self, data: bytes, now_s: float) -> None:
+        """Take one event."""
+        if data == b"[DONE]":
+            self._is_done = True
+            return
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            event = None
+        if not isinstance(event, dict):
+            self.fail("garbage", "an event of the stream is not a JSON object")
+            return
+        self._events_seen += 1
+        if "error" in event:
+            self.fail("stream", error_text(data))
+        choices = event.get("choices")
+        if choices and isinstance(choices, list) and isinstance(choices[0], dict):
+            self._take_choice(choices[0], now_s)
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self._count(usage)
+
+    def _take_choice(self, choice: dict[str, Any], now_s: float) -> None:
+        if self._first_event_s is None:
+            self._first_event_s = now_s
+        delta = choice.get("delta")
+        if isinstance(delta, dict):  # chat
+            text = delta.get("content")
+            has_token = bool(text) or any(delta.get(name) for name in _TEXT_FIELDS)
+        else:  # completions: a token may have no text, the event that only ends has none either
+            text = choice.get("text")
+            has_token = bool(text) or choice.get("finish_reason") is None
+        if self._keep_text and isinstance(text, str):
+            self._text.append(text)
+        if not has_token:
+            return
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+        else:
+            self._gaps.append(now_s - self._last_token_s)
+        self._last_token_s = now_s
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        details = usage.get("prompt_tokens_details")
+        details = details if isinstance(details, dict) else {}
+        counts = {
+            "num_prompt_tokens": usage.get("prompt_tokens"),
+            "num_output_tokens": usage.get("completion_tokens"),
+            "num_cached_tokens": details.get("cached_tokens"),
+        }
+        self._usage = {k: v if isinstance(v, int) else None for k, v in counts.items()}
+
+    def _time_between_tokens(self, num_tokens: int | None) -> tuple[float | None, float | None]:
+        """Mean of the gaps, and mean of the longest tenth of them (at least one)."""
+        if not self._gaps:
+            return None, None
+        num_gaps = max(len(self._gaps), (num_tokens or 0) - 1)
+        num_longest = -(-num_gaps // _TAIL_SHARE)
+        longest = sorted(self._gaps, reverse=True)[:num_longest]
+        return sum(self._gaps) / num_gaps, sum(longest) / num_longest
+
+
+def error_text(body: bytes) -> str:
+    """Find what an error answer says, without what it repeats of the request.
+
+    Known shapes: `{"error": {"message": …}}`, `{"error": "…"}`, `{"message": …}`,
+    `{"detail": …}`; anything else is shown as it is if it is short.
+    """
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        text = body[:_MAX_MESSAGE].decode(errors="replace")
+        return " ".join(text.split())
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and found.get(name):
+            found = found[name]
+    text = found if isinstance(found, str) else orjson.dumps(found).decode()
+    # vLLM's validation errors quote what they were given: prompts do not belong into a file
+    # of results.
+    for quote in ("'input':", '"input":'):
+        text = text.partition(quote)[0]
+    return " ".join(text.split())[:_MAX_MESSAGE]
+
+
+def _predicted(header: str | None) -> Predicted | None:
+    try:
+        return parse_predicted(header)
+    except msgspec.ValidationError:
+        return None
+
+
+def _number(header: str | None) -> float | None:
+    try:
+        return float(header) if header else None
+    except ValueError:
+        return None

@@ -1,0 +1,487 @@
+"""`warmroute replay`: drive a target, show how it goes, report, and keep every turn.
+
+Exit status: 0 every turn was answered; 1 some failed, or the run was cut short; 2 what was asked
+for cannot be done, and nothing was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+import uvloop
+from msgspec import Struct
+from rich.console import Console
+
+from loadtest.replay.display import Display, clock, make_display
+from loadtest.replay.driver import Started, replay
+from loadtest.replay.options import ReplayError, ReplayOptions
+from loadtest.replay.report import LATE_WARNING_S, Asked, make_report, show
+from loadtest.replay.requests import num_output_tokens
+from loadtest.replay.run_file import RunWriter
+from loadtest.replay.tally import Tally
+from loadtest.replay.target import base_url
+from loadtest.results import RunInfo, TurnResult
+from loadtest.traces.options import WorkloadError, load_workload, workload_options
+from loadtest.workload import Turn, TurnKey, Workload
+
+_REFRESH_S: Final = 0.5
+_WIDTH: Final = 120  # where nobody says how wide the screen is
+_NUM_FILES: Final = 65_536
+_OWN: Final = (
+    "api",
+    "concurrency",
+    "extra_body",
+    "ignore_eos",
+    "label",
+    "max_errors",
+    "max_tokens",
+    "model",
+    "salt",
+    "session_header",
+    "stop_after_s",
+    "timeout_s",
+)
+"""Options that mean the same in `ReplayOptions`."""
+_POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
+
+
+class Header(click.ParamType[tuple[str, str]]):
+    """NAME: VALUE."""
+
+    name = "name: value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, separator, text = str(value).partition(":")
+        if not separator or not name.strip() or any(c.isspace() for c in name.strip()):
+            self.fail("a header is written 'NAME: VALUE'", param, ctx)  # not shown: may be secret
+        return name.strip(), text.strip()
+
+
+class WarmUp(click.ParamType[tuple[int, float]]):
+    """So many turns, or so many seconds: `20`, `30s`."""
+
+    name = "turns|seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        text = str(value).strip()
+        try:
+            turns, seconds = (0, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
+        except ValueError:
+            turns, seconds = -1, -1.0
+        if not (turns >= 0 and 0 <= seconds < float("inf")):
+            self.fail(f"{value!r}: give a number of turns (20) or seconds (30s)", param, ctx)
+        return turns, seconds
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            found = orjson.loads(value)
+        except orjson.JSONDecodeError as exc:
+            self.fail(f"{value!r} is not JSON: {exc}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"{value!r} is no JSON object, like '{{\"top_k\": 5}}'", param, ctx)
+        return found
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    workload: Workload
+    url: str
+    options: ReplayOptions
+    out: Path | None
+    overwrite: bool
+    late_warning_s: float
+
+
+@click.command("replay", context_settings={"max_content_width": 100})
+@click.argument("url", metavar="BASE_URL")
+@workload_options
+@click.option(
+    "--loop",
+    type=click.Choice(["open", "closed"]),
+    default="open",
+    show_default=True,
+    help="open: every turn at its arrival, answered or not those before it. closed: the next turn "
+    "when the last one is answered and its tool has run.",
+)
+@click.option(
+    "--request-rate",
+    type=_POSITIVE,
+    help="Open loop: stretch the arrivals to so many requests a second on average.",
+)
+@click.option(
+    "--load-factor", type=_POSITIVE, help="Go so many times as fast as the workload: 2, 0.5."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Closed loop: at most so many sessions at once, their sub-agents not counted.",
+)
+@click.option(
+    "--api",
+    type=click.Choice(["auto", "completions", "chat"]),
+    default="auto",
+    show_default=True,
+    help="auto: chat for turns with messages, completions with token ids for the others.",
+)
+@click.option(
+    "--prompt-tokenizer",
+    type=click.Path(path_type=Path),
+    help="The model's tokenizer.json or its directory: words for --api chat that are exactly as "
+    "many tokens as the workload says. [default: --tokenizer, or the bundled one]",
+)
+@click.option("--model", help="Name of the model. [default: the only one that is served]")
+@click.option(
+    "--salt",
+    default="",
+    help="Any text: makes prompts that no cache has seen; the same text, the same prompts.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="Cut replies: no more than so many tokens."
+)
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Make replies as long as the workload says (vLLM, SGLang); OpenAI itself refuses this.",
+)
+@click.option(
+    "--extra-body", type=JsonObject(), default=dict, help="Fields to put into every request."
+)
+@click.option("--header", "headers", type=Header(), multiple=True, help="For all; repeatable.")
+@click.option("--session-header", metavar="NAME", help="Send the session id in this header.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File that holds the API key. [default: OPENAI_API_KEY, if set]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=_POSITIVE,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give a turn up after such a silence.",
+)
+@click.option(
+    "--warm-up",
+    type=WarmUp(),
+    default="0",
+    help="Send the first turns (20), or those of the first seconds (30s), without counting them.",
+)
+@click.option(
+    "--stop-after", "stop_after_s", type=_POSITIVE, metavar="SECONDS", help="Send nothing later."
+)
+@click.option(
+    "--max-errors",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="End when so many connections in a row fail: the target is gone.",
+)
+@click.option(
+    "--late-warning-ms",
+    type=_POSITIVE,
+    default=LATE_WARNING_S * 1000,
+    show_default=True,
+    help="Warn if the driver itself was later than this (99th percentile).",
+)
+@click.option("--label", default="", help="Name of the run. [default: the base URL]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep every turn in this file, as JSON Lines.",
+)
+@click.option("--overwrite", is_flag=True, help="Even if that file is there.")
+def command(
+    url: str,
+    loop: str,
+    request_rate: float | None,
+    load_factor: float | None,
+    headers: tuple[tuple[str, str], ...],
+    api_key_file: Path | None,
+    warm_up: tuple[int, float],
+    late_warning_ms: float,
+    prompt_tokenizer: Path | None,
+    out: Path | None,
+    overwrite: bool,
+    seed: int,
+    **others: Any,
+) -> None:
+    """Drive an OpenAI-compatible API with recorded or generated turns, and measure each.
+
+    BASE_URL is a router's or an engine's: http://127.0.0.1:8080, with or without /v1.
+
+    \b
+    A trace as it was:       warmroute replay URL --trace conversation_trace.jsonl --spread 3
+    Twice as fast:           warmroute replay URL --trace … --load-factor 2
+    Agents, as they work:    warmroute replay URL --generate agents --loop closed
+    Kept for later:          warmroute replay URL --generate shared --out run.jsonl
+    """
+    mine = {name: others.pop(name) for name in _OWN}
+    tokenizer = prompt_tokenizer or others.get("tokenizer")
+    try:
+        base_url(url)
+        options = ReplayOptions(
+            loop="closed" if loop == "closed" else "open",
+            rate=request_rate,
+            load_factor=load_factor,
+            headers=dict(headers),
+            api_key=_api_key(api_key_file),
+            warm_up_turns=warm_up[0],
+            warm_up_s=warm_up[1],
+            seed=seed,
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            settings=_given(others),
+            **mine,
+        )
+        job = Job(
+            workload=load_workload(seed=seed, **others),
+            url=url,
+            options=options,
+            out=out,
+            overwrite=overwrite,
+            late_warning_s=late_warning_ms / 1000,
+        )
+        status = uvloop.run(_run(job, _console(stderr=False), _console(stderr=True)))
+    except (ReplayError, WorkloadError) as error:
+        raise _Refused(str(error)) from error
+    except FileExistsError as error:
+        raise _Refused(f"{error.filename} is there: --overwrite replaces it") from error
+    except OSError as error:
+        raise _Refused(f"{error.filename or out}: {error.strerror or error}") from error
+    sys.exit(status)
+
+
+class _Refused(click.ClickException):
+    exit_code = 2
+
+
+def _api_key(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("OPENAI_API_KEY") or None
+    key = path.read_text(encoding="utf-8").strip()
+    if not key or len(key.split()) != 1:
+        raise _Refused(f"{path}: an API key is one word on one line")
+    return key
+
+
+def _given(workload_options: dict[str, Any]) -> dict[str, str | int | float | bool]:
+    """Select what was said about the workload, to be kept with the run."""
+    return {
+        name: value if isinstance(value, (bool, int, float)) else str(value)
+        for name, value in workload_options.items()
+        if value is not None and value is not False
+    }
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=_WIDTH)
+
+
+async def _run(job: Job, console: Console, progress: Console) -> int:
+    """Replay until the end or the first signal; report; settle the exit status."""
+    _allow_many_files()
+    with ExitStack() as stack:
+        watcher = _Watcher(job, progress, stack)
+        stack.enter_context(_signals(progress))
+        try:
+            run = await replay(
+                job.workload,
+                job.url,
+                options=job.options,
+                on_result=watcher.result,
+                on_send=watcher.send,
+                on_start=watcher.start,
+            )
+        except asyncio.CancelledError:
+            _say(progress, "Stopped before anything was sent.")
+            return 1
+        watcher.end(run.info)
+    if watcher.failure:
+        _say(progress, f"The run was ended: {job.out} cannot be written ({watcher.failure}).")
+    report = make_report(run, _asked(job), late_warning_s=job.late_warning_s)
+    show(report, console)
+    if job.out is not None:
+        _say(console, f"Every turn: {job.out}")
+    return 0 if run.info.is_complete and not report.num_errors else 1
+
+
+class _Watcher:
+    """Keeps the run file, the running figures and the display up to date.
+
+    `failure` says why the file could not be written to its end; the calling task is cancelled.
+    """
+
+    __slots__ = ("_began_s", "_console", "_display", "_job", "_loop", "_stack", "_tally", "_task",
+                 "_timer", "_writer", "failure")  # fmt: skip
+
+    def __init__(self, job: Job, console: Console, stack: ExitStack) -> None:
+        self._job = job
+        self._console = console
+        self._stack = stack
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self.failure = ""
+        self._began_s = 0.0
+        self._tally = Tally(0, None)
+        self._display: Display
+        self._writer: RunWriter | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, started: Started) -> None:
+        """Open the file, say what is to come, and show it from now on."""
+        job = self._job
+        if job.out is not None:
+            self._writer = self._stack.enter_context(RunWriter(job.out, overwrite=job.overwrite))
+            self._writer.begin(started.info)
+        for line in _introduction(job, started):
+            _say(self._console, line)
+        self._tally = Tally(started.num_turns, started.span_s)
+        self._display = self._stack.enter_context(make_display(self._console))
+        self._began_s = time.monotonic()
+        self._tick()
+        self._stack.callback(self._stop)
+
+    def send(self, turn: Turn) -> None:
+        self._tally.send()
+
+    def result(self, result: TurnResult) -> None:
+        self._tally.elapsed_s = time.monotonic() - self._began_s
+        self._tally.add(result)
+        if self._writer is None or self.failure:
+            return
+        try:
+            self._writer.add(result)
+        except OSError as error:  # a full disk: what is in memory can still be reported
+            self.failure = error.strerror or str(error)
+            self._task.cancel()
+
+    def end(self, info: RunInfo) -> None:
+        """Write down how it ended."""
+        self._tally.elapsed_s = time.monotonic() - self._began_s
+        self._display.update(self._tally)
+        if self._writer is not None:
+            self._writer.end(info)  # in place: needs no room
+
+    def _tick(self) -> None:
+        self._tally.elapsed_s = time.monotonic() - self._began_s
+        self._display.update(self._tally)
+        self._timer = self._loop.call_later(_REFRESH_S, self._tick)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+@contextmanager
+def _signals(console: Console) -> Iterator[None]:
+    """Let the first signal cancel the calling task; the next one does what it always does."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def forget() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    def stop(number: signal.Signals) -> None:
+        forget()
+        _say(console, f"{number.name}: no more is sent; what was measured follows.")
+        task.cancel()
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        forget()
+
+
+def _introduction(job: Job, started: Started) -> Iterator[str]:
+    """Say what is about to be sent, and what about it is likely to surprise."""
+    workload, target = job.workload, started.target
+    span = "" if started.span_s is None else f" over {clock(started.span_s)}"
+    skipped = f" ({workload.num_skipped:,} bad lines left out)" if workload.num_skipped else ""
+    yield (
+        f"{workload.name}{skipped}: {started.num_turns:,} turns, "
+        f"{workload.num_input_tokens:,} prompt tokens, {started.info.loop} loop{span}"
+    )
+    yield f"to {target.url}, model {target.model}"
+    if started.num_too_long:
+        yield (
+            f"Note: {started.num_too_long:,} turns are longer than the model's "
+            f"{target.max_model_len:,} tokens and will be refused."
+        )
+    if (
+        job.options.api == "chat"
+        and job.options.tokenizer is None
+        and workload.turns[0].messages is None
+    ):
+        yield (
+            "Note: prompts are words of the bundled tokenizer; --prompt-tokenizer takes the "
+            "model's, for exact lengths."
+        )
+    if started.info.loop == "open" and any(turn.after for turn in workload.turns):
+        yield (
+            "Note: in the open loop a turn does not wait for the one before it in its session; "
+            "--loop closed does."
+        )
+
+
+def _asked(job: Job) -> dict[TurnKey, Asked]:
+    """Say how long every prompt and reply is meant to be."""
+    options = job.options
+    return {
+        turn.key: Asked(
+            turn.num_input_tokens,
+            num_output_tokens(turn, options) if options.ignore_eos else None,
+        )
+        for turn in job.workload.turns
+    }
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as allowed: every turn in flight is a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _NUM_FILES if hard == resource.RLIM_INFINITY else min(_NUM_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

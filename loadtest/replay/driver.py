@@ -1,0 +1,412 @@
+"""Send a workload to a target and measure every turn.
+
+    schedule    says which turn is due when (pure)
+    feeder      makes requests ahead of time, waits, and starts one task per turn that is due
+    tasks       send, read the stream, tell the schedule and whoever listens
+
+How it ends:
+
+    1  all turns are done
+    2  `stop_after_s`: nothing more is sent, what is in flight is awaited; complete as asked
+    3  `max_errors` refused connections in a row: the target is gone; what is in flight is
+       dropped, the run is partial
+    4  cancelled (Ctrl-C): as 3
+
+Times are of the monotonic clock itself: uvloop's own stands still during an iteration, and counts
+in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import aiohttp
+from msgspec import Struct
+from msgspec.structs import replace
+from multidict import CIMultiDict
+from yarl import URL
+
+from loadtest.exchange import Exchange
+from loadtest.replay.options import ReplayError, ReplayOptions
+from loadtest.replay.prompts import Prompts, make_prompts
+from loadtest.replay.requests import CHAT, COMPLETIONS, Request, Requests
+from loadtest.replay.schedule import Entry, Schedule, make_schedule, time_scale
+from loadtest.replay.target import Target, base_url, look
+from loadtest.results import Run, RunInfo, TurnResult
+from loadtest.workload import Turn, Workload
+
+KEEPALIVE_S: Final = 2.0  # below what servers allow (uvicorn: 5 s), so that none closes under us
+_LOOKAHEAD: Final = 32  # turns whose requests are made ahead of time
+_MAX_AHEAD: Final = 64  # requests kept; in a closed loop others may come first
+_MARGIN_S: Final = 0.005  # before a turn is due nothing else is begun
+_INLINE_TOKENS: Final = 2_000  # prompts beyond that are made off the loop
+_LARGE_BODY: Final = 1 << 20
+_PIECE: Final = 256 * 1024
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """What is known when the first turn is about to be sent."""
+
+    info: RunInfo
+    target: Target
+    num_turns: int
+    span_s: float | None  # open loop: from the first turn to the last, scaled
+    num_too_long: int  # turns that the model's context cannot hold
+
+
+async def replay(
+    workload: Workload,
+    url: str,
+    *,
+    options: ReplayOptions,
+    on_result: Callable[[TurnResult], None] | None = None,
+    on_send: Callable[[Turn], None] | None = None,
+    on_start: Callable[[Started], None] | None = None,
+    prompts: Prompts | None = None,
+) -> Run:
+    """Send every turn of a workload to an OpenAI-compatible API and return what was measured.
+
+    Args:
+        url: Base URL of a router or an engine, with or without `/v1`.
+        on_result: Called after every turn.
+        on_send: Called before every turn.
+        on_start: Called once, after the target was found to answer.
+        prompts: Makes the turns' prompts; None: as the options say (`loadtest.text`).
+
+    Failed turns are results. A run that was cut short is returned with `is_complete=False` and a
+    note; so it is when the calling task is cancelled, which ends there.
+
+    Raises:
+        TargetError: nothing was sent, for the target does not answer or lacks the model.
+        ReplayError: nothing was sent, for the options do not fit the workload.
+    """
+    url = base_url(url)
+    closed = options.loop == "closed"
+    scale = _scale(workload, options, closed=closed)
+    async with _client(options) as client:
+        target = await look(client, url, model=options.model, has_key=options.api_key is not None)
+        if prompts is None:
+            prompts = make_prompts(workload, options)
+        schedule = make_schedule(
+            workload, closed=closed, scale_time=scale, concurrency=options.concurrency
+        )
+        info = _info(workload, target, options, closed=closed, scale=scale)
+        if on_start is not None:
+            on_start(_started(workload, info, target, scale=scale, closed=closed))
+        driver = _Driver(
+            client,
+            target,
+            workload,
+            schedule,
+            Requests(prompts, target.model, options),
+            options,
+            is_open=not closed,
+        )
+        driver.on_send, driver.on_result = on_send, on_result
+        with _quiet_collector():
+            return await driver.run(info)
+
+
+def _scale(workload: Workload, options: ReplayOptions, *, closed: bool) -> float:
+    if closed and options.rate is not None:
+        raise ReplayError(
+            "a rate needs the open loop: in the closed one the target sets the pace "
+            "(a load factor shortens the waits, concurrency bounds the sessions)"
+        )
+    return options.scale_time * time_scale(
+        workload, rate=options.rate, load_factor=options.load_factor
+    )
+
+
+def _client(options: ReplayOptions) -> aiohttp.ClientSession:
+    headers = CIMultiDict(options.headers)
+    if options.api_key is not None:
+        headers["Authorization"] = f"Bearer {options.api_key}"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=options.timeout_s, sock_read=options.timeout_s
+        ),
+        headers=headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        read_bufsize=256 * 1024,
+    )
+
+
+def _info(
+    workload: Workload, target: Target, options: ReplayOptions, *, closed: bool, scale: float
+) -> RunInfo:
+    settings: dict[str, str | int | float | bool] = {
+        "model": target.model,
+        "num_turns": len(workload.turns),
+        "num_skipped": workload.num_skipped,
+        "time_factor": scale,
+        "ignore_eos": options.ignore_eos,
+        "salt": options.salt,
+        **options.settings,
+    }
+    if closed and options.concurrency is not None:
+        settings["concurrency"] = options.concurrency
+    return RunInfo(
+        label=options.label or target.url,
+        target=target.url,
+        workload=workload.name,
+        loop="closed" if closed else "open",
+        seed=options.seed,
+        round=options.round,
+        started_at=time.time(),
+        settings=settings,
+    )
+
+
+def _started(
+    workload: Workload, info: RunInfo, target: Target, *, scale: float, closed: bool
+) -> Started:
+    limit = target.max_model_len
+    too_long = [
+        turn
+        for turn in workload.turns
+        if limit is not None and turn.num_input_tokens + turn.num_output_tokens > limit
+    ]
+    return Started(
+        info=info,
+        target=target,
+        num_turns=len(workload.turns),
+        span_s=None if closed else workload.span_s * scale,
+        num_too_long=len(too_long),
+    )
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Keep the garbage collector from walking through the workload while times are taken."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class _TargetGone(Exception):
+    """So many connections in a row were refused."""
+
+
+class _Driver:
+    """One replay. `results` grow as turns are done, in that order."""
+
+    __slots__ = ("_ahead", "_changed", "_client", "_is_open", "_loop", "_make_s_per_token",
+                 "_num_refused", "_num_sent", "_options", "_origin_s", "_requests", "_schedule",
+                 "_urls", "_workload", "on_result", "on_send", "results")  # fmt: skip
+
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        target: Target,
+        workload: Workload,
+        schedule: Schedule,
+        requests: Requests,
+        options: ReplayOptions,
+        *,
+        is_open: bool,
+    ) -> None:
+        self.results: list[TurnResult] = []
+        self.on_send: Callable[[Turn], None] | None = None
+        self.on_result: Callable[[TurnResult], None] | None = None
+        self._client = client
+        self._urls = {path: URL(target.url + path, encoded=True) for path in (CHAT, COMPLETIONS)}
+        self._workload = workload
+        self._schedule = schedule
+        self._requests = requests
+        self._options = options
+        self._is_open = is_open
+        self._ahead: dict[int, Request] = {}
+        self._make_s_per_token = 0.0
+        self._changed = asyncio.Event()  # a turn is done, or due
+        self._num_refused = 0  # connections, in a row
+        self._num_sent = 0
+        self._loop = asyncio.get_running_loop()
+        self._origin_s = time.monotonic()
+
+    async def run(self, info: RunInfo) -> Run:
+        """Send everything; see the module's docstring for how it ends."""
+        self._origin_s = time.monotonic()
+        is_complete, note = True, ""
+        try:
+            await self._send_all()
+            if self._schedule.num_left:
+                note = f"stopped after {self._options.stop_after_s:g} s, as asked: {self._left()}"
+        except _TargetGone as gone:
+            is_complete, note = False, f"{gone}: {self._left()}"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            is_complete, note = False, f"interrupted at {self._now_s():.1f} s: {self._left()}"
+        return Run(
+            info=replace(info, is_complete=is_complete, note=note), turns=tuple(self.results)
+        )
+
+    async def _send_all(self) -> None:
+        """Feed and send until nothing is left or `stop_after_s` has passed."""
+        timer: asyncio.TimerHandle | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                feeder = group.create_task(self._feed(group), name="replay feeder")
+                if self._options.stop_after_s is not None:
+                    timer = self._loop.call_later(self._options.stop_after_s, feeder.cancel)
+        except BaseExceptionGroup as errors:
+            gone, others = errors.split(_TargetGone)
+            raise (others or gone or errors).exceptions[0] from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _feed(self, group: asyncio.TaskGroup) -> None:
+        """Start a task for every turn when it is due; make requests ahead while there is time."""
+        schedule = self._schedule
+        while schedule.num_left:
+            self._changed.clear()
+            due_s = schedule.next_due()
+            if due_s is None or due_s > self._now_s():
+                if not await self._make_ahead(due_s):
+                    await self._wait(due_s)
+                continue
+            entry = schedule.take()
+            request = self._ahead.pop(entry.index, None) or await self._make(entry.index)
+            group.create_task(self._take_turn(entry, request), name=f"turn {entry.index}")
+            await asyncio.sleep(0)  # a backlog must not keep answers from being read
+
+    async def _wait(self, due_s: float | None) -> None:
+        """Wait until a turn is done or the next one is due; None: until one is done."""
+        if due_s is None:
+            await self._changed.wait()
+            return
+        timer = self._loop.call_later(max(0.0, due_s - self._now_s()), self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    async def _make_ahead(self, due_s: float | None) -> bool:
+        """Make one request ahead of time, if one is wanted and there is time for it."""
+        turns = self._workload.turns
+        if len(self._ahead) >= _MAX_AHEAD:
+            return False
+        for index in self._schedule.upcoming(_LOOKAHEAD):
+            if index in self._ahead:
+                continue
+            expected_s = 2 * self._make_s_per_token * turns[index].num_input_tokens
+            if due_s is not None and self._now_s() + expected_s + _MARGIN_S > due_s:
+                return False
+            self._ahead[index] = await self._make(index)
+            await asyncio.sleep(0)
+            return True
+        return False
+
+    async def _make(self, index: int) -> Request:
+        """Write a request; a long one in a thread, so that answers are timed meanwhile."""
+        turn = self._workload.turns[index]
+        begin_s = time.monotonic()
+        if turn.num_input_tokens <= _INLINE_TOKENS:
+            request = self._requests.make(turn)
+        else:
+            request = await asyncio.to_thread(self._requests.make, turn)
+        took_s = (time.monotonic() - begin_s) / max(1, turn.num_input_tokens)
+        self._make_s_per_token += 0.2 * (took_s - self._make_s_per_token)
+        return request
+
+    async def _take_turn(self, entry: Entry, request: Request) -> None:
+        """Send a turn, and let everybody know what became of it."""
+        turn = self._workload.turns[entry.index]
+        self._num_sent += 1
+        if self.on_send is not None:
+            self.on_send(turn)
+        result = await self._send(turn, entry, request)
+        self.results.append(result)
+        self._schedule.finish(entry.index, self._now_s())
+        self._changed.set()
+        if self.on_result is not None:
+            self.on_result(result)
+        self._check_gone(result)
+
+    async def _send(self, turn: Turn, entry: Entry, request: Request) -> TurnResult:
+        options = self._options
+        headers = {"Content-Type": "application/json"}
+        if options.session_header is not None:
+            headers[options.session_header] = turn.session_id
+        start_s = self._now_s()
+        exchange = Exchange(
+            turn.session_id,
+            turn.number,
+            start_s=start_s,
+            due_s=entry.due_s if self._is_open else None,
+            late_s=start_s - entry.due_s,
+            secret=options.api_key,
+        )
+        try:
+            await self._exchange(exchange, self._urls[request.path], request.body, headers)
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as exc:
+            exchange.fail("connect", str(exc))
+        except TimeoutError:
+            exchange.fail("timeout", f"silent for {options.timeout_s:g} s")
+        except (aiohttp.ClientError, OSError) as exc:
+            exchange.fail("broken", f"{type(exc).__name__}: {exc}")
+        result = exchange.result(self._now_s())
+        is_warm_up = entry.index < options.warm_up_turns or entry.due_s < options.warm_up_s
+        return replace(result, is_warm_up=True) if is_warm_up else result
+
+    async def _exchange(
+        self, exchange: Exchange, url: URL, body: bytes, headers: dict[str, str]
+    ) -> None:
+        data: Any = body
+        if len(body) > _LARGE_BODY:
+            # In pieces: one write of megabytes would hold the loop; the length stays declared.
+            headers["Content-Length"] = str(len(body))
+            data = _pieces(body)
+        async with self._client.post(
+            url, data=data, headers=headers, allow_redirects=False
+        ) as response:
+            exchange.begin(response.status, response.headers)
+            if response.status != 200:
+                exchange.refuse(await response.read())
+                return
+            async for piece in response.content.iter_any():
+                exchange.receive(piece, self._now_s())
+            exchange.close()
+
+    def _check_gone(self, result: TurnResult) -> None:
+        """Count refused connections; any answer starts anew, one that broke off says nothing."""
+        if result.error == "connect":
+            self._num_refused += 1
+        elif result.status is not None:
+            self._num_refused = 0
+        if self._num_refused >= self._options.max_errors:
+            raise _TargetGone(
+                f"the target is gone at {self._now_s():.1f} s "
+                f"({self._num_refused} connections in a row failed: {result.error_message})"
+            )
+
+    def _left(self) -> str:
+        num_done = len(self.results)
+        parts = [f"{num_done} of {len(self._workload.turns)} turns done"]
+        if self._num_sent > num_done:
+            parts.append(f"{self._num_sent - num_done} in flight dropped")
+        if self._schedule.num_left:
+            parts.append(f"{len(self._workload.turns) - self._num_sent} not sent")
+        return ", ".join(parts)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._origin_s
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    view = memoryview(body)
+    for start in range(0, len(body), _PIECE):
+        yield bytes(view[start : start + _PIECE])

@@ -1,0 +1,210 @@
+"""Which turn comes next, and when: open loop and closed loop, without a clock.
+
+    open      every turn at its arrival, whatever became of the others
+    closed    a turn `wait_s` after the last of those it comes `after` is done, well or badly;
+              turns with nothing to come after at their arrival, but only when their session may
+              run: `concurrency` run at once, each with its sub-agents and whatever hangs on it
+
+Ask `next_due`, wait until then or until a turn is done, then `take` what is due and tell `finish`
+when it is done. Seconds count from the start of the replay.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from loadtest.replay.options import ReplayError
+from loadtest.workload import Turn, Workload
+
+
+class Entry(Struct, frozen=True, order=True, gc=False):
+    """A turn and when to send it; `index` is its place in the workload."""
+
+    due_s: float
+    index: int
+
+
+class Schedule(Protocol):
+    """Decides about times; the turns themselves are the workload's."""
+
+    @property
+    def num_left(self) -> int:
+        """Count the turns that were not taken yet."""
+        ...
+
+    def next_due(self) -> float | None:
+        """Say when the next turn is due; None: when another is done, or never again."""
+        ...
+
+    def upcoming(self, count: int) -> Sequence[int]:
+        """List the places of about the next turns, as far as known now, the first one first."""
+        ...
+
+    def take(self) -> Entry:
+        """Remove and return the turn that is due next; only if `next_due` names a time."""
+        ...
+
+    def finish(self, index: int, now_s: float) -> None:
+        """Note that a turn is done."""
+        ...
+
+
+def make_schedule(
+    workload: Workload, *, closed: bool, scale_time: float, concurrency: int | None
+) -> Schedule:
+    """Choose between open and closed loop; arrival and wait times are multiplied."""
+    if closed:
+        return ClosedSchedule(workload.turns, scale_time, concurrency)
+    return OpenSchedule(workload.turns, scale_time)
+
+
+def time_scale(workload: Workload, *, rate: float | None, load_factor: float | None) -> float:
+    """Turn a rate (requests a second) or a load factor into a multiple of the arrival times.
+
+    Raises:
+        ReplayError: a rate, where the workload's turns arrive all at once.
+    """
+    if load_factor is not None:
+        return 1.0 / load_factor
+    if rate is None:
+        return 1.0
+    if workload.span_s <= 0:
+        raise ReplayError(
+            f"the {len(workload.turns)} turns of {workload.name} arrive all at once: "
+            "there is no rate to scale"
+        )
+    return (len(workload.turns) - 1) / rate / workload.span_s
+
+
+class OpenSchedule:
+    """Turns at their arrival; the first one at 0."""
+
+    __slots__ = ("_first_s", "_next", "_scale", "_turns")
+
+    def __init__(self, turns: Sequence[Turn], scale: float) -> None:
+        self._turns = turns
+        self._scale = scale
+        self._first_s = turns[0].arrival_s if turns else 0.0
+        self._next = 0
+
+    @property
+    def num_left(self) -> int:
+        return len(self._turns) - self._next
+
+    def next_due(self) -> float | None:
+        if self._next == len(self._turns):
+            return None
+        return (self._turns[self._next].arrival_s - self._first_s) * self._scale
+
+    def upcoming(self, count: int) -> Sequence[int]:
+        return range(self._next, min(self._next + count, len(self._turns)))
+
+    def take(self) -> Entry:
+        due_s = self.next_due()
+        assert due_s is not None
+        self._next += 1
+        return Entry(due_s, self._next - 1)
+
+    def finish(self, index: int, now_s: float) -> None:
+        return None
+
+
+class ClosedSchedule:
+    """Turns after those they wait for, `concurrency` families of sessions at once (None: all).
+
+    A family is all sessions that wait for one another: a session and its sub-agents. It holds
+    its place until its last turn is done, so that no turn waits for one that may not start.
+    """
+
+    __slots__ = ("_families", "_family_of", "_followers", "_heap", "_num_free", "_num_left",
+                 "_num_missing", "_ready_s", "_scale", "_turns", "_waiting")  # fmt: skip
+
+    def __init__(self, turns: Sequence[Turn], scale: float, concurrency: int | None) -> None:
+        self._turns = turns
+        self._scale = scale
+        self._num_left = len(turns)
+        self._num_free = len(turns) if concurrency is None else concurrency
+        self._heap: list[Entry] = []
+        places = {turn.key: index for index, turn in enumerate(turns)}
+        self._num_missing = [len(turn.after) for turn in turns]
+        self._followers: dict[int, list[int]] = {}
+        for index, turn in enumerate(turns):
+            for key in turn.after:
+                self._followers.setdefault(places[key], []).append(index)
+        self._family_of = _families(turns)
+        self._families: dict[int, _Family] = {}
+        for index, family in enumerate(self._family_of):
+            members = self._families.setdefault(family, _Family())
+            members.num_left += 1
+            if not turns[index].after:
+                members.roots.append(index)
+        self._waiting = deque(self._families.values())  # in order of their first turns
+        first_s = turns[0].arrival_s if turns else 0.0
+        self._ready_s = -first_s * scale
+        self._admit(0.0)
+
+    @property
+    def num_left(self) -> int:
+        return self._num_left
+
+    def next_due(self) -> float | None:
+        return self._heap[0].due_s if self._heap else None
+
+    def upcoming(self, count: int) -> Sequence[int]:
+        # The top of a heap, not the smallest of all of it: this is asked at every turn.
+        return [entry.index for entry in sorted(self._heap[: 2 * count])[:count]]
+
+    def take(self) -> Entry:
+        self._num_left -= 1
+        return heapq.heappop(self._heap)
+
+    def finish(self, index: int, now_s: float) -> None:
+        for follower in self._followers.get(index, ()):
+            self._num_missing[follower] -= 1
+            if not self._num_missing[follower]:
+                wait_s = self._turns[follower].wait_s * self._scale
+                heapq.heappush(self._heap, Entry(now_s + wait_s, follower))
+        family = self._families[self._family_of[index]]
+        family.num_left -= 1
+        if not family.num_left:
+            self._num_free += 1
+            self._admit(now_s)
+
+    def _admit(self, now_s: float) -> None:
+        """Let families run, as many as may; their first turns not before now."""
+        while self._num_free and self._waiting:
+            self._num_free -= 1
+            for index in self._waiting.popleft().roots:
+                arrival_s = self._ready_s + self._turns[index].arrival_s * self._scale
+                heapq.heappush(self._heap, Entry(max(now_s, arrival_s), index))
+
+
+class _Family:
+    __slots__ = ("num_left", "roots")
+
+    def __init__(self) -> None:
+        self.num_left = 0
+        self.roots: list[int] = []
+
+
+def _families(turns: Sequence[Turn]) -> list[int]:
+    """Number each turn's family: turns of one session, and those that come after one another."""
+    leader: dict[str, str] = {}
+
+    def find(session: str) -> str:
+        leader.setdefault(session, session)
+        while leader[session] != session:
+            leader[session] = leader[leader[session]]
+            session = leader[session]
+        return session
+
+    for turn in turns:
+        for before, _ in turn.after:
+            leader[find(turn.session_id)] = find(before)
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(find(turn.session_id), len(numbers)) for turn in turns]
