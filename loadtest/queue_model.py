@@ -8,24 +8,33 @@ read than computing; a read occupies the replica (vLLM overlaps it, so this is p
 arrivals are the trace's own; `load` sets the speed: offered work over what the fleet could
 compute if nothing were ever cached. The policies are the router's own objects; they are given
 exact caches and exact costs, so their results are upper bounds, and deterministic.
+
+With several routers each request comes to one of them by chance, and what it makes of a replica
+(its work in the queue, its blocks being computed) is seen by the others `staleness_ms` later; its
+blocks at the latest with the engine's own events. Infinite: every router knows its own requests
+alone, as routers do that share caches but no load.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from loadtest.results import percentile
+from loadtest.traces import TraceRequest, read_trace, sessions_of
 from policies import POLICIES, CostModel, Policy, ReplicaView, RequestView, Snapshot, create
 from policies.cost import KvAware
+from policies.naming import label_of
 from policies.view import CandidateId
 from router.fleet.ledger import BUSY_S
 from router.fleet.recent import RecentShare, RecentSum
@@ -36,17 +45,7 @@ PAIRS_PER_TOKEN = 44.4
 """Cost of 1e6 (token, context) pairs over cost of one token: 8d / 22d**2 with d = 8192, from
 FAST'25 Mooncake, Eq. 1 for LLaMA3-70B."""
 
-FEW = 48
-"""A block that this many requests use may still be one long conversation's own."""
-
-
-class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """One line of a Mooncake trace; `hash_ids` name 512-token prefixes, the last one partial."""
-
-    timestamp: float  # ms
-    input_length: int
-    hash_ids: tuple[int, ...]
-    output_length: int = 0
+EVENTS_MS = 100.0  # from a prefill's end until every router has its blocks' events
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -59,6 +58,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     num_first_blocks: int = 4  # of `first_blocks_hash`
     pairs_per_token: float = PAIRS_PER_TOKEN
     seed: int = 0
+    num_routers: int = 1
+    staleness_ms: float = 0.0  # until another router's request is seen; math.inf: never
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -75,47 +76,6 @@ class Result(Struct, frozen=True, kw_only=True):
     busy_ratio: float  # time spent on prefills and reads over replicas x span
 
 
-def read_trace(path: Path, *, max_requests: int | None = None) -> list[TraceRequest]:
-    """Read a JSONL trace in order of arrival; ValueError names the line that is wrong."""
-    decoder = msgspec.json.Decoder(TraceRequest)
-    trace: list[TraceRequest] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if max_requests is not None and len(trace) >= max_requests:
-                break
-            try:
-                trace.append(decoder.decode(line))
-            except msgspec.DecodeError as exc:
-                raise ValueError(f"{path}: line {number}: {exc}") from exc
-    return sorted(trace, key=lambda request: request.timestamp)
-
-
-def sessions_of(trace: Sequence[TraceRequest]) -> list[int]:
-    """Join requests that share a block which few use: under 1 % of all, or under `FEW`.
-
-    Returns:
-        Session numbers, shape (num_requests,): the index of each session's first request.
-    """
-    uses: dict[int, list[int]] = {}
-    for index, request in enumerate(trace):
-        for block in request.hash_ids:
-            uses.setdefault(block, []).append(index)
-    parent = list(range(len(trace)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    for users in uses.values():
-        if len(users) < max(FEW, 0.01 * len(trace)):
-            for user in users[1:]:
-                first, second = root(users[0]), root(user)
-                parent[max(first, second)] = min(first, second)
-    return [root(index) for index in range(len(trace))]
-
-
 def cost_for(trace: Sequence[TraceRequest], setup: Setup) -> CostModel:
     """Choose the speed at which the trace offers `setup.load` without any cache."""
     unit = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=setup.pairs_per_token)
@@ -130,6 +90,15 @@ def cost_for(trace: Sequence[TraceRequest], setup: Setup) -> CostModel:
     )
 
 
+class _Dispatch(Struct, frozen=True, gc=False):
+    """One request at one replica, as long as it is not seen by every router."""
+
+    router: int
+    seen_ms: float  # by the others
+    work_ms: float
+    done_ms: float
+
+
 class _Server:
     """One modelled replica: its cache, and when its queue is done."""
 
@@ -138,9 +107,11 @@ class _Server:
         "cache",
         "done_ms",
         "free_ms",
+        "fresh",
         "id",
         "num_blocks",
         "prefilling",
+        "unseen",
         "written_tokens",
     )
 
@@ -153,14 +124,37 @@ class _Server:
         self.busy_ms = 0.0
         self.prefilling = RecentShare(BUSY_S)
         self.written_tokens = RecentSum(LATELY_S)
+        self.unseen: list[_Dispatch] = []  # by some router
+        self.fresh: dict[int, tuple[int, float]] = {}  # block: who knows it (bits), all when
 
-    def match(self, blocks: Sequence[int]) -> int:
-        """Count leading blocks in the cache, those of requests in flight included."""
-        cache = self.cache
+    def match(self, blocks: Sequence[int], router: int = 0, now_ms: float = 0.0) -> int:
+        """Count leading blocks in the cache, those of requests in flight included.
+
+        As a router sees it: other routers' new blocks are not there before they are told.
+        """
+        cache, fresh = self.cache, self.fresh
         for count, block in enumerate(blocks):
             if block not in cache:
                 return count
+            if fresh and block in fresh:
+                routers, seen_ms = fresh[block]
+                if not routers >> router & 1 and now_ms < seen_ms:
+                    return count
         return len(blocks)
+
+    def tell(
+        self, router: int, blocks: Sequence[int], work_ms: float, seen_ms: float, now_ms: float
+    ) -> None:
+        """Keep a request that was just served, and its new blocks, from other routers for now."""
+        self.unseen.append(_Dispatch(router, seen_ms, work_ms, self.free_ms))
+        blocks_seen_ms = min(seen_ms, self.free_ms + EVENTS_MS)
+        self.fresh = {block: told for block, told in self.fresh.items() if now_ms < told[1]}
+        for block in blocks:
+            if block in self.fresh:
+                routers, told_ms = self.fresh[block]
+                self.fresh[block] = routers | 1 << router, told_ms
+            elif block not in self.cache:
+                self.fresh[block] = 1 << router, blocks_seen_ms
 
     def store(self, blocks: Sequence[int]) -> None:
         """Use blocks, last one first: of one prompt the tail goes first, as in vLLM."""
@@ -171,24 +165,35 @@ class _Server:
         while len(cache) > self.num_blocks:
             cache.popitem(last=False)
 
-    def view(self, num_matched: int, cost: CostModel, now_ms: float) -> ReplicaView:
+    def view(
+        self, num_matched: int, cost: CostModel, now_ms: float, router: int = 0
+    ) -> ReplicaView:
         while self.done_ms and self.done_ms[0] <= now_ms:
             self.done_ms.popleft()
         if self.free_ms <= now_ms:
             self.prefilling.switch(False, self.free_ms / 1000.0)
         num_tokens = num_matched * BLOCK_TOKENS
+        num_unseen, unseen_ms = self._unseen_by(router, now_ms)
         return ReplicaView(
             id=self.id,
             num_gpu_tokens=num_tokens,
             num_cpu_tokens=num_tokens,
-            num_requests=len(self.done_ms),
-            num_waiting=len(self.done_ms),
-            queue_ms=max(0.0, self.free_ms - now_ms),
+            num_requests=len(self.done_ms) - num_unseen,
+            num_waiting=len(self.done_ms) - num_unseen,
+            queue_ms=max(0.0, self.free_ms - now_ms - unseen_ms),
             busy_ratio=self.prefilling.at(now_ms / 1000.0),
             cache_pressure=self.written_tokens.at(now_ms / 1000.0)
             / (self.num_blocks * BLOCK_TOKENS),
             cost=cost,
         )
+
+    def _unseen_by(self, router: int, now_ms: float) -> tuple[int, float]:
+        """Count other routers' requests here that this one does not know of, and their work."""
+        if not self.unseen:
+            return 0, 0.0
+        self.unseen = [d for d in self.unseen if now_ms < d.seen_ms and now_ms < d.done_ms]
+        left_ms = [min(d.work_ms, d.done_ms - now_ms) for d in self.unseen if d.router != router]
+        return len(left_ms), sum(left_ms)
 
     def serve(self, work_ms: float, now_ms: float) -> float:
         """Queue one prefill; return its first-token time in ms."""
@@ -237,10 +242,12 @@ def run(
     homes: dict[int, CandidateId] = {}
     ttfts_ms: list[float] = []
     num_local = num_pooled = 0
+    dice = random.Random(setup.seed)
     for number, request in enumerate(trace):
         now_ms, blocks = request.timestamp, request.hash_ids
+        router = dice.randrange(setup.num_routers)
         reusable = blocks[: (request.input_length - 1) // BLOCK_TOKENS]
-        matches = {server.id: server.match(reusable) for server in servers}
+        matches = {server.id: server.match(reusable, router, now_ms) for server in servers}
         num_in_pool = pool.match(reusable, now_ms) if pool else None
         decision = policy.decide(
             Snapshot(
@@ -253,16 +260,20 @@ def run(
                     session_candidate=homes.get(sessions[number]),
                     first_blocks_hash=blocks[: setup.num_first_blocks][-1],
                 ),
-                replicas=tuple([s.view(matches[s.id], cost, now_ms) for s in servers]),
+                replicas=tuple([s.view(matches[s.id], cost, now_ms, router) for s in servers]),
                 num_pool_tokens=None if num_in_pool is None else num_in_pool * BLOCK_TOKENS,
             )
         )
         server = by_id[decision.candidate]
+        if setup.num_routers > 1:  # what is there is reused, whether or not it was known
+            matches[server.id] = server.match(reusable, router, math.inf)
         num_held = max(matches[server.id], num_in_pool or 0) * BLOCK_TOKENS
         num_fetched = num_held - matches[server.id] * BLOCK_TOKENS
         work_ms = cost.prefill_ms(request.input_length - num_held, num_held)
         work_ms += cost.ms_per_fetched_token * num_fetched
         ttfts_ms.append(server.serve(work_ms, now_ms))
+        if setup.num_routers > 1:
+            server.tell(router, reusable, work_ms, now_ms + setup.staleness_ms, now_ms)
         server.store(blocks)
         num_written = request.input_length - num_held + num_fetched
         server.written_tokens.add(num_written, now_ms / 1000.0)
@@ -279,17 +290,13 @@ def run(
         label=label or policy.name,
         num_requests=len(trace),
         mean_s=sum(ttfts_ms) / len(ttfts_ms) / 1000.0,
-        p50_s=_percentile(ttfts_ms, 0.5) / 1000.0,
-        p90_s=_percentile(ttfts_ms, 0.9) / 1000.0,
-        p99_s=_percentile(ttfts_ms, 0.99) / 1000.0,
+        p50_s=percentile(ttfts_ms, 0.5) / 1000.0,
+        p90_s=percentile(ttfts_ms, 0.9) / 1000.0,
+        p99_s=percentile(ttfts_ms, 0.99) / 1000.0,
         local_ratio=num_local / num_tokens,
         pool_ratio=num_pooled / num_tokens,
         busy_ratio=sum(server.busy_ms for server in servers) / (setup.num_replicas * span_ms),
     )
-
-
-def _percentile(ascending: Sequence[float], share: float) -> float:
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))]
 
 
 def rules(
@@ -303,7 +310,8 @@ def rules(
             continue
         default = KvAware()
         for alpha, beta in product(alphas or [default.alpha], betas or [default.beta]):
-            made.append((f"{name} α={alpha:g} β={beta:g}", KvAware(alpha=alpha, beta=beta)))
+            policy = KvAware(alpha=alpha, beta=beta)
+            made.append((label_of(policy), policy))
     return made
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.queue_model import Result, Setup, read_trace, rules, run, sessions_of
+from loadtest.queue_model import Result, Setup, rules, run
+from loadtest.traces import read_trace, sessions_of, spread
 from policies import POLICIES, Policy
 from policies.cost import KvAware, MinTtft
 
 LOADS = (0.3, 0.9, 1.15)
-WEIGHTS = ((0, 0), (1, 0), (2, 0), (4, 0), (8, 0), (0, 4), (2, 2), (2, 4), (2, 8), (4, 4))
+WEIGHTS = (  # alpha, beta, gamma
+    (0, 0, 0), (1, 0, 0), (2, 0, 0), (4, 0, 0), (8, 0, 0), (0, 4, 0), (2, 4, 0), (2, 0, 1),
+    (2, 0, 3), (2, 0, 6), (2, 4, 3),
+)  # fmt: skip
 
 
 def study(trace_file: Path) -> str:
@@ -24,7 +29,11 @@ def study(trace_file: Path) -> str:
 
     policies = [(f"`{name}`", policy) for name, policy in rules(list(POLICIES))]
     weights: list[tuple[str, Policy]] = [
-        (f"alpha {alpha}, beta {beta}", KvAware(alpha=alpha, beta=beta)) for alpha, beta in WEIGHTS
+        (
+            f"alpha {alpha}, beta {beta}, gamma {gamma}",
+            KvAware(alpha=alpha, beta=beta, gamma=gamma, delta=0.0),
+        )
+        for alpha, beta, gamma in WEIGHTS
     ]
     setup = Setup()
     by_policy = [runs(policies, load) for load in LOADS]
@@ -38,6 +47,44 @@ def study(trace_file: Path) -> str:
             _verdict(by_policy),
             "The weights of `kv_aware`, same setting:",
             _layout("weights", [runs(weights, load) for load in LOADS]),
+        ]
+    )
+
+
+ROUTERS = (
+    ("one router", 1, 0.0),
+    ("two, at once", 2, 0.0),
+    ("two, 5 ms later", 2, 5.0),
+    ("two, 20 ms later", 2, 20.0),
+    ("two, 100 ms later", 2, 100.0),
+    ("two, 1 s later", 2, 1000.0),
+    ("two, each its own ledger", 2, math.inf),
+    ("four, 5 ms later", 4, 5.0),
+    ("four, each its own ledger", 4, math.inf),
+)
+"""Label, number of routers, how late each hears of the others' requests in ms."""
+
+
+def staleness_study(trace_file: Path) -> str:
+    """Compare several routers with one, by how late they hear of one another; minutes."""
+    trace = spread(read_trace(trace_file))
+    sessions = sessions_of(trace)
+    policy = KvAware()
+    columns = []
+    for load in LOADS:
+        column = []
+        for label, num_routers, staleness_ms in ROUTERS:
+            setup = Setup(load=load, num_routers=num_routers, staleness_ms=staleness_ms)
+            column.append(run(trace, sessions, policy, setup, label=label))
+        columns.append(column)
+    setup = Setup()
+    return "\n\n".join(
+        [
+            f"{len(trace):,} requests of `{trace_file.name}`, spread over the 3 s that it rounds "
+            f"to, {setup.num_replicas} replicas, `kv_aware`; each request comes to a router by "
+            "chance. In each cell: mean and 90th percentile of the time to first token in "
+            "seconds; share of prompt tokens found in the replica's own cache.",
+            _layout("routers, and when they hear of one another", columns),
         ]
     )
 

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import pytest
 
-from loadtest.queue_model import (
-    Setup,
-    TraceRequest,
-    cost_for,
-    main,
-    read_trace,
-    rules,
-    run,
-    sessions_of,
-)
+from loadtest.queue_model import Setup, cost_for, main, rules, run
+from loadtest.traces import TraceRequest, sessions_of
 from policies import Decision, Policy, Snapshot, create
 
 
@@ -40,15 +34,6 @@ def conversations(num_sessions: int = 60, num_turns: int = 6) -> list[TraceReque
 
 TRACE = conversations()
 SETUP = Setup(num_replicas=3, num_blocks=200, load=0.9)
-
-
-def test_sessions_are_joined_by_rare_blocks() -> None:
-    """The shared system block joins nobody; a conversation's own blocks do."""
-    sessions = sessions_of(TRACE)
-
-    assert len(set(sessions)) == 60
-    for index, session in enumerate(sessions):
-        assert TRACE[session].hash_ids[1] == TRACE[index].hash_ids[1]
 
 
 def test_speed_is_set_by_the_offered_load() -> None:
@@ -139,12 +124,12 @@ def test_rules_cross_alpha_and_beta() -> None:
 
     assert labels == [
         "random",
-        "kv_aware α=0 β=1",
-        "kv_aware α=0 β=4",
-        "kv_aware α=2 β=1",
-        "kv_aware α=2 β=4",
+        "kv_aware:alpha=0:beta=1",
+        "kv_aware:alpha=0:beta=4",
+        "kv_aware:beta=1",
+        "kv_aware:beta=4",
     ]
-    assert [label for label, _ in rules(["kv_aware"])] == ["kv_aware α=2 β=4"]
+    assert [label for label, _ in rules(["kv_aware"])] == ["kv_aware"]
 
 
 class Recorder(Policy, frozen=True):
@@ -163,17 +148,6 @@ def write(path: Path, lines: list[bytes]) -> Path:
     return path
 
 
-def test_reads_a_trace_in_order(tmp_path: Path) -> None:
-    """Lines are put in order of arrival and may be limited; a wrong one is named."""
-    lines = [msgspec.json.encode(request) for request in reversed(TRACE)]
-    path = write(tmp_path / "trace.jsonl", lines)
-
-    assert read_trace(path) == TRACE
-    assert len(read_trace(path, max_requests=5)) == 5
-    with pytest.raises(ValueError, match=r"line 2: .*`timestamp`"):
-        read_trace(write(tmp_path / "bad.jsonl", [lines[0], b'{"input_length": 1}']))
-
-
 def test_the_command_prints_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +159,7 @@ def test_the_command_prints_a_table(
     assert main([*argv, "--load", "1.15", "--pool", "5"]) == 0
     shown = capsys.readouterr().out
     assert "50 requests, 8 replicas x 5,859 blocks, load 1.15, pool x5" in shown
-    assert [word in shown for word in ("least_loaded", "α=0 β=4", "α=2 β=4")] == [True] * 3
+    assert [word in shown for word in ("least_loaded", "kv_aware:alpha=0")] == [True] * 2
     assert main(["--trace", str(path), "--policies", "round_robin"]) == 0
     assert "no pool" in capsys.readouterr().out
 
@@ -211,3 +185,49 @@ def test_the_command_refuses_bad_input(
 
     assert main(["--trace", str(path), *argv]) == 2
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["kv_aware", "least_loaded", "longest_prefix"])
+def test_routers_that_hear_at_once_are_as_one(policy: str) -> None:
+    """However many there are: the model's decisions are the same."""
+    sessions = sessions_of(TRACE)
+    one, three = (
+        run(TRACE, sessions, create(policy), msgspec.structs.replace(SETUP, num_routers=number))
+        for number in (1, 3)
+    )
+
+    assert one == three
+
+
+class _First(Policy, frozen=True, kw_only=True):
+    """Sends all to the first replica and keeps what it was shown of it."""
+
+    name: ClassVar[str] = "first"
+    shown: list[tuple[int, float, int]]
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        first = snapshot.replicas[0]
+        self.shown.append((first.num_requests, first.queue_ms, first.num_gpu_tokens))
+        return Decision(candidate=first.id, reason="first")
+
+
+@pytest.mark.parametrize("staleness_ms", [0.0, 2.0, math.inf])
+def test_what_others_sent_is_not_seen_in_time(staleness_ms: float) -> None:
+    """Neither their place in the queue nor what they are computing; one's own is, at once."""
+    trace = [
+        TraceRequest(timestamp=float(number), input_length=2000, hash_ids=(1, 2, 3, number + 9))
+        for number in range(12)
+    ]
+    setup = Setup(num_replicas=2, num_routers=2, staleness_ms=staleness_ms, load=1e3)
+    policy = _First(shown=[])
+    run(trace, [0] * 12, policy, setup)
+
+    dice = random.Random(setup.seed)
+    routers = [dice.randrange(2) for _ in trace]
+    for number, (num_requests, queue_ms, num_tokens) in enumerate(policy.shown):
+        known = [
+            n for n in range(number) if routers[n] == routers[number] or n + staleness_ms <= number
+        ]
+        assert num_requests == len(known)
+        assert (queue_ms > 0.0) == bool(known)
+        assert num_tokens == (3 * 512 if known else 0)

@@ -1,0 +1,246 @@
+"""`warmroute simulate`: options in, a table out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from loadtest.emulator.time_model import PRESETS
+from loadtest.simulator.named import named_policies
+from loadtest.simulator.outcome import Simulated
+from loadtest.simulator.setup import PoolSetup, Setup, coarsened
+from loadtest.simulator.simulation import simulate as simulate_one
+from loadtest.simulator.table import as_json, tables_of
+from loadtest.traces.options import load_workload, workload_options
+from loadtest.workload import Workload
+from policies import Policy
+
+_COUNT = click.IntRange(min=1)
+_POSITIVE = click.FloatRange(min=0.0, min_open=True)
+_SETUP = Setup()
+
+
+@click.command(context_settings={"max_content_width": 100, "show_default": True})
+@workload_options
+@click.option(
+    "--policies",
+    multiple=True,
+    default=("all",),
+    metavar="all|NAME[:PARAM=VALUE,...]",
+    help="Repeatable, or with commas between: `--policies kv_aware:alpha=4,least_loaded`.",
+)
+@click.option("--replicas", type=_COUNT, default=_SETUP.num_replicas, help="In the fleet.")
+@click.option("--blocks", type=_COUNT, help="One replica's cache, in blocks.  [default: 3M tokens]")
+@click.option(
+    "--join-blocks",
+    type=_COUNT,
+    default=1,
+    help="Make one block of so many: faster where the workload's are small, hits rounded down.",
+)
+@click.option(
+    "--engine", type=click.Choice(list(PRESETS)), default=_SETUP.engine, help="Time model."
+)
+@click.option("--max-num-batched-tokens", type=_COUNT, default=_SETUP.max_num_batched_tokens)
+@click.option("--max-num-seqs", type=_COUNT, default=_SETUP.max_num_seqs)
+@click.option(
+    "--pool-speed",
+    type=_POSITIVE,
+    metavar="K",
+    help="A shared pool: reading a token takes 1/K of the time to prefill it.",
+)
+@click.option("--no-pool", is_flag=True, help="Without a shared pool, the default.")
+@click.option(
+    "--pool-links",
+    type=_POSITIVE,
+    metavar="N",
+    help="So many replicas read at full speed at once, more share it.  [default: half of them]",
+)
+@click.option("--pool-blocks", type=_COUNT, help="Its capacity.  [default: unlimited]")
+@click.option(
+    "--load",
+    type=_POSITIVE,
+    default=_SETUP.load,
+    help="Offered work over what the fleet could do without any cache; sets the pace.",
+)
+@click.option("--own-pace", is_flag=True, help="Keep the workload's arrival times, whatever load.")
+@click.option(
+    "--loop",
+    type=click.Choice(["auto", "open", "closed"]),
+    default="auto",
+    help="Turns come at their times, or after those they wait for; auto: traces open, made ones "
+    "closed.",
+)
+@click.option("--no-decode", is_flag=True, help="Every reply is one token: prefill instances.")
+@click.option(
+    "--event-lag",
+    type=click.FloatRange(min=0.0),
+    default=1000 * _SETUP.event_lag_s,
+    metavar="MS",
+    help="From a step's end until the router has its KV events.",
+)
+@click.option("--routers", type=_COUNT, default=1, help="That share the traffic by chance.")
+@click.option(
+    "--note-lag",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    metavar="MS",
+    help="Until the other routers hear of a request; inf: never.",
+)
+@click.option(
+    "--slo-ttft", type=_POSITIVE, default=_SETUP.slo_ttft_s, metavar="S", help="For goodput."
+)
+@click.option(
+    "--slo-tbt",
+    type=_POSITIVE,
+    default=1000 * _SETUP.slo_tbt_s,
+    metavar="MS",
+    help="For goodput: mean of the longest tenth of a turn's times between tokens.",
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write the figures there.")  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+              help="Write every turn there, one run file for each policy.")  # fmt: skip
+@click.option(
+    "--published",
+    is_flag=True,
+    help="Instead: published figures beside ours, on Mooncake's conversation trace.",
+)
+def simulate(
+    policies: Sequence[str],
+    seed: int,
+    join_blocks: int,
+    json_file: Path | None,
+    out: Path | None,
+    published: bool,
+    **options: Any,
+) -> None:
+    """Send a workload through a simulated fleet, once for every policy, and compare.
+
+    Policies, index and fleet are the live router's own objects; engines are the emulator's.
+    Nothing is random but what --seed draws.
+    """
+    given = {name: options.pop(name) for name in _OWN}
+    try:
+        chosen = named_policies(policies)
+        is_made = options["generate"] is not None
+        workload = load_workload(seed=seed, **options)
+        setup = _setup(seed, is_made, given)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    if not workload.turns:
+        raise click.UsageError(f"{workload.name}: no turns")
+    console = Console()
+    if published:
+        from loadtest.studies.published import with_progress
+
+        click.echo(with_progress(workload))
+        return
+    workload = coarsened(workload, join_blocks)
+    results, is_complete = _simulate_all(workload, chosen, setup)
+    if results:
+        console.print(*tables_of(results))
+        _write(results, json_file, out)
+    if not is_complete:
+        console.print(f"[yellow]stopped: {len(results)} of {len(chosen)} policies are done")
+        raise SystemExit(1)
+
+
+_OWN = (
+    "replicas", "blocks", "engine", "max_num_batched_tokens", "max_num_seqs", "pool_speed",
+    "no_pool", "pool_links", "pool_blocks", "load", "own_pace", "loop", "no_decode", "event_lag",
+    "routers", "note_lag", "slo_ttft", "slo_tbt",
+)  # fmt: skip
+
+
+def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
+    """Put the fleet together.
+
+    Raises:
+        click.UsageError: Options contradict each other.
+        ValueError: A number is none.
+    """
+    pool = None
+    if given["pool_speed"] is not None:
+        if given["no_pool"]:
+            raise click.UsageError("--pool-speed and --no-pool contradict each other")
+        pool = PoolSetup(
+            speed=given["pool_speed"],
+            num_links=given["pool_links"],
+            capacity_blocks=given["pool_blocks"],
+        )
+    elif given["pool_links"] is not None or given["pool_blocks"] is not None:
+        raise click.UsageError("--pool-links and --pool-blocks only with --pool-speed")
+    for name in ("load", "event_lag", "slo_ttft", "slo_tbt", "pool_speed", "pool_links"):
+        if given[name] is not None and not math.isfinite(given[name]):
+            raise click.UsageError(f"--{name.replace('_', '-')} is {given[name]}: not a number")
+    if given["max_num_seqs"] > given["max_num_batched_tokens"]:
+        raise click.UsageError("--max-num-seqs is above --max-num-batched-tokens")
+    loop = given["loop"]
+    if loop == "auto":
+        loop = "closed" if is_made else "open"
+    return Setup(
+        num_replicas=given["replicas"],
+        num_blocks=given["blocks"],
+        engine=given["engine"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        max_num_seqs=given["max_num_seqs"],
+        pool=pool,
+        load=None if given["own_pace"] else given["load"],
+        loop=loop,
+        decodes=not given["no_decode"],
+        event_lag_s=given["event_lag"] / 1000,
+        num_routers=given["routers"],
+        note_lag_s=given["note_lag"] / 1000,
+        slo_ttft_s=given["slo_ttft"],
+        slo_tbt_s=given["slo_tbt"] / 1000,
+        seed=seed,
+    )
+
+
+def _simulate_all(
+    workload: Workload, chosen: Sequence[tuple[str, Policy]], setup: Setup
+) -> tuple[list[Simulated], bool]:
+    """Simulate one policy after the other; after Ctrl-C those that are done, and False."""
+    results: list[Simulated] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as progress:
+        total = len(workload.turns)
+        task = progress.add_task("simulating", total=total * len(chosen))
+        try:
+            for label, policy in chosen:
+                progress.update(task, description=label)
+                results.append(
+                    simulate_one(
+                        workload,
+                        policy,
+                        setup,
+                        label=label,
+                        advance=lambda num: progress.advance(task, num),
+                    )
+                )
+        except KeyboardInterrupt:
+            return results, False
+    return results, True
+
+
+def _write(results: Sequence[Simulated], json_file: Path | None, out: Path | None) -> None:
+    try:
+        if json_file is not None:
+            json_file.write_bytes(as_json(results))
+        if out is not None:
+            from loadtest.replay.run_file import write_run  # late: it brings an HTTP client
+
+            out.mkdir(parents=True, exist_ok=True)
+            for simulated in results:
+                name = simulated.run.info.label.replace(":", "-").replace(",", "-")
+                write_run(out / f"{name}.jsonl", simulated.run)
+    except OSError as exc:
+        raise click.ClickException(f"cannot write: {exc}") from exc

@@ -1,0 +1,224 @@
+"""One simulated router: the live one's fleet, caches and sessions, and its way to a decision.
+
+What must live here: stages 3 to 6 and 8 of `router.pipeline`, as far as they concern placing. What
+must not: engines, the order of events. The objects are the router's own; only what feeds them is
+simulated. The pool's contents are known exactly, as verification makes them live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from loadtest.simulator.setup import Setup
+from loadtest.simulator.stream import SimulatedStream
+from policies.policy import Policy
+from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
+from router.contracts import BlockKey, HashContract
+from router.fleet.fleet import NO_MATCH, Fleet, Match
+from router.fleet.health import Outcome
+from router.fleet.ledger import Lease
+from router.fleet.replica import Replica, ServedModel
+from router.fleet.sessions import Sessions
+from router.index.block_index import NO_MATCH as NO_BLOCKS
+from router.index.block_index import BlockIndex
+from router.index.caches import Caches, Claim
+
+MODEL = "simulated"
+_SETTLE_EVERY_S = 1.0  # as router.lifecycle does
+
+
+class Ask(Struct, frozen=True, gc=False):
+    """A request as a router sees it: the keys of its full blocks, its tokens, its session."""
+
+    keys: Sequence[BlockKey]
+    num_tokens: int
+    session_hash: int
+
+
+class Placement(Struct, frozen=True, gc=False):
+    """A decision that counts, and what has to be given back."""
+
+    replica: int
+    decision: Decision
+    snapshot: Snapshot
+    lease: Lease
+    claim: Claim
+    num_gpu_tokens: int  # predicted to be reused from the replica's cache
+    num_pool_tokens: int  # and beyond those from the pool
+
+
+class Note(Struct, frozen=True, gc=False):
+    """What another router is told of a placement: `router.replication.Began`."""
+
+    ask: Ask
+    candidate: CandidateId
+    num_uncached_tokens: int
+    num_cached_tokens: int
+    num_fetched_tokens: int
+    num_held_blocks: int
+
+
+class Router:
+    """Decides by a policy, on what it knows."""
+
+    def __init__(self, policy: Policy, setup: Setup, block_size: int) -> None:
+        self._policy = policy
+        self._seed = setup.seed
+        self._speculates = setup.speculates
+        self._block_size = block_size
+        self._num_first_blocks = max(1, setup.first_blocks_tokens // block_size)
+        self.num_decisions = 0
+        self._fleet = Fleet()
+        self._sessions = Sessions()
+        index = BlockIndex()
+        self._caches = Caches(index)
+        self._settle_s = 0.0
+        num_blocks = setup.cache_blocks(block_size)
+        contract = HashContract(algorithm="warmroute", block_size=block_size)
+        self.streams: list[SimulatedStream] = []
+        for number in range(setup.num_replicas):
+            replica = Replica(
+                name=f"r{number + 1}",
+                url=f"http://r{number + 1}",
+                models=(ServedModel(id=MODEL),),
+                block_size=block_size,
+                num_blocks=num_blocks,
+                publishes_events=True,
+            )
+            self._fleet.add(replica)
+            stream = SimulatedStream(
+                CandidateId(replica.name), index, contract=contract, capacity_blocks=num_blocks
+            )
+            self._caches.add(stream.candidate, stream)
+            self.streams.append(stream)
+        self._ids = [stream.candidate for stream in self.streams]
+        self._number_of = {id_: number for number, id_ in enumerate(self._ids)}
+
+    def place(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Placement:
+        """Decide where a request goes; from here on its load and its blocks count.
+
+        `num_pool_blocks`: leading blocks that the pool has; None: there is no pool.
+        """
+        self._catch_up(now_s)
+        snapshot = self._snapshot(ask, num_pool_blocks, now_s)
+        decision = self._policy.decide(snapshot)
+        self.num_decisions += 1
+        number = self._number_of[decision.candidate]
+        view = snapshot.replicas[number]
+        num_pooled = max(0, (snapshot.num_pool_tokens or 0) - _own_tokens(view))
+        num_cached = _own_tokens(view) + num_pooled
+        lease = self._fleet.begin(
+            view.id,
+            num_uncached_tokens=max(ask.num_tokens - num_cached, 0),
+            num_cached_tokens=num_cached,
+            num_fetched_tokens=num_cached - view.num_gpu_tokens,
+            now_s=now_s,
+        )
+        num_held_blocks = view.num_gpu_tokens // self._block_size
+        claim = self._claim(view.id, ask, num_held_blocks)
+        self._sessions.note(ask.session_hash, view.id, now_s)
+        return Placement(
+            replica=number,
+            decision=decision,
+            snapshot=snapshot,
+            lease=lease,
+            claim=claim,
+            num_gpu_tokens=view.num_gpu_tokens,
+            num_pool_tokens=num_pooled,
+        )
+
+    def first_token(self, placement: Placement, now_s: float) -> None:
+        """Note a first token, and learn from its time."""
+        self._fleet.first_token(placement.lease, now_s)
+
+    def end(self, placement: Placement, now_s: float) -> None:
+        """Give a request's claims back."""
+        self._fleet.end(placement.lease, now_s, Outcome.OK)
+        self._caches.release(placement.claim, computed=True, now_s=now_s)
+
+    # -- other routers' requests ---------------------------------------------------------------
+
+    def note_of(self, ask: Ask, placement: Placement) -> Note:
+        """Tell others of a placement."""
+        lease = placement.lease
+        return Note(
+            ask=ask,
+            candidate=lease.candidate,
+            num_uncached_tokens=lease.num_uncached_tokens,
+            num_cached_tokens=placement.num_gpu_tokens + placement.num_pool_tokens,
+            num_fetched_tokens=lease.work.num_fetched_tokens,
+            num_held_blocks=placement.num_gpu_tokens // self._block_size,
+        )
+
+    def began_elsewhere(self, note: Note, now_s: float) -> tuple[Lease, Claim]:
+        """Book what another router sent, as `router.peers` does."""
+        lease = self._fleet.begin_elsewhere(
+            note.candidate,
+            num_uncached_tokens=note.num_uncached_tokens,
+            num_cached_tokens=note.num_cached_tokens,
+            num_fetched_tokens=note.num_fetched_tokens,
+            now_s=now_s,
+        )
+        assert lease is not None
+        claim = self._claim(note.candidate, note.ask, note.num_held_blocks)
+        self._sessions.note(note.ask.session_hash, note.candidate, now_s)
+        return lease, claim
+
+    def answered_elsewhere(self, lease: Lease, ttft_s: float, now_s: float) -> None:
+        """Note the first token of another router's request."""
+        self._fleet.first_token_elsewhere(lease, now_s, 1e3 * ttft_s)
+
+    def ended_elsewhere(self, lease: Lease, claim: Claim, now_s: float) -> None:
+        """Give another router's lease and claim back."""
+        self._fleet.end_elsewhere(lease, now_s)
+        self._caches.release(claim, computed=True, now_s=now_s)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _claim(self, candidate: CandidateId, ask: Ask, num_held_blocks: int) -> Claim:
+        num_claimed_from = num_held_blocks if self._speculates else len(ask.keys)
+        return self._caches.claim(candidate, ask.keys, num_claimed_from)
+
+    def _catch_up(self, now_s: float) -> None:
+        for stream in self.streams:
+            stream.catch_up(now_s)
+        if now_s >= self._settle_s:
+            self._caches.settle(now_s)
+            self._settle_s = now_s + _SETTLE_EVERY_S
+
+    def _snapshot(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Snapshot:
+        size = self._block_size
+        candidates = self._fleet.candidates(MODEL, now_s)
+        session = self._sessions.get(ask.session_hash, now_s)
+        first_blocks = ask.keys[: self._num_first_blocks]
+        return Snapshot(
+            now_s=now_s,
+            number=self.num_decisions,
+            seed=self._seed,
+            request=RequestView(
+                num_tokens=ask.num_tokens,
+                session_hash=ask.session_hash,
+                session_candidate=session.candidate if session is not None else None,
+                first_blocks_hash=first_blocks[-1] if first_blocks else None,
+            ),
+            replicas=self._fleet.views(candidates, self._match(ask), now_s),
+            num_pool_tokens=None if num_pool_blocks is None else num_pool_blocks * size,
+        )
+
+    def _match(self, ask: Ask) -> dict[CandidateId, Match]:
+        """Count leading tokens that each replica can reuse, capped as the engine caps."""
+        size = self._block_size
+        chain = ask.keys[: (ask.num_tokens - 1) // size]
+        matches: dict[CandidateId, Match] = {}
+        last, match = NO_BLOCKS, NO_MATCH
+        for id_, found in self._caches.match(chain, self._ids).items():
+            if found is not last:  # those who have alike have the same one
+                last, match = found, Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+            matches[id_] = match
+        return matches
+
+
+def _own_tokens(view: ReplicaView) -> int:
+    return max(view.num_gpu_tokens, view.num_cpu_tokens)

@@ -1,0 +1,117 @@
+"""The fleet to simulate, and how fast the workload comes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.workload import Workload
+
+Loop = Literal["open", "closed"]
+
+CACHE_TOKENS = 3_000_000
+"""One replica's cache where no size is given. Source: FAST'25 Mooncake, about 1 TB of DRAM."""
+
+
+class PoolSetup(Struct, frozen=True, kw_only=True):
+    """A shared pool: one replica alone reads a token in 1 / `speed` of the time to prefill it.
+
+    `num_links`: how many replicas can read so fast at once, more share it; None: half of them
+    (a network oversubscribed two to one). `capacity_blocks` None: it is never full.
+    """
+
+    speed: float
+    num_links: float | None = None
+    capacity_blocks: int | None = None
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """All but workload and policy.
+
+    `load` is the work that the workload offers over what the fleet can do, if nothing is ever
+    cached: arrival times are stretched to it. None: they stay. In a closed loop it sets when
+    sessions start; what they offer from there on depends on the answers.
+    """
+
+    num_replicas: int = 8
+    num_blocks: int | None = None  # of the workload's size, per replica; None: CACHE_TOKENS
+    engine: str = "h100x4-70b"
+    time_model: TimeModel | None = None  # in place of the preset that `engine` names
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    pool: PoolSetup | None = None
+    load: float | None = 0.9
+    loop: Loop = "open"
+    decodes: bool = True  # False: every reply is one token, as on a prefill instance
+    event_lag_s: float = 0.1  # from a step's end until the router has its events
+    num_routers: int = 1  # each request comes to one of them by chance
+    note_lag_s: float = 0.0  # until the others hear of it; math.inf: never
+    speculates: bool = True  # False: routers know what is held, not what is being computed
+    first_blocks_tokens: int = 2048  # of `first_blocks_hash`, as in router.config
+    slo_ttft_s: float = 30.0  # Source: FAST'25 Mooncake, 5.1; for goodput only
+    slo_tbt_s: float = 0.2
+    seed: int = 0
+    keeps_records: bool = False
+
+    @property
+    def times(self) -> TimeModel:
+        """The time model in force.
+
+        Raises:
+            ValueError: There is no preset of that name.
+        """
+        if self.time_model is not None:
+            return self.time_model
+        if self.engine not in PRESETS:
+            raise ValueError(f"unknown engine {self.engine!r} (allowed: {', '.join(PRESETS)})")
+        return PRESETS[self.engine]
+
+    def cache_blocks(self, block_size: int) -> int:
+        """Tell how many blocks a replica's cache has, the null block not counted."""
+        return self.num_blocks or max(1, CACHE_TOKENS // block_size)
+
+
+def offered_work_s(workload: Workload, setup: Setup) -> float:
+    """Sum what the workload costs one replica if nothing is ever cached.
+
+    Prefills, and what decoding adds to a step; not the steps' own base, which a batch shares.
+    """
+    times = setup.times
+    total_ms = 0.0
+    for turn in workload.turns:
+        num = turn.num_input_tokens
+        total_ms += times.ms_per_prefill_token * num + times.ms_per_mtoken2 * num * num * 0.5e-6
+        if setup.decodes:
+            num_out = turn.num_output_tokens - 1
+            context = num + 0.5 * num_out
+            total_ms += num_out * (
+                times.ms_per_decode + times.ms_per_mtoken_context * context * 1e-6
+            )
+    return total_ms * 1e-3
+
+
+def stretch(workload: Workload, setup: Setup) -> float:
+    """Find the factor on arrival times at which the workload offers `setup.load`."""
+    if setup.load is None or workload.span_s <= 0.0:
+        return 1.0
+    return offered_work_s(workload, setup) / (setup.load * setup.num_replicas * workload.span_s)
+
+
+def coarsened(workload: Workload, factor: int) -> Workload:
+    """Join `factor` blocks into one, exactly: an id names its whole prefix, so the last is kept.
+
+    For workloads of small blocks: less to keep and to look up, hits rounded down to the new size.
+    """
+    if factor == 1:
+        return workload
+    size = workload.block_size * factor
+    turns = []
+    for turn in workload.turns:
+        ids = turn.hash_ids[factor - 1 :: factor]
+        if len(ids) * size < turn.num_input_tokens:
+            ids = (*ids, turn.hash_ids[-1])  # the partial one at the end
+        turns.append(replace(turn, hash_ids=ids))
+    return replace(workload, block_size=size, turns=tuple(turns))

@@ -1,0 +1,438 @@
+"""A fleet's day in discrete events: turns arrive, a router places them, engines step.
+
+What must live here: the order of events, and who tells whom. What must not: how an engine steps
+(engine), how a router decides (router), what is shown (table). Deterministic: whatever happens at
+one moment happens in the order of `_Kind`, then in the order it was planned.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
+from heapq import heappop, heappush
+
+from msgspec import Struct
+
+from loadtest.results import Predicted, Run, RunInfo, TurnResult, percentile
+from loadtest.simulator.blocks import Blocks
+from loadtest.simulator.engine import Engine, Request
+from loadtest.simulator.outcome import ReplicaUse, Simulated
+from loadtest.simulator.pool import Pool, Reads
+from loadtest.simulator.router import MODEL, Ask, Placement, Router
+from loadtest.simulator.setup import PoolSetup, Setup, stretch
+from loadtest.workload import Turn, TurnKey, Workload
+from policies.mix import mix
+from policies.policy import Policy
+from router.api.sessions import session_hash
+from router.contracts import KEY_MASK, BlockKey
+from router.fleet.ledger import Lease
+from router.index.caches import Claim
+from router.records import DecisionRecord, Try
+
+_FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
+_FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time
+
+
+def simulate(
+    workload: Workload,
+    policy: Policy,
+    setup: Setup,
+    *,
+    label: str = "",
+    advance: Callable[[int], None] = lambda num: None,
+) -> Simulated:
+    """Send a workload through a simulated fleet, from cold caches.
+
+    Args:
+        workload: What is asked.
+        policy: Places every request.
+        setup: The fleet, and how fast the workload comes.
+        label: Names the run; default: the policy's name.
+        advance: Called with the number of turns that were done since the last call.
+
+    Raises:
+        ValueError: The setup makes no sense (unknown engine, batch above its token budget, ...).
+    """
+    return _Simulation(workload, policy, setup, label or policy.name, advance).run()
+
+
+class _Kind(IntEnum):
+    """What can happen, in the order in which it does at one and the same moment."""
+
+    NOTE = 0  # another router's request is heard of
+    TURN = 1  # a turn arrives
+    READ = 2  # a read from the pool is done
+    ENGINE = 3  # a leap ends, or an idle engine begins
+
+
+class _Keys(dict[int, BlockKey]):
+    """Keys of hash ids: mixed to 60 bits, as digests are."""
+
+    def __missing__(self, hash_id: int) -> BlockKey:
+        key = self[hash_id] = BlockKey(mix(hash_id) & KEY_MASK)
+        return key
+
+
+class _Elsewhere(Struct):
+    """One request as another router has booked it; None: it has not heard of it yet."""
+
+    router: Router
+    lease: Lease | None = None
+    claim: Claim | None = None
+
+
+class _Ticket(Struct):
+    """One turn on its way."""
+
+    turn: Turn
+    arrival_s: float
+    placement: Placement
+    router: Router
+    elsewhere: list[_Elsewhere]
+
+
+class _Simulation:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        setup: Setup,
+        label: str,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._workload = workload
+        self._policy = policy
+        self._setup = setup
+        self._label = label
+        self._advance = advance
+        self._size = workload.block_size
+        self._dice = random.Random(setup.seed)
+        self._keys = _Keys()
+        self._num_reply_blocks = 0
+        self._stretch = stretch(workload, setup)
+        self._pool = None if setup.pool is None else Pool(setup.pool.capacity_blocks)
+        self._reads = None if setup.pool is None else _reads(setup, setup.pool)
+        self._engines = [self._engine(number) for number in range(setup.num_replicas)]
+        self._routers = [Router(policy, setup, self._size) for _ in range(setup.num_routers)]
+        self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
+        self._num_events = 0
+        self._waiting_for: dict[TurnKey, list[Turn]] = {}
+        self._num_awaited: dict[TurnKey, int] = {}
+        self._num_reads_seen = 0
+        self._results: list[TurnResult] = []
+        self._records: list[DecisionRecord] = []
+        self._num_local_tokens = self._num_pool_tokens = self._num_mispredicted = 0
+        self._span_s = 0.0
+
+    def run(self) -> Simulated:
+        """Let everything happen."""
+        self._plan_turns()
+        events = self._events
+        while events:
+            now_s, _, _, happen = heappop(events)
+            happen(now_s)
+        return self._outcome()
+
+    # -- setting up --------------------------------------------------------------------------
+
+    def _engine(self, number: int) -> Engine:
+        setup = self._setup
+        return Engine(
+            Blocks(setup.cache_blocks(self._size) + 1, self._size, self._new_key),
+            setup.times,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_num_seqs=setup.max_num_seqs,
+            on_first_token=self._first_token,
+            on_finish=self._finished,
+            number=number,
+            pool=self._pool,
+            reads=self._reads,
+        )
+
+    def _new_key(self) -> BlockKey:
+        self._num_reply_blocks += 1
+        return BlockKey(mix(_FIRST_REPLY_BLOCK + self._num_reply_blocks) & KEY_MASK)
+
+    def _plan_turns(self) -> None:
+        closed = self._setup.loop == "closed"
+        for turn in self._workload.turns:
+            if closed and turn.after:
+                awaited = set(turn.after)
+                self._num_awaited[turn.key] = len(awaited)
+                for key in turn.after:
+                    if key in awaited:
+                        awaited.discard(key)
+                        self._waiting_for.setdefault(key, []).append(turn)
+            else:
+                self._plan(turn.arrival_s * self._stretch, _Kind.TURN, partial(self._arrive, turn))
+
+    def _plan(self, at_s: float, kind: _Kind, happen: Callable[[float], None]) -> None:
+        self._num_events += 1
+        heappush(self._events, (at_s, kind, self._num_events, happen))
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def _arrive(self, turn: Turn, now_s: float) -> None:
+        num_tokens, num_out = max(1, turn.num_input_tokens), self._num_out(turn)
+        engine_tokens = self._engines[0].blocks.num_usable_blocks * self._size
+        if num_tokens + num_out > engine_tokens:
+            self._refuse(turn, now_s, f"{num_tokens + num_out} tokens, the cache has room for "
+                         f"{engine_tokens}")  # fmt: skip
+            return
+        num_full = num_tokens // self._size
+        keys = [self._keys[hash_id] for hash_id in turn.hash_ids[:num_full]]
+        ask = Ask(keys, num_tokens, session_hash(turn.session_id, MODEL))
+        routers = self._routers
+        router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
+        num_pooled = None
+        if self._pool is not None:
+            num_pooled = self._pool.match(keys[: (num_tokens - 1) // self._size])
+        placement = router.place(ask, num_pooled, now_s)
+        ticket = _Ticket(
+            turn=turn, arrival_s=now_s, placement=placement, router=router, elsewhere=[]
+        )
+        self._tell_others(ticket, ask, now_s)
+        engine = self._engines[placement.replica]
+        engine.arrive(Request(keys.copy(), num_tokens, num_out, ticket), now_s)
+        self._plan_engine(engine, now_s)
+
+    def _num_out(self, turn: Turn) -> int:
+        return max(1, turn.num_output_tokens) if self._setup.decodes else 1
+
+    def _plan_engine(self, engine: Engine, now_s: float) -> None:
+        """Plan what an engine does next: the end of its leap; or to begin, now."""
+        at_s = now_s if engine.end_s is None else engine.end_s
+        self._plan(at_s, _Kind.ENGINE, partial(self._step, engine))
+
+    def _step(self, engine: Engine, now_s: float) -> None:
+        if engine.end_s is None:
+            engine.wake(now_s)
+        elif engine.end_s == now_s:
+            engine.complete(now_s)
+        else:
+            return  # the leap was cut short, or it began a moment ago
+        changes = engine.blocks.take_changes()
+        if changes:
+            told_s = now_s if engine.end_s is None else engine.first_step_s
+            for router in self._routers:
+                router.streams[engine.number].send(changes, told_s + self._setup.event_lag_s)
+        if engine.end_s is not None:
+            self._plan_engine(engine, now_s)
+        self._plan_reads()
+
+    def _plan_reads(self) -> None:
+        reads = self._reads
+        if reads is None or reads.version == self._num_reads_seen:
+            return
+        self._num_reads_seen = reads.version
+        next_s = reads.next_s()
+        if next_s is not None:
+            self._plan(next_s, _Kind.READ, partial(self._read, reads, reads.version))
+
+    def _read(self, reads: Reads[Request], version: int, now_s: float) -> None:
+        if version != reads.version:
+            return  # another one began or ended: the rates have changed
+        for read in reads.finish(now_s):
+            engine = self._engines[read.replica]
+            engine.read_done(read.request, now_s)
+            self._plan_engine(engine, now_s)
+        self._plan_reads()
+
+    def _first_token(self, request: Request, now_s: float) -> None:
+        ticket = _ticket(request)
+        ticket.router.first_token(ticket.placement, now_s)
+        ttft_s = now_s - ticket.arrival_s
+        self._tell(ticket, now_s, partial(_answered, ttft_s))
+
+    def _finished(self, request: Request, now_s: float) -> None:
+        ticket = _ticket(request)
+        ticket.router.end(ticket.placement, now_s)
+        self._tell(ticket, now_s, _ended)
+        self._note(ticket, request, now_s)
+        self._release(ticket.turn, now_s)
+
+    def _release(self, turn: Turn, now_s: float) -> None:
+        """Plan the turns that waited for this one alone."""
+        for waiting in self._waiting_for.pop(turn.key, ()):
+            self._num_awaited[waiting.key] -= 1
+            if not self._num_awaited[waiting.key]:
+                self._plan(now_s + waiting.wait_s, _Kind.TURN, partial(self._arrive, waiting))
+
+    # -- other routers -----------------------------------------------------------------------
+
+    def _tell_others(self, ticket: _Ticket, ask: Ask, now_s: float) -> None:
+        if len(self._routers) == 1 or math.isinf(self._setup.note_lag_s):
+            return
+        note = ticket.router.note_of(ask, ticket.placement)
+        ticket.elsewhere = [
+            _Elsewhere(router) for router in self._routers if router is not ticket.router
+        ]
+
+        def began(other: _Elsewhere, heard_s: float) -> None:
+            other.lease, other.claim = other.router.began_elsewhere(note, heard_s)
+
+        self._tell(ticket, now_s, began)
+
+    def _tell(
+        self, ticket: _Ticket, now_s: float, hear: Callable[[_Elsewhere, float], None]
+    ) -> None:
+        for other in ticket.elsewhere:
+            self._plan(now_s + self._setup.note_lag_s, _Kind.NOTE, partial(hear, other))
+
+    # -- results -----------------------------------------------------------------------------
+
+    def _note(self, ticket: _Ticket, request: Request, now_s: float) -> None:
+        placement, turn = ticket.placement, ticket.turn
+        num_local = request.num_cached_tokens - request.num_pooled_tokens
+        self._num_local_tokens += num_local
+        self._num_pool_tokens += request.num_pooled_tokens
+        num_predicted = placement.num_gpu_tokens + placement.num_pool_tokens
+        self._num_mispredicted += num_predicted != request.num_cached_tokens
+        tbt = self._engines[placement.replica].between_tokens(request)
+        assert request.first_token_s is not None
+        result = TurnResult(
+            session_id=turn.session_id,
+            number=turn.number,
+            start_s=ticket.arrival_s,
+            due_s=ticket.arrival_s if self._setup.loop == "open" else None,
+            total_s=now_s - ticket.arrival_s,
+            ttft_s=request.first_token_s - ticket.arrival_s,
+            status=200,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            replica=placement.lease.candidate,
+            predicted=Predicted(gpu=num_local, pool=request.num_pooled_tokens),
+            policy=self._policy.name,
+            tbt_mean_s=tbt[0] if tbt else None,
+            tbt_tail_s=tbt[1] if tbt else None,
+        )
+        if self._setup.keeps_records:
+            self._records.append(self._record(ticket, result, len(self._records)))
+        self._add(result, now_s)
+
+    def _refuse(self, turn: Turn, now_s: float, why: str) -> None:
+        """Answer as an engine does to what it can never hold."""
+        self._add(
+            TurnResult(
+                session_id=turn.session_id,
+                number=turn.number,
+                start_s=now_s,
+                total_s=0.0,
+                status=400,
+                error="http_400",
+                error_message=why,
+            ),
+            now_s,
+        )
+        self._release(turn, now_s)
+
+    def _add(self, result: TurnResult, now_s: float) -> None:
+        self._results.append(result)
+        self._span_s = max(self._span_s, now_s)
+        self._advance(1)
+
+    def _record(self, ticket: _Ticket, result: TurnResult, number: int) -> DecisionRecord:
+        placement = ticket.placement
+        return DecisionRecord(
+            request_id=f"simulated-{number}",
+            at=ticket.arrival_s,
+            api="chat",
+            model=MODEL,
+            policy=self._policy.name,
+            policy_params={
+                name: getattr(self._policy, name) for name in self._policy.__struct_fields__
+            },
+            state="exact",
+            snapshot=placement.snapshot,
+            decision=placement.decision,
+            tries=(Try(candidate=placement.lease.candidate),),
+            outcome="ok",
+            status=200,
+            num_prompt_tokens=result.num_prompt_tokens or 0,
+            num_predicted_cached_tokens=placement.num_gpu_tokens + placement.num_pool_tokens,
+            num_reported_cached_tokens=result.num_cached_tokens,
+            num_completion_tokens=result.num_output_tokens,
+            router_ms=0.0,
+            predicted_ttft_ms=placement.lease.predicted_ms,
+            ttft_ms=1e3 * (result.ttft_s or 0.0),
+            total_ms=1e3 * result.total_s,
+        )
+
+    def _outcome(self) -> Simulated:
+        setup, results = self._setup, self._results
+        tails = sorted([r.tbt_tail_s for r in results if r.tbt_tail_s is not None])
+        means = [r.tbt_mean_s for r in results if r.tbt_mean_s is not None]
+        first_s = min((result.start_s for result in results), default=0.0)
+        span_s = self._span_s - first_s
+        return Simulated(
+            run=Run(
+                info=RunInfo(
+                    label=self._label,
+                    target="simulated",
+                    workload=self._workload.name,
+                    loop=setup.loop,
+                    seed=setup.seed,
+                ),
+                turns=tuple(results),
+            ),
+            setup=setup,
+            stretch=self._stretch,
+            span_s=span_s,
+            replicas=tuple([_use_of(engine, span_s) for engine in self._engines]),
+            num_prompt_tokens=sum([result.num_prompt_tokens or 0 for result in results]),
+            num_local_tokens=self._num_local_tokens,
+            num_pool_tokens=self._num_pool_tokens,
+            num_good=sum([_is_good(result, setup) for result in results]),
+            num_mispredicted=self._num_mispredicted,
+            num_pool_stored=self._pool.num_stored if self._pool else 0,
+            num_pool_evicted=self._pool.num_evicted if self._pool else 0,
+            tbt_mean_s=sum(means) / len(means) if means else 0.0,
+            tbt_tail_p90_s=percentile(tails, 0.9),
+            records=tuple(self._records),
+        )
+
+
+def _reads(setup: Setup, pool: PoolSetup) -> Reads[Request]:
+    ms_per_token = setup.times.ms_per_prefill_token
+    link = min(_FASTEST_LINK, 1e3 * pool.speed / ms_per_token if ms_per_token else _FASTEST_LINK)
+    num_links = max(1.0, setup.num_replicas / 2) if pool.num_links is None else pool.num_links
+    return Reads(link, num_links)
+
+
+def _ticket(request: Request) -> _Ticket:
+    assert isinstance(request.owner, _Ticket)
+    return request.owner
+
+
+def _answered(ttft_s: float, other: _Elsewhere, now_s: float) -> None:
+    if other.lease is not None:
+        other.router.answered_elsewhere(other.lease, ttft_s, now_s)
+
+
+def _ended(other: _Elsewhere, now_s: float) -> None:
+    if other.lease is not None and other.claim is not None:
+        other.router.ended_elsewhere(other.lease, other.claim, now_s)
+
+
+def _use_of(engine: Engine, span_s: float) -> ReplicaUse:
+    stats = engine.stats
+    return ReplicaUse(
+        name=f"r{engine.number + 1}",
+        num_requests=stats.num_finished,
+        num_computed_tokens=stats.num_computed_tokens,
+        num_evicted_blocks=engine.blocks.num_evicted,
+        num_preemptions=stats.num_preemptions,
+        num_steps=stats.num_steps,
+        busy_ratio=stats.busy_s / span_s if span_s else 0.0,
+        prefill_ratio=stats.prefill_s / span_s if span_s else 0.0,
+    )
+
+
+def _is_good(result: TurnResult, setup: Setup) -> bool:
+    if result.ttft_s is None or result.ttft_s > setup.slo_ttft_s:
+        return False
+    return result.tbt_tail_s is None or result.tbt_tail_s <= setup.slo_tbt_s

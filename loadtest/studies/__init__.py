@@ -1,0 +1,1 @@
+"""Studies with the simulator: what its figures are worth, and where which policy pays."""

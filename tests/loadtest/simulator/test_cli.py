@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from loadtest.simulator import cli
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli.simulate, args, env={"COLUMNS": "200"})
+
+
+SMALL = ("--generate", "siblings", "--sessions", "3", "--replicas", "2")
+
+
+def test_a_table_and_its_figures(tmp_path: Path) -> None:
+    """A row for each policy, and the same in JSON."""
+    file = tmp_path / "figures.json"
+
+    result = run(*SMALL, "--policies", "kv_aware,random", "--pool-speed", "5", "--json", str(file))
+
+    assert result.exit_code == 0, result.output
+    assert "closed loop, load 0.9; 2 replicas (h100x4-70b)" in " ".join(result.output.split())
+    figures = msgspec.json.decode(file.read_bytes())
+    assert [found["label"] for found in figures["results"]] == ["kv_aware", "random"]
+    assert figures["setup"]["pool"]["speed"] == 5.0
+    for found in figures["results"]:
+        assert f"{found['label']} " in result.output
+        assert f" {found['summary']['ttft_mean_s']:,.2f} " in result.output
+        assert found["summary"]["num_errors"] == 0
+
+
+def test_every_policy_by_default() -> None:
+    """Without --policies all are simulated."""
+    result = run(*SMALL)
+
+    assert result.exit_code == 0, result.output
+    for name in ("random", "session_hash", "mooncake", "kv_aware"):
+        assert f" {name} " in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (("--policies", "kv_awar"), "did you mean 'kv_aware'"),
+        (("--pool-links", "2"), "only with --pool-speed"),
+        (("--pool-speed", "5", "--no-pool"), "contradict"),
+        (("--load", "nan"), "--load is nan"),
+        (("--load", "0"), "--load"),
+        (("--max-num-seqs", "300", "--max-num-batched-tokens", "200"), "--max-num-seqs is above"),
+        (("--engine", "abacus"), "h100x4-70b"),
+        (("--trace", "nowhere.jsonl"), "--trace"),
+    ],
+)
+def test_wrong_input_is_two(args: tuple[str, ...], error: str) -> None:
+    """Exit status 2, and the message says what is wrong."""
+    result = run(*SMALL, *args)
+
+    assert result.exit_code == 2
+    assert error in result.output
+
+
+def test_a_bad_trace_is_named(tmp_path: Path) -> None:
+    """File, line and field are in the message."""
+    trace = tmp_path / "bad.jsonl"
+    trace.write_text('{"timestamp": 1, "input_length": -5, "output_length": 1, "hash_ids": [1]}\n')
+
+    result = run("--trace", str(trace))
+
+    assert result.exit_code == 2
+    assert "bad.jsonl" in result.output
+    assert "input_length" in result.output
+
+
+def test_stopped_it_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C leaves the policies that are done, and status 1."""
+    simulate_one = cli.simulate_one
+
+    def stopped_at_random(*args: object, label: str, **more: object) -> object:
+        if label == "random":
+            raise KeyboardInterrupt
+        return simulate_one(*args, label=label, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cli, "simulate_one", stopped_at_random)
+
+    result = run(*SMALL, "--policies", "kv_aware,random,least_loaded")
+
+    assert result.exit_code == 1
+    assert "kv_aware " in result.output
+    assert "stopped: 1 of 3 policies are done" in result.output
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """A directory that is not there is an error, after the table."""
+    result = run(*SMALL, "--policies", "random", "--json", str(tmp_path / "no" / "file.json"))
+
+    assert result.exit_code == 1
+    assert "cannot write" in result.output

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from loadtest.simulator.named import named_policies
+from policies import POLICIES, create
+from policies.naming import label_of
+
+
+def test_all_are_all() -> None:
+    """`all` is every policy with its defaults, under its name."""
+    assert [label for label, _ in named_policies(["all"])] == list(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels"),
+    [
+        (["kv_aware,random"], ["kv_aware", "random"]),
+        (["kv_aware:alpha=8,beta=4,random"], ["kv_aware:alpha=8,beta=4", "random"]),
+        (["kv_aware:alpha=2.0", "kv_aware:beta=1"], ["kv_aware", "kv_aware:beta=1"]),
+        (["mooncake:kvcache_balancing_threshold=4"], ["mooncake:kvcache_balancing_threshold=4"]),
+    ],
+)
+def test_a_list_may_have_parameters(texts: list[str], labels: list[str]) -> None:
+    """`name=value` behind a comma belongs to the policy before it; defaults are not shown."""
+    assert [label for label, _ in named_policies(texts)] == labels
+
+
+def test_labels_name_what_differs() -> None:
+    """A label makes the same policy again."""
+    policy = create("kv_aware", {"alpha": 3.5})
+
+    assert label_of(policy) == "kv_aware:alpha=3.5"
+    assert dict(named_policies([label_of(policy)])) == {label_of(policy): policy}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("kv_awar", "did you mean 'kv_aware'"),
+        ("kv_aware:alpa=1", "did you mean 'alpha'"),
+        ("kv_aware:alpha", "'alpha' is not PARAM=VALUE"),
+        ("kv_aware:alpha=much", "policy 'kv_aware'"),
+        ("random,random", "named twice"),
+        ("all,random", "named twice"),
+        (" , ", "no policy is named; there are: "),
+    ],
+)
+def test_wrong_names_are_explained(text: str, error: str) -> None:
+    """The error says what is wrong, and what was probably meant."""
+    with pytest.raises(ValueError, match=error):
+        named_policies([text])

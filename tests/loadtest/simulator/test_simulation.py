@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from hashlib import sha256
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from loadtest import queue_model
+from loadtest.emulator.time_model import TimeModel
+from loadtest.simulator import PoolSetup, Setup, Simulated, simulate
+from loadtest.simulator.setup import coarsened, offered_work_s, stretch
+from loadtest.workload import Turn
+from policies import POLICIES, create
+from tests.loadtest.simulator.workloads import SIZE, conversations, turn, workload
+
+SMALL = Setup(num_replicas=3, num_blocks=120, load=0.9)
+PLAIN = TimeModel(base_ms=1.0, ms_per_prefill_token=0.1, ms_per_decode=1.0)
+ALONE = Setup(num_replicas=1, num_blocks=400, load=None, time_model=PLAIN)
+
+
+def digest(simulated: Simulated) -> str:
+    return sha256(msgspec.json.encode(simulated)).hexdigest()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_answers_every_turn(name: str) -> None:
+    """All turns come back once, with tokens from somewhere, and nothing is left in flight."""
+    given = conversations(20)
+
+    found = simulate(given, create(name), replace(SMALL, pool=PoolSetup(speed=5.0)))
+
+    turns = found.run.turns
+    assert sorted((t.session_id, t.number) for t in turns) == sorted(t.key for t in given.turns)
+    assert all(t.status == 200 and (t.ttft_s or 0.0) > 0.0 for t in turns)
+    assert all((t.num_cached_tokens or 0) < (t.num_prompt_tokens or 0) for t in turns)
+    cached = sum(t.num_cached_tokens or 0 for t in turns)
+    assert found.num_local_tokens + found.num_pool_tokens == cached
+    computed = sum(use.num_computed_tokens for use in found.replicas)
+    assert computed >= found.num_prompt_tokens - cached
+    assert found.summary.num_errors == 0
+
+
+def test_two_runs_are_equal_and_seeds_are_not() -> None:
+    """The same seed gives the same bytes; another one another choice."""
+    given, random = conversations(), create("random")
+
+    first, again = simulate(given, random, SMALL), simulate(given, random, SMALL)
+    other = simulate(given, random, replace(SMALL, seed=1))
+
+    assert digest(first) == digest(again)
+    assert first.run.turns != other.run.turns
+
+
+_SCRIPT = """
+from hashlib import sha256
+import msgspec
+from loadtest.simulator import PoolSetup, Setup, simulate
+from policies import create
+from tests.loadtest.simulator.workloads import conversations
+setup = Setup(num_replicas=3, num_blocks=60, pool=PoolSetup(speed=5.0), num_routers=2)
+found = simulate(conversations(15), create("kv_aware"), setup)
+print(sha256(msgspec.json.encode(found)).hexdigest())
+"""
+
+
+@pytest.mark.timeout(300)  # two processes that import everything
+def test_hash_seed_changes_nothing() -> None:
+    """Processes that hash text differently find the same."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert len(found) == 1
+
+
+def test_one_request_takes_what_the_time_model_says() -> None:
+    """Chunks of a prefill, then a step for each further token."""
+    asked = turn(0, 0.0, tuple(range(1, 21)))  # 10,250 tokens: chunks of 8,192 and 2,058
+
+    (found,) = simulate(workload(asked), create("kv_aware"), ALONE).run.turns
+
+    assert found.ttft_s == pytest.approx(2 * 0.001 + 10_250 * 0.0001)
+    assert found.total_s == pytest.approx((found.ttft_s or 0.0) + 19 * 0.002)
+    assert found.tbt_mean_s == pytest.approx(0.002)
+    assert found.tbt_tail_s == pytest.approx(0.002)
+
+
+def test_a_prefill_shows_in_the_tail_of_times_between_tokens() -> None:
+    """Another's chunk between two tokens is in the longest tenth, not in the others."""
+    asked = [
+        turn(0, 0.0, (1,), num_output_tokens=201),
+        turn(1, 0.2, (2, 3, 4, 5, 6, 7, 8)),
+    ]
+
+    found = {t.session_id: t for t in simulate(workload(*asked), create("random"), ALONE).run.turns}
+
+    step, chunk = 0.002, 0.002 + 3594 * 0.0001  # 20 of 200 are the tail
+    assert found["s0"].tbt_tail_s == pytest.approx((chunk + 19 * 0.003) / 20)
+    assert found["s0"].tbt_mean_s == pytest.approx((chunk + 19 * 0.003 + 180 * step) / 200)
+
+
+def test_a_closed_loop_waits_for_the_answer_and_the_tool() -> None:
+    """A turn is sent `wait_s` after the last of those it comes after."""
+    asked = [
+        turn(0, 0.0, (1,)),
+        turn(1, 0.0, (2, 3), num_output_tokens=90),
+        turn(2, 0.001, (4,), after=(("s0", 0), ("s1", 0)), wait_s=7.0),
+        turn(3, 0.002, (5,), after=(("s2", 0), ("s2", 0)), wait_s=0.5),
+    ]
+
+    turns = simulate(workload(*asked), create("random"), replace(ALONE, loop="closed")).run.turns
+
+    ends = {t.session_id: t.start_s + t.total_s for t in turns}
+    starts = {t.session_id: t.start_s for t in turns}
+    assert starts["s2"] == pytest.approx(max(ends["s0"], ends["s1"]) + 7.0)
+    assert starts["s3"] == pytest.approx(ends["s2"] + 0.5)
+
+
+def test_an_open_loop_comes_at_the_pace_of_the_load() -> None:
+    """Arrivals are stretched so that uncached work is `load` of what the fleet can do."""
+    given = conversations()
+
+    found = simulate(given, create("random"), SMALL)
+
+    starts = [t.start_s for t in found.run.turns]
+    span_s = max(starts) - min(starts)
+    assert offered_work_s(given, SMALL) / (3 * span_s) == pytest.approx(0.9)
+    assert found.stretch == pytest.approx(span_s / given.span_s)
+    assert stretch(given, replace(SMALL, load=None)) == 1.0
+
+
+def test_what_never_fits_is_refused_as_an_engine_does() -> None:
+    """A turn larger than the cache is answered by a 400, and those behind it go on."""
+    asked = [
+        turn(0, 0.0, tuple(range(500))),
+        turn(1, 1.0, (1,), after=(("s0", 0),), wait_s=1.0),
+    ]
+
+    refused, good = simulate(
+        workload(*asked), create("random"), replace(ALONE, loop="closed")
+    ).run.turns
+
+    assert (refused.status, refused.error) == (400, "http_400")
+    assert "room for 204800" in (refused.error_message or "")
+    assert good.status == 200
+
+
+def test_what_others_computed_is_read_from_the_pool() -> None:
+    """Round robin finds nothing of its own: with a pool it reads all, without it none."""
+    ids = tuple(range(1, 11))
+    asked = [turn(number, 5.0 * number, ids) for number in range(3)]
+    fleet = replace(ALONE, num_replicas=3)
+    pool = PoolSetup(speed=10.0, num_links=3.0)
+
+    found = simulate(workload(*asked), create("round_robin"), replace(fleet, pool=pool))
+    without = simulate(workload(*asked), create("round_robin"), fleet)
+
+    predicted = [t.predicted for t in found.run.turns]
+    assert [p.pool if p else None for p in predicted] == [0, 10 * SIZE, 10 * SIZE]
+    assert [p.gpu if p else None for p in predicted] == [0, 0, 0]
+    assert found.run.turns[1].ttft_s == pytest.approx(10 * SIZE * 0.00001 + 0.001 + 10 * 0.0001)
+    assert without.num_local_tokens == without.num_pool_tokens == 0
+
+
+def test_readers_compete_for_the_pool() -> None:
+    """Three at once on one link take three times as long as one alone."""
+    ids = tuple(range(1, 11))
+    asked = [turn(0, 0.0, ids), *(turn(number, 5.0, ids) for number in (1, 2, 3))]
+    fleet = replace(ALONE, num_replicas=4, pool=PoolSetup(speed=10.0, num_links=1.0))
+
+    turns = simulate(workload(*asked), create("round_robin"), fleet).run.turns
+
+    for found in turns[1:]:
+        assert found.ttft_s == pytest.approx(3 * 10 * SIZE * 0.00001 + 0.001 + 10 * 0.0001)
+
+
+def test_a_small_pool_forgets() -> None:
+    """What the pool evicted is computed again."""
+    asked = [turn(0, 0.0, (1, 2, 3)), turn(1, 5.0, (7, 8, 9)), turn(2, 10.0, (1, 2, 3))]
+    fleet = replace(ALONE, num_replicas=3, pool=PoolSetup(speed=10.0, capacity_blocks=4))
+
+    found = simulate(workload(*asked), create("round_robin"), fleet)
+
+    assert found.num_pool_evicted == 4  # 1, 2 for 9; then 7, 8, for 3 was still there
+    assert found.run.turns[2].num_cached_tokens == 0
+
+
+def test_siblings_join_the_one_that_computes_their_prefix() -> None:
+    """Owned speculation: whoever comes while the prefix is computed is sent there, too."""
+    ids = tuple(range(1, 60))
+    asked = [turn(number, 0.01 * number, ids) for number in range(6)]
+    fleet = replace(ALONE, num_replicas=3, event_lag_s=5.0)
+
+    found = simulate(workload(*asked), create("kv_aware"), fleet)
+
+    assert len({t.replica for t in found.run.turns}) == 1
+    assert sum(t.num_cached_tokens or 0 for t in found.run.turns) == 5 * 59 * SIZE
+
+    blind = simulate(workload(*asked), create("kv_aware"), replace(fleet, speculates=False))
+    assert len({t.replica for t in blind.run.turns}) == 3
+
+
+def test_late_events_mislead() -> None:
+    """With events half a minute late, evicted blocks are still believed to be there."""
+    given = conversations(60)
+    tight = replace(SMALL, num_blocks=60, pool=None)
+
+    fresh = simulate(given, create("kv_aware"), replace(tight, event_lag_s=0.0))
+    late = simulate(given, create("kv_aware"), replace(tight, event_lag_s=30.0))
+
+    assert late.num_mispredicted > fresh.num_mispredicted
+
+
+def test_routers_that_do_not_tell_pile_up() -> None:
+    """Three routers that know only their own requests are less even than one that knows all."""
+    given = conversations(60, 1)
+    fleet = replace(SMALL, load=3.0, num_blocks=400)
+
+    one = simulate(given, create("least_loaded"), fleet)
+    told = simulate(given, create("least_loaded"), replace(fleet, num_routers=3))
+    alone = simulate(
+        given, create("least_loaded"), replace(fleet, num_routers=3, note_lag_s=math.inf)
+    )
+
+    assert told.summary.ttft_mean_s < alone.summary.ttft_mean_s
+    assert told.summary.ttft_mean_s == pytest.approx(one.summary.ttft_mean_s, rel=0.25)
+
+
+def test_records_decide_again_alike() -> None:
+    """A kept record holds its snapshot, and the same policy decides the same on it."""
+    found = simulate(conversations(10), create("kv_aware"), replace(SMALL, keeps_records=True))
+
+    assert len(found.records) == len(found.run.turns)
+    for record, result in zip(found.records, found.run.turns, strict=True):
+        policy = create(record.policy, record.policy_params)
+        assert policy.decide(record.snapshot) == record.decision
+        assert record.decision.candidate == result.replica
+        assert record.num_reported_cached_tokens == result.num_cached_tokens
+
+
+def test_goodput_counts_turns_within_both_limits() -> None:
+    """A first token too late, or a tail too long, is not good."""
+    asked = [turn(0, 0.0, (1,)), turn(1, 10.0, tuple(range(2, 100)))]
+
+    def num_good(**limits: float) -> int:
+        setup = msgspec.structs.replace(ALONE, **limits)
+        return simulate(workload(*asked), create("random"), setup).num_good
+
+    assert num_good() == 2
+    assert num_good(slo_ttft_s=1.0) == 1
+    assert num_good(slo_tbt_s=0.0019) == 0
+
+
+def test_joined_blocks_name_the_same_prefixes() -> None:
+    """Every second id names blocks of twice the size; a partial one at the end is kept."""
+    given = replace(workload(turn(0, 0.0, (1, 2, 3, 4, 5))), block_size=SIZE)
+
+    joined = coarsened(given, 2)
+
+    assert joined.block_size == 2 * SIZE
+    assert joined.turns[0].hash_ids == (2, 4, 10**9)
+    assert coarsened(given, 1) is given
+
+
+def test_the_queue_models_setting_gives_the_queue_models_figures() -> None:
+    """Without decoding, lag and step costs: close to the queue model, and hits almost alike."""
+    given = conversations(120, seed=3)
+    trace = [
+        queue_model.TraceRequest(
+            timestamp=1000 * t.arrival_s, input_length=t.num_input_tokens, hash_ids=t.hash_ids
+        )
+        for t in given.turns
+    ]
+    sessions = [int(t.session_id[1:]) for t in given.turns]
+    model = queue_model.Setup(num_replicas=3, num_blocks=300)
+    setup = Setup(
+        num_replicas=3,
+        num_blocks=300,
+        load=0.9,
+        time_model=TimeModel(ms_per_prefill_token=1.0, ms_per_mtoken2=queue_model.PAIRS_PER_TOKEN),
+        max_num_batched_tokens=1024,
+        decodes=False,
+        event_lag_s=0.0,
+    )
+    for name in ("least_loaded", "kv_aware"):
+        expected = queue_model.run(trace, sessions, create(name), model)
+        found = simulate(given, create(name), setup)
+        # The queue model makes the fleet faster, the simulation the arrivals slower.
+        mean_s = found.summary.ttft_mean_s / found.stretch
+        assert mean_s == pytest.approx(expected.mean_s, rel=0.2)
+        assert found.local_ratio == pytest.approx(expected.local_ratio, abs=0.05)
+
+
+def test_a_batch_must_fit_into_a_step() -> None:
+    """More seats than tokens in a step would starve decodes: refused."""
+    with pytest.raises(ValueError, match="max_num_seqs 10 is above"):
+        simulate(
+            conversations(1),
+            create("random"),
+            replace(SMALL, max_num_seqs=10, max_num_batched_tokens=5),
+        )
+
+
+def test_an_unknown_engine_is_named() -> None:
+    """The error lists what there is."""
+    with pytest.raises(ValueError, match=r"unknown engine 'abacus' \(allowed: h100-8b"):
+        simulate(conversations(1), create("random"), Setup(engine="abacus"))
+
+
+def test_nothing_to_do() -> None:
+    """An empty workload is simulated, too."""
+    found = simulate(workload(), create("random"), SMALL)
+
+    assert found.run.turns == ()
+    assert found.good_ratio == found.goodput == found.local_ratio == 0.0
+
+
+def test_turns_without_tokens_are_one_token() -> None:
+    """Zero lengths, which traces have, are taken for the least an engine accepts."""
+    asked = Turn(
+        session_id="s",
+        number=0,
+        arrival_s=0.0,
+        num_input_tokens=0,
+        num_output_tokens=0,
+        hash_ids=(),
+    )
+
+    (found,) = simulate(workload(asked), create("kv_aware"), ALONE).run.turns
+
+    assert (found.num_prompt_tokens, found.num_output_tokens) == (1, 1)
