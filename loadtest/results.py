@@ -1,8 +1,12 @@
-"""What a drive measured: one result per turn, and a summary of many."""
+"""What a drive measured: one result per turn, a run of them, and a summary of many.
+
+Runs that were sent and runs that were simulated look alike, so that whoever compares them need
+not know which they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -15,37 +19,76 @@ class Predicted(Struct, frozen=True, kw_only=True, gc=False):
     cpu: int = 0
     pool: int = 0
 
+    @property
+    def total(self) -> int:
+        """Count the tokens predicted to be reused, wherever from."""
+        return self.gpu + self.cpu + self.pool
+
 
 class TurnResult(Struct, frozen=True, kw_only=True):
     """One turn as its client saw it; None: not told (no such header, no usage, failed before).
 
     Times are seconds; `start_s` counts from the start of the drive. `error` is None or one of
     `connect`, `timeout`, `broken` (the answer broke off), `stream` (an error event in it),
-    `http_STATUS`. `recomputed` tokens are prompt tokens minus cached ones.
+    `garbage` (no event stream of this API), `http_STATUS`. `recomputed` tokens are prompt tokens
+    minus cached ones. `due_s` is when an open-loop workload wanted it sent: times count from
+    there, so that a late driver hides no queue (no coordinated omission), and `late_s` says by
+    how much (closed loop: how late the driver's own timers were).
     """
 
-    session_id: str
-    number: int
-    start_s: float
-    total_s: float
-    ttft_s: float | None = None
-    status: int | None = None
-    error: str | None = None
-    error_message: str | None = None
-    num_prompt_tokens: int | None = None
-    num_cached_tokens: int | None = None
-    num_output_tokens: int | None = None
-    replica: str | None = None
-    predicted: Predicted | None = None
-    policy: str | None = None
-    arm: str | None = None
-    request_id: str | None = None
-    router_ms: float | None = None
+    session_id: str  # of the workload
+    number: int  # of the turn in its session, from 0
+    start_s: float  # when it was sent, from the start of the run
+    total_s: float  # until its answer ended, from `due_s` where there is one, else `start_s`
+    ttft_s: float | None = None  # until its first token, likewise
+    status: int | None = None  # of HTTP
+    error: str | None = None  # its kind; null: none
+    error_message: str | None = None  # what the target or the network said
+    num_prompt_tokens: int | None = None  # as the target counted (`usage`)
+    num_cached_tokens: int | None = None  # of them found in a cache, as the target says
+    num_output_tokens: int | None = None  # as the target counted
+    replica: str | None = None  # `x-warmroute-replica`
+    predicted: Predicted | None = None  # `x-warmroute-cached`: gpu, cpu and pool tokens
+    policy: str | None = None  # `x-warmroute-policy`
+    arm: str | None = None  # side of an experiment, as the router says
+    request_id: str | None = None  # `x-warmroute-request-id`
+    router_ms: float | None = None  # `x-warmroute-ms`: time spent in the router
+    due_s: float | None = None  # open loop: when it was to be sent; null: closed loop
+    late_s: float = 0.0  # how late the driver was
+    tbt_mean_s: float | None = None  # time between tokens; null: fewer than two events
+    tbt_tail_s: float | None = None  # mean of its longest tenth (FAST'25 Mooncake's TBT)
+    is_warm_up: bool = False  # sent, but not to be counted
 
     @property
     def num_recomputed_tokens(self) -> int:
         """Count the prompt tokens the engine had to compute; 0 where no usage came."""
         return (self.num_prompt_tokens or 0) - (self.num_cached_tokens or 0)
+
+
+RUN_SCHEMA = "warmroute.run/1"
+
+
+class RunInfo(Struct, frozen=True, kw_only=True):
+    """What a run was; the first line of its file, the turns follow."""
+
+    schema: str = RUN_SCHEMA  # family and version of the file
+    label: str  # the arm: a policy, a target
+    target: str  # base URL, or "simulated"
+    workload: str  # its name: a file, a generator and its parameters
+    loop: str  # open | closed
+    seed: int = 0  # of what was drawn
+    round: int = 0  # of several interleaved ones
+    started_at: float = 0.0  # unix seconds; 0.0: simulated
+    is_complete: bool = True  # whether everything was sent that was asked for
+    note: str = ""  # why it is not, or what was asked to be left out
+    settings: dict[str, str | int | float | bool] = {}  # how it was sent; never a key
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One workload at one target, from a cold start; turns in order of completion."""
+
+    info: RunInfo
+    turns: tuple[TurnResult, ...]
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -83,9 +126,9 @@ def summarize(results: Iterable[TurnResult]) -> Summary:
         num_recomputed_tokens=num_recomputed_tokens,
         hit_ratio=1 - num_recomputed_tokens / num_prompt_tokens if num_prompt_tokens else 0.0,
         ttft_mean_s=_mean(ttfts),
-        ttft_p50_s=_percentile(ttfts, 0.50),
-        ttft_p90_s=_percentile(ttfts, 0.90),
-        ttft_p99_s=_percentile(ttfts, 0.99),
+        ttft_p50_s=percentile(ttfts, 0.50),
+        ttft_p90_s=percentile(ttfts, 0.90),
+        ttft_p99_s=percentile(ttfts, 0.99),
         total_mean_s=_mean([turn.total_s for turn in good]),
         span_s=max((turn.start_s + turn.total_s for turn in turns), default=0.0)
         - min((turn.start_s for turn in turns), default=0.0),
@@ -105,8 +148,8 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _percentile(ordered: list[float], share: float) -> float:
-    """Pick the nearest-rank percentile of sorted values, 0.0 of none."""
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Pick the nearest-rank percentile of sorted values; 0.0 of none."""
     if not ordered:
         return 0.0
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,10 @@
+"""`warmroute compare`: one workload at several policies or targets, in interleaved rounds.
+
+arms        what is compared; order: which arm runs when
+setting     what was asked for, kept beside the runs
+places      where runs happen: simulated, on emulated replicas, on engines, at targets
+study       goes through the rounds; display: what is seen meanwhile
+store       the directory of a comparison
+hygiene     what speaks for and against the figures
+report      figures and comparisons; words, terminal, page: how they are told
+"""

@@ -1,0 +1,119 @@
+"""What is compared: a policy with its parameters, or a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+import click
+from msgspec import Struct
+
+from policies import Policy, create
+from policies.naming import split, split_list
+from policies.registry import POLICIES
+
+
+class Arm(Struct, frozen=True, kw_only=True):
+    """One side. `policy` and `params` of a router that is started or simulated, or the `url` of
+    something that runs already.
+    """
+
+    label: str
+    policy: str | None = None
+    params: dict[str, str] = {}
+    url: str | None = None
+
+    def make_policy(self) -> Policy:
+        """Make the policy object, for the simulator."""
+        assert self.policy is not None
+        return create(self.policy, self.params)
+
+
+def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
+    """Read `NAME[:PARAM=VALUE,…],…`, as `warmroute simulate` does; `all`: every policy there is.
+
+    Raises:
+        click.BadParameter: a policy or parameter is unknown (names the nearest), or a value is
+            out of its range.
+    """
+    arms: list[Arm] = []
+    for spec in (spec for text in texts for spec in split_list(text)):
+        if spec == "all":
+            arms += [Arm(label=name, policy=name) for name in POLICIES]
+            continue
+        try:
+            name, params = split(spec)
+            create(name, params)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), param_hint="--policies") from exc
+        arms.append(Arm(label=spec, policy=name, params=params))
+    return tuple(arms)
+
+
+def parse_targets(pairs: Iterable[str]) -> tuple[Arm, ...]:
+    """Read `NAME=URL`; a URL alone is its own name.
+
+    Raises:
+        click.BadParameter: one is no http(s) base URL, or carries credentials.
+    """
+    arms = []
+    for pair in pairs:
+        name, equals, url = pair.partition("=")
+        if not equals or "://" in name:
+            name, url = pair, pair
+        arms.append(Arm(label=name.strip(), url=parse_url(url.strip(), "--target")))
+    return tuple(arms)
+
+
+def parse_url(text: str, hint: str) -> str:
+    """Bring a base URL into one form, without `/v1`.
+
+    Raises:
+        click.BadParameter: it is none.
+    """
+    from loadtest.replay.target import TargetError, base_url
+
+    try:
+        return base_url(text)
+    except TargetError as exc:
+        raise click.BadParameter(str(exc), param_hint=hint) from exc
+
+
+def settle(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ...], str]:
+    """Check that there is something to compare, and with what.
+
+    Returns:
+        The arms, and the label of the baseline: the one named, else the first.
+
+    Raises:
+        click.UsageError: fewer than two arms, two of one name, or a baseline that is none.
+    """
+    labels = [arm.label for arm in arms]
+    if len(labels) < 2:
+        named = f"only {labels[0]!r}" if labels else "none"
+        raise click.UsageError(
+            f"a comparison needs two arms or more, there is {named}"
+            ": name policies with --policies A,B or targets with --target NAME=URL (repeatable)"
+        )
+    for label in labels:
+        if labels.count(label) > 1:
+            raise click.UsageError(
+                f"two arms are called {label!r}; to see how far equal arms differ (an A/A test), "
+                "write one policy with a parameter at its default, or give targets other names"
+            )
+    if baseline is not None and baseline not in labels:
+        near = get_close_matches(baseline, labels, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise click.UsageError(
+            f"the baseline {baseline!r} is none of the arms{meant} (they are: {', '.join(labels)})"
+        )
+    return tuple(arms), baseline or labels[0]
+
+
+def serve_flags(arm: Arm) -> list[str]:
+    """Write the options of `warmroute serve` for an arm's policy."""
+    assert arm.policy is not None
+    flags = ["--policy", arm.policy]
+    for key, value in arm.params.items():
+        flags += ["--policy-param", f"{key}={value}"]
+    return flags

@@ -1,0 +1,402 @@
+"""What a careful reader would ask before believing the figures; each with its own figure.
+
+Every check is in every report: passed, warned, or why it does not apply. A warning does not
+void a comparison; it says what else could explain it. Lateness alone takes verdicts on times away
+(`blurred`), because then the driver measured itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from loadtest.compare.facts import COLD, SHARED, busy_of, late_p99_s
+from loadtest.compare.order import mean_places
+from loadtest.compare.setting import Setting
+from loadtest.results import Run, TurnResult, summarize
+from loadtest.statistics import Comparison, across, num_differing_tokens, roots, within
+
+LATE_S: Final = 0.01  # as late as a quiet driver is at its P99
+_LATE_SHARE: Final = 0.1  # of the median first-token time: less blurs nothing
+_MIN_SESSIONS: Final = 20
+_MIN_ROUNDS: Final = 2
+_COMPARED: Final = 0.99  # of the turns
+_COLD: Final = 0.05  # of a first prompt may be cached: a template's beginning
+_DRIFT: Final = 1.1  # between rounds
+_DRIFT_APART: Final = 1.3  # within a run, of one arm against another
+_STOLEN: Final = 0.02
+_BUSY: Final = 0.9
+
+Outcome = Literal["passed", "warned", "does not apply"]
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One question, its answer with a figure, and what that means."""
+
+    name: str
+    outcome: Outcome
+    figure: str
+    meaning: str = ""
+
+
+class _Case(Struct, frozen=True):
+    setting: Setting
+    runs: Sequence[Run]  # in order of time
+    comparisons: Sequence[Comparison]
+
+    @property
+    def is_live(self) -> bool:
+        return any(run.info.target != "simulated" for run in self.runs)
+
+    @property
+    def sent(self) -> list[Run]:
+        return [run for run in self.runs if run.turns]
+
+
+def check(
+    setting: Setting, runs: Sequence[Run], comparisons: Sequence[Comparison]
+) -> tuple[Check, ...]:
+    """Go through all questions; `runs` are in the order in which they ran."""
+    case = _Case(setting, runs, comparisons)
+    return tuple(asked(case) for asked in QUESTIONS.values())
+
+
+def lateness(runs: Sequence[Run]) -> str:
+    """Say why times of these runs mean little; "": they do mean something."""
+    for run in runs:
+        late_s = late_p99_s(run)
+        if late_s > _allowed_s(run):
+            return f"the driver was {_ms(late_s)} late (P99, {run.info.label})"
+    return ""
+
+
+def _completeness(case: _Case) -> Check:
+    """Warn if a run is missing or was cut short."""
+    num_done = sum(run.info.is_complete for run in case.runs)
+    wanted = max(case.setting.num_runs, len(case.runs))
+    missing = [
+        f"{run.info.label} in round {run.info.round}: {run.info.note or 'cut short'}"
+        for run in case.runs
+        if not run.info.is_complete
+    ]
+    return Check(
+        name="all runs done",
+        outcome="passed" if num_done == wanted else "warned",
+        figure=f"{num_done} of {wanted} runs complete",
+        meaning="; ".join(missing),
+    )
+
+
+def _errors(case: _Case) -> Check:
+    """Warn if a turn failed; by arm and kind."""
+    summaries = [(run, summarize(run.turns)) for run in case.runs]
+    total = sum(found.num_errors for _, found in summaries)
+    num_turns = sum(found.num_turns for _, found in summaries)
+    by_arm: dict[str, dict[str, int]] = {}
+    for run, found in summaries:
+        kinds = by_arm.setdefault(run.info.label, {})
+        for kind, count in found.errors.items():
+            kinds[kind] = kinds.get(kind, 0) + count
+    named = [
+        f"{label}: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}"
+        for label, kinds in by_arm.items()
+        if kinds
+    ]
+    return Check(
+        name="no errors",
+        outcome="warned" if total else "passed",
+        figure=f"{total} of {num_turns} turns failed",
+        meaning="; ".join(named),
+    )
+
+
+def _common_turns(case: _Case) -> Check:
+    """Warn if more than 1 % of the turns of two arms have no counterpart that succeeded."""
+    worst: tuple[float, Comparison] | None = None
+    for found in case.comparisons:
+        share = found.num_turns / (found.num_turns + found.num_left_out)
+        if found.measure == "mean TTFT" and (worst is None or share < worst[0]):
+            worst = share, found
+    if worst is None:
+        return Check(
+            name="turns in common", outcome="warned", figure="no turn succeeded in two arms"
+        )
+    share, found = worst
+    return Check(
+        name="turns in common",
+        outcome="passed" if share >= _COMPARED else "warned",
+        figure=f"{found.num_left_out} of {found.num_turns + found.num_left_out} turns of "
+        f"{found.arm} and {found.baseline} not compared",
+        meaning=""
+        if share >= _COMPARED
+        else "they failed or never came in one of the two; what is left may be the easier part",
+    )
+
+
+def _same_tokens(case: _Case) -> Check:
+    """Warn if a prompt or a reply had another length in another run."""
+    prompts, replies = num_differing_tokens([run.turns for run in case.runs])
+    meaning = ""
+    if prompts:
+        meaning = "prompts differ in length: the arms did not do the same work"
+    elif replies:
+        meaning = "replies differ in length: later prompts and whole turns are not quite the same"
+    return Check(
+        name="same tokens",
+        outcome="warned" if prompts or replies else "passed",
+        figure=f"{prompts} prompts, {replies} replies of another length in another run",
+        meaning=meaning,
+    )
+
+
+def _cold_caches(case: _Case) -> Check:
+    """Warn if more than 5 % of the prompt that was answered first in a run was found cached."""
+    warmest, where = 0.0, ""
+    for run in case.sent:
+        first = min(run.turns, key=_first_token_at_s)  # not sent: it may have been overtaken
+        share = (first.num_cached_tokens or 0) / (first.num_prompt_tokens or 1)
+        if share > warmest:
+            warmest, where = share, f" ({run.info.label}, round {run.info.round})"
+    how = sorted({str(run.info.settings[COLD]) for run in case.runs if COLD in run.info.settings})
+    return Check(
+        name="cold caches",
+        outcome="passed" if warmest <= _COLD else "warned",
+        figure=f"at most {warmest:.1%} of a run's first prompt was cached{where}",
+        meaning="; ".join(how),
+    )
+
+
+def _first_token_at_s(turn: TurnResult) -> float:
+    return turn.start_s + (math.inf if turn.ttft_s is None else turn.ttft_s)
+
+
+def _unseen_bytes(case: _Case) -> Check:
+    """Warn if two runs sent the same bytes to the same caches."""
+    name = "unseen bytes"
+    if not case.is_live:
+        return Check(name=name, outcome="does not apply", figure="simulated caches start empty")
+    shared = [run for run in case.runs if run.info.settings.get(SHARED, True)]
+    if not shared:
+        return Check(name=name, outcome="passed", figure="no cache served two runs; same bytes")
+    salts = [str(run.info.settings.get("salt", "")) for run in shared]
+    repeated = len(salts) - len(set(salts))
+    return Check(
+        name=name,
+        outcome="warned" if repeated else "passed",
+        figure=f"{len(set(salts))} salts in {len(salts)} runs that shared caches",
+        meaning="runs that sent the same bytes found what others had left" if repeated else "",
+    )
+
+
+def _on_time(case: _Case) -> Check:
+    """Warn if the driver was late at its P99 by more than 10 ms and by more than a tenth of the
+    median first-token time; then times get no verdict.
+    """
+    name = "driver on time"
+    if not case.is_live:
+        return Check(name=name, outcome="does not apply", figure="simulated")
+    late = max(case.sent, key=late_p99_s, default=None)
+    if late is None:
+        return Check(name=name, outcome="does not apply", figure="nothing was sent")
+    why = lateness(case.sent)
+    return Check(
+        name=name,
+        outcome="warned" if why else "passed",
+        figure=f"at most {_ms(late_p99_s(late))} late at the P99 of a run ({late.info.loop} loop)",
+        meaning="times are compared without a verdict; token counts hold" if why else "",
+    )
+
+
+def _drift_within(case: _Case) -> Check:
+    """Warn if median first-token times of the last third to the first third of a run are 30 %
+    apart between arms (only trends that a rank test finds at 1 %).
+    """
+    name = "drift within runs"
+    changes: dict[str, float] = {}
+    for label in case.setting.labels:
+        turns = sorted(
+            (turn for run in case.runs if run.info.label == label for turn in run.turns
+             if turn.error is None and turn.ttft_s is not None and not turn.is_warm_up),
+            key=lambda turn: turn.start_s,
+        )  # fmt: skip
+        trend = within([turn.ttft_s for turn in turns if turn.ttft_s is not None])
+        changes[label] = trend.change if trend.is_sure else 1.0
+    if not changes:
+        return Check(name=name, outcome="does not apply", figure="no turns")
+    apart = max(changes.values()) / min(changes.values())
+    figure = ", ".join(f"{label} × {change:.2f}" for label, change in changes.items())
+    return Check(
+        name=name,
+        outcome="warned" if apart > _DRIFT_APART else "passed",
+        figure=f"median TTFT, last third : first third: {figure}",
+        meaning="the arms go different ways as the run goes on (queues grow, caches warm): "
+        "a longer run would show another ratio"
+        if apart > _DRIFT_APART
+        else "",
+    )
+
+
+def _drift_between(case: _Case) -> Check:
+    """Warn if mean first-token times rise or fall by 10 % over the rounds, whatever the arm
+    (only trends that a fit finds at 1 %).
+    """
+    name = "drift between rounds"
+    means = [
+        (run.info.label, mean)
+        for run in case.runs
+        if run.info.is_complete and (mean := summarize(run.turns).ttft_mean_s) > 0
+    ]
+    rounds = {run.info.round for run in case.runs}
+    if len(rounds) < _MIN_ROUNDS:
+        return Check(name=name, outcome="does not apply", figure="a single round")
+    trend = across(means)
+    warned = trend.is_sure and not 1 / _DRIFT < trend.change < _DRIFT
+    return Check(
+        name=name,
+        outcome="warned" if warned else "passed",
+        figure=f"mean TTFT × {trend.change:.2f} from the first run to the last"
+        f"{'' if trend.is_sure else ', no more than chance'}",
+        meaning="something warmed up or wore out meanwhile; the order of the arms makes up for "
+        "what is linear of it"
+        if warned
+        else "",
+    )
+
+
+def _repetitions(case: _Case) -> Check:
+    """Warn if an arm has fewer than two complete rounds."""
+    num_rounds = min(
+        (sum(run.info.label == label and run.info.is_complete for run in case.runs)
+         for label in case.setting.labels),
+        default=0,
+    )  # fmt: skip
+    return Check(
+        name="repetitions",
+        outcome="passed" if num_rounds >= _MIN_ROUNDS else "warned",
+        figure=f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every arm",
+        meaning=""
+        if num_rounds >= _MIN_ROUNDS
+        else "how far an arm differs from itself is unknown",
+    )
+
+
+def _balance(case: _Case) -> Check:
+    """Warn if the mean places of two arms in the order differ by half a run."""
+    name = "order balanced"
+    if not case.is_live:
+        return Check(name=name, outcome="does not apply", figure="simulated runs know no order")
+    places = mean_places([run.info.label for run in case.runs])
+    apart = max(places.values()) - min(places.values()) if places else 0.0
+    return Check(
+        name=name,
+        outcome="passed" if apart < 0.5 else "warned",
+        figure=f"mean places of the arms differ by {apart:.1f} of {len(case.runs)}",
+        meaning="" if apart < 0.5 else "a drift favours some arms; an even number of rounds "
+        "balances them",
+    )  # fmt: skip
+
+
+def _sessions(case: _Case) -> Check:
+    """Warn below 20 sessions, sub-agents not counted."""
+    ids = {turn.session_id for run in case.runs for turn in run.turns}
+    num = len(set(roots(ids).values()))
+    return Check(
+        name="sessions",
+        outcome="passed" if num >= _MIN_SESSIONS else "warned",
+        figure=f"{num} sessions, sub-agents counted with their parents",
+        meaning="" if num >= _MIN_SESSIONS else "few: intervals are rough, and hang on single ones",
+    )
+
+
+def _machine(case: _Case) -> Check:
+    """Warn if CPUs here were busy for 90 % of a run, or the host stole 2 % of their time."""
+    name = "machine"
+    if not case.is_live:
+        return Check(name=name, outcome="does not apply", figure="simulated")
+    known = [busy for run in case.runs if (busy := busy_of(run)) is not None]
+    if not known:
+        return Check(name=name, outcome="does not apply", figure="not noted")
+    busiest = max(busy.busy_share for busy in known)
+    stolen = max(busy.stolen_share for busy in known)
+    load = max(busy.load_average for busy in known)
+    warned = stolen > _STOLEN or busiest > _BUSY
+    return Check(
+        name=name,
+        outcome="warned" if warned else "passed",
+        figure=f"CPUs here busy up to {busiest:.0%} of a run, stolen {stolen:.1%}, load {load:.1f}",
+        meaning="what runs on this machine had to wait for it; times hold that waiting"
+        if warned
+        else "",
+    )
+
+
+def _slo(case: _Case) -> Check:
+    """Warn if there is no SLO, and so no goodput."""
+    bounds = [
+        f"{name} ≤ {bound:g} s"
+        for name, bound in (("TTFT", case.setting.slo_ttft_s), ("TBT", case.setting.slo_tbt_s))
+        if bound is not None
+    ]
+    return Check(
+        name="SLO stated",
+        outcome="passed" if bounds else "warned",
+        figure=" and ".join(bounds) or "none",
+        meaning="" if bounds else "no goodput without one: --slo-ttft, --slo-tbt",
+    )
+
+
+def _policies(case: _Case) -> Check:
+    """Warn if an answer names another policy than its arm's."""
+    name = "policies as asked"
+    wanted = {arm.label: arm.policy for arm in case.setting.arms}
+    known = [
+        (wanted[run.info.label], turn.policy)
+        for run in case.runs
+        for turn in run.turns
+        if turn.policy is not None and wanted.get(run.info.label) is not None
+    ]
+    if not known:
+        return Check(name=name, outcome="does not apply", figure="no answer names a policy")
+    wrong = sum(asked != said for asked, said in known)
+    return Check(
+        name=name,
+        outcome="warned" if wrong else "passed",
+        figure=f"{wrong} of {len(known)} answers were by another policy than the arm's",
+    )
+
+
+QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
+    "all runs done": _completeness,
+    "no errors": _errors,
+    "turns in common": _common_turns,
+    "same tokens": _same_tokens,
+    "cold caches": _cold_caches,
+    "unseen bytes": _unseen_bytes,
+    "driver on time": _on_time,
+    "drift within runs": _drift_within,
+    "drift between rounds": _drift_between,
+    "repetitions": _repetitions,
+    "order balanced": _balance,
+    "sessions": _sessions,
+    "machine": _machine,
+    "SLO stated": _slo,
+    "policies as asked": _policies,
+}
+"""Check to the function that makes it; its docstring says when it warns."""
+
+
+def _allowed_s(run: Run) -> float:
+    times = sorted(_ttfts(run))
+    median = times[len(times) // 2] if times else 0.0
+    return max(LATE_S, _LATE_SHARE * median)
+
+
+def _ttfts(run: Run) -> Iterator[float]:
+    return (turn.ttft_s for turn in run.turns if turn.ttft_s is not None)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms"

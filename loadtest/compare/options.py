@@ -1,0 +1,221 @@
+"""What can be asked for, beside the workload; and where each option means something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from loadtest.compare.setting import Place
+from loadtest.emulator.time_model import PRESETS
+from loadtest.replay.cli import Header, WarmUp
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COUNT: Final = click.IntRange(min=1)
+_POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
+_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+
+_COMPARISON: Final = (
+    click.option(
+        "--policies",
+        multiple=True,
+        metavar="A,B,…|all",
+        help="Arms: policies, each as NAME or NAME:PARAM=VALUE,…; repeatable.",
+    ),
+    click.option(
+        "--target",
+        "targets",
+        multiple=True,
+        metavar="NAME=URL",
+        help="An arm: a base URL of anything that speaks OpenAI's API; repeatable.",
+    ),
+    click.option("--simulate", is_flag=True, help="Simulate the fleet: no process, no waiting."),
+    click.option(
+        "--replica",
+        "replica_texts",
+        multiple=True,
+        metavar="URL",
+        help="An engine that runs already, for policies to route to; repeatable. Without it and "
+        "without --simulate, emulated replicas are started.",
+    ),
+    click.option(
+        "--baseline",
+        metavar="ARM",
+        help="What the others are held against.  [default: the first]",
+    ),
+    click.option(
+        "--rounds", type=_COUNT, default=4, help="Of all arms; an even number balances the order."
+    ),
+    click.option(
+        "--slo-ttft", type=_POSITIVE, metavar="S", help="For goodput: first token within."
+    ),
+    click.option(
+        "--slo-tbt",
+        type=_POSITIVE,
+        metavar="S",
+        help="For goodput: time between tokens within, in the mean of a turn.",
+    ),
+    click.option("--out", type=_DIRECTORY, help="Keep runs, report.html and report.json there."),
+    click.option(
+        "--from",
+        "source",
+        type=_DIRECTORY,
+        help="Run nothing: report again what is in a directory that was --out, whole or not.",
+    ),
+)
+
+_FLEET: Final = (
+    click.option("--replicas", type=_COUNT, help="Modelled fleets: how many.  [default: 3]"),
+    click.option(
+        "--blocks",
+        type=_COUNT,
+        help="Modelled fleets: one replica's cache; simulated blocks are the workload's, emulated "
+        "ones of 16 tokens.  [default: 3M tokens simulated; emulated, together half of what the "
+        "sessions write]",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(list(PRESETS)),
+        default="h100x4-70b",
+        help="Modelled fleets: GPU and model.",
+    ),
+    click.option(
+        "--pool-speed",
+        type=_POSITIVE,
+        metavar="K",
+        help="Modelled fleets: a shared pool; reading a token takes 1/K of the time to prefill it.",
+    ),
+    click.option(
+        "--load",
+        type=_POSITIVE,
+        default=0.9,
+        help="Simulated: offered work over what the fleet could do without any cache.",
+    ),
+    click.option(
+        "--own-pace", is_flag=True, help="Simulated: the workload's own arrival times instead."
+    ),
+    click.option(
+        "--speed",
+        type=_POSITIVE,
+        default=1.0,
+        help="Emulated: clock of engines, arrivals and waits; SLOs stay on the wall's.",
+    ),
+    click.option("--mooncake", metavar="URL", help="Engines: HTTP address of their pool's master."),
+)
+
+_SENDING: Final = (
+    click.option(
+        "--loop",
+        type=click.Choice(["auto", "open", "closed"]),
+        default="auto",
+        help="Live: turns at their arrival times, or after those before them; auto: closed if any "
+        "waits for another.",
+    ),
+    click.option(
+        "--request-rate", type=_POSITIVE, help="Live, open loop: requests a second on average."
+    ),
+    click.option("--load-factor", type=_POSITIVE, help="Live: times as fast as the workload."),
+    click.option("--concurrency", type=_COUNT, help="Live, closed loop: sessions at once."),
+    click.option("--max-tokens", type=_COUNT, help="Live: no more tokens a reply than that."),
+    click.option(
+        "--session-header",
+        default="x-session-id",
+        metavar="NAME",
+        help="Live: carries the session id; '': none is sent.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=_POSITIVE,
+        default=300.0,
+        metavar="S",
+        help="Live: give a turn up after such a silence.",
+    ),
+    click.option(
+        "--warm-up",
+        type=WarmUp(),
+        default="0",
+        help="Live: do not count the first turns (20) or seconds (30s) of every run.",
+    ),
+    click.option("--model", help="Given engines and targets: which one.  [default: the only one]"),
+    click.option(
+        "--salt",
+        default="",
+        help="Given engines and targets: any text, to make the bytes of this comparison its own. "
+        "Say another one to repeat it where caches are warm.",
+    ),
+    click.option(
+        "--header",
+        "headers",
+        type=Header(),
+        multiple=True,
+        help="Given engines and targets: sent with every request; repeatable.",
+    ),
+    click.option(
+        "--api-key-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Given engines and targets: file with the API key.  [default: OPENAI_API_KEY, if set]",
+    ),
+)
+
+_MODELLED: Final = frozenset[Place]({"simulated", "emulated"})
+_LIVE: Final = frozenset[Place]({"emulated", "engines", "targets"})
+_GIVEN: Final = frozenset[Place]({"engines", "targets"})
+
+ONLY: Final[dict[str, frozenset[Place]]] = {
+    **dict.fromkeys(("replicas", "blocks", "engine", "pool_speed"), _MODELLED),
+    **dict.fromkeys(("load", "own_pace"), frozenset[Place]({"simulated"})),
+    "speed": frozenset({"emulated"}),
+    "mooncake": frozenset({"engines"}),
+    **dict.fromkeys(
+        ("loop", "load_factor", "request_rate", "concurrency", "max_tokens", "session_header",
+         "timeout_s", "warm_up"),
+        _LIVE,
+    ),
+    **dict.fromkeys(("model", "headers", "api_key_file", "salt"), _GIVEN),
+}  # fmt: skip
+"""Options that mean something in some places only; elsewhere they are refused."""
+
+
+def compare_options(command: F) -> F:
+    """Add all options but the workload's to a click command."""
+    for option in reversed((*_COMPARISON, *_FLEET, *_SENDING)):
+        command = option(command)
+    return command
+
+
+def refuse_elsewhere(ctx: click.Context, place: Place) -> None:
+    """Refuse options that would be ignored in a place.
+
+    Raises:
+        click.UsageError: one was given; names the places where it means something.
+    """
+    for name, places in ONLY.items():
+        if _is_given(ctx, name) and place not in places:
+            known = ", ".join(sorted(places))
+            raise click.UsageError(
+                f"{_flag(ctx, name)} means nothing for {place} runs, only for: {known}"
+            )
+
+
+def refuse_with_from(ctx: click.Context) -> None:
+    """Refuse whatever `--from` would ignore.
+
+    Raises:
+        click.UsageError: something was given beside it that is for runs.
+    """
+    for name in ctx.params:
+        if _is_given(ctx, name) and name not in {"source", "baseline", "slo_ttft", "slo_tbt"}:
+            raise click.UsageError(f"--from runs nothing: {_flag(ctx, name)} does not go with it")
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
+
+
+def _flag(ctx: click.Context, name: str) -> str:
+    return next(param.opts[0] for param in ctx.command.params if param.name == name)

@@ -1,0 +1,205 @@
+"""A report as one HTML file: the answer, the doubts, pictures, every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from loadtest import pictures
+from loadtest.compare import words
+from loadtest.compare.hygiene import Outcome
+from loadtest.compare.report import Report, turns_by_arm
+from loadtest.compare.terminal import spread
+from loadtest.pages import Figure, Note, Page, Section, Table, Tone
+from loadtest.results import Run
+from loadtest.statistics import Comparison
+
+Part = Note | Table | Figure
+
+_TONES: Final[dict[Outcome, Tone]] = {
+    "passed": "good",
+    "warned": "warning",
+    "does not apply": "soft",
+}
+
+
+def make_page(report: Report, runs: Sequence[Run]) -> Page:
+    """Lay the report out; without matplotlib it says so in the place of pictures."""
+    setting = report.setting
+    return Page(
+        title=f"Comparison: {', '.join(setting.labels)}",
+        lead=words.lead(report),
+        sections=(
+            Section(title="Differences", parts=tuple(_differences(report))),
+            Section(title="The arms", parts=tuple(_arms(report, runs))),
+            Section(title="Can it be believed?", parts=tuple(_belief(report))),
+            Section(title="What was run", parts=tuple(map(_plain, words.describe(report)))),
+            Section(title="What this cannot say", parts=tuple(map(_plain, words.limits(report)))),
+        ),
+        footer=(
+            f"warmroute {report.machine.warmroute}, Python {report.machine.python} on "
+            f"{report.machine.system}, {report.machine.num_cpus} CPUs. Made again from the run "
+            "files with: warmroute compare --from DIR"
+        ),
+    )
+
+
+def _belief(report: Report) -> Iterable[Part]:
+    yield Table(
+        head=("check", "", "figure", "what it means"),
+        tones=tuple(_TONES[check.outcome] for check in report.checks),
+        toned=1,
+        rows=tuple(
+            (check.name, check.outcome, check.figure, check.meaning) for check in report.checks
+        ),
+    )
+
+
+def _differences(report: Report) -> Iterable[Part]:
+    for text in words.doubts(report):
+        yield Note(text=text, kind="warning")
+    if report.is_complete and all(check.outcome != "warned" for check in report.checks):
+        yield Note(text="Every check passed.", kind="good")
+    for text in words.paragraphs(report):
+        yield Note(text=text)
+    yield from _picture(
+        lambda: pictures.forest(report.comparisons, report.setting.labels),
+        alt="Each measure of each arm as a ratio to the baseline, with its interval",
+        caption="Full marks are differences; hollow ones are within the spread, grey ones have "
+        "no verdict.",
+        absent="No two arms have turns in common: there is nothing to compare.",
+    )
+    yield Table(
+        head=("measure", "arm", report.setting.baseline, "arm's", "effect", "95 %",
+              "rounds", "turns", "sessions", "verdict"),
+        rows=tuple(
+            _row(found, before)
+            for before, found in pairwise((None, *report.comparisons))
+            if found is not None
+        ),
+        numeric=(2, 3, 4, 5, 6, 7, 8),
+        tones=tuple(_tone(found) for found in report.comparisons),
+        toned=9,
+        caption="Over the turns that succeeded in both. Means are compared by their ratio, "
+        "percentiles by their difference.",
+    )  # fmt: skip
+
+
+def _tone(found: Comparison) -> Tone:
+    if found.is_better is None:
+        return "soft"
+    return "good" if found.is_better else "bad"
+
+
+def _row(found: Comparison, before: Comparison | None) -> tuple[str, ...]:
+    is_first = before is None or before.measure != found.measure
+    return (
+        found.measure if is_first else "",
+        found.arm,
+        words.value(found.unit, found.theirs),
+        words.value(found.unit, found.ours),
+        words.effect(found),
+        words.bounds(found),
+        words.round_range(found) if len(found.rounds) > 1 else "-",
+        f"{found.num_turns:,}",
+        f"{found.num_clusters:,}",
+        "no verdict" if found.verdict == "blurred" else found.verdict,
+    )
+
+
+def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
+    arms = turns_by_arm(report.setting, runs)
+    yield from _picture(
+        lambda: pictures.first_tokens(arms),
+        alt="Distribution of first-token times of each arm",
+        caption="First-token times; faint lines are single rounds.",
+        absent="No turn has a first-token time.",
+    )
+    yield from _picture(
+        lambda: pictures.over_time(arms),
+        alt="Rolling median and P90 of first-token times over a run",
+        caption="First-token times over a run, all rounds together; each point is a tenth of it.",
+        absent="Too few turns to show first-token times over time.",
+    )
+    yield from _picture(
+        lambda: pictures.origins(arms),
+        alt="Prompt tokens per turn by where they came from",
+        caption="Where prompt tokens came from: how many were cached is the engines' word, in "
+        "which tier the router's.",
+        absent="No engine told how many tokens were cached.",
+    )
+    yield from _picture(
+        lambda: pictures.load(arms),
+        alt="Requests in flight at each replica over time",
+        caption="Requests in flight per replica, in each arm's first whole round; beside the name "
+        "how the replica that computed most compares with the mean.",
+        absent="Answers do not name the replica they came from: load per replica is not known.",
+    )
+    yield Table(
+        head=("arm", "turns", "failed", "mean TTFT", "over rounds", "P50", "P90", "P99", "mean TBT",
+              "mean turn", "hit", "recomputed / turn", "predicted exactly", "busiest : mean",
+              "within SLO", "good / s"),
+        rows=tuple(
+            (
+                arm.label,
+                f"{arm.whole.num_turns:,}",
+                f"{arm.whole.num_errors:,}",
+                words.value("s", arm.whole.ttft_mean_s),
+                spread(arm),
+                words.value("s", arm.whole.ttft_p50_s),
+                words.value("s", arm.whole.ttft_p90_s),
+                words.value("s", arm.whole.ttft_p99_s),
+                words.value("s", arm.tbt_mean_s),
+                words.value("s", arm.whole.total_mean_s),
+                words.value("share", words.hit_ratio(arm)),
+                f"{arm.origin.recomputed / arm.origin.num_turns:,.0f}"
+                if arm.origin.num_turns else "-",
+                words.value("share", arm.prediction_exact_ratio),
+                "-" if arm.imbalance is None else f"{arm.imbalance:.2f}",
+                words.value("share", arm.good_share),
+                "-" if arm.good_per_s is None else f"{arm.good_per_s:.2f}",
+            )
+            for arm in report.arms
+        ),
+        numeric=tuple(range(1, 16)),
+        caption="Over all turns that succeeded in the arm, whatever became of them in others.",
+    )  # fmt: skip
+    yield _rounds(report)
+
+
+def _rounds(report: Report) -> Table:
+    return Table(
+        head=("round", "arm", "turns", "failed", "mean TTFT", "P90", "hit", "note"),
+        rows=tuple(
+            (
+                str(one.round),
+                arm.label,
+                f"{one.summary.num_turns:,}",
+                f"{one.summary.num_errors:,}",
+                words.value("s", one.summary.ttft_mean_s),
+                words.value("s", one.summary.ttft_p90_s),
+                f"{one.summary.hit_ratio:.1%}",
+                one.note,
+            )
+            for arm in report.arms
+            for one in arm.rounds
+        ),
+        numeric=(2, 3, 4, 5, 6),
+        caption="Every run.",
+    )
+
+
+def _picture(
+    make: Callable[[], bytes | None], *, alt: str, caption: str, absent: str
+) -> Iterable[Part]:
+    try:
+        svg = make()
+    except pictures.NoMatplotlib as error:
+        yield Note(text=str(error), kind="warning")
+        return
+    yield Note(text=absent) if svg is None else Figure(svg=svg, alt=alt, caption=caption)
+
+
+def _plain(text: str) -> Note:
+    return Note(text=text)

@@ -1,0 +1,218 @@
+"""The figures of a comparison, from its setting and its runs; `report.json` is this.
+
+`schema` changes when a field changes its meaning; readers ignore fields they do not know.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from loadtest.compare.hygiene import Check, check, lateness
+from loadtest.compare.setting import Setting
+from loadtest.pictures import Origin, origin
+from loadtest.pictures.load import imbalance
+from loadtest.results import Run, Summary, TurnResult, summarize
+from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, is_good, within_slo
+
+REPORT_SCHEMA: Final = "warmroute.compare/1"
+
+
+class RoundFigures(Struct, frozen=True, kw_only=True):
+    """One run; figures are over all its turns that succeeded, in common or not."""
+
+    round: int
+    is_complete: bool
+    note: str
+    summary: Summary
+
+
+class ArmFigures(Struct, frozen=True, kw_only=True):
+    """One arm over all its runs.
+
+    `good_share` of the turns kept the SLO, `good_per_s` did so in a second of a run; None: no
+    SLO was stated. `prediction_exact_ratio`: turns whose cached tokens the router predicted to
+    the token; None: it predicted none. `imbalance`: the busiest replica's computed tokens to the
+    mean of all, on average over runs; None: answers do not name replicas.
+    """
+
+    label: str
+    rounds: tuple[RoundFigures, ...]
+    whole: Summary
+    tbt_mean_s: float | None
+    origin: Origin
+    good_share: float | None
+    good_per_s: float | None
+    prediction_exact_ratio: float | None
+    imbalance: float | None
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """What the report was made on."""
+
+    num_cpus: int
+    python: str
+    system: str
+    warmroute: str
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Everything that can be said about a comparison. `note`: why it is not whole."""
+
+    schema: str = REPORT_SCHEMA
+    setting: Setting
+    is_complete: bool
+    note: str
+    arms: tuple[ArmFigures, ...]
+    comparisons: tuple[Comparison, ...]
+    checks: tuple[Check, ...]
+    machine: Machine
+
+    @property
+    def num_errors(self) -> int:
+        """Count the turns that failed, in all arms."""
+        return sum(arm.whole.num_errors for arm in self.arms)
+
+
+def make_report(
+    setting: Setting, runs: Sequence[Run], *, note: str = "", seed: int | None = None
+) -> Report:
+    """Compare every arm with the baseline and look for what speaks against it.
+
+    Args:
+        runs: In the order in which they ran; fewer than were planned will do.
+        note: Why the comparison ended early; "": it did not.
+        seed: Of the intervals; None: the comparison's own.
+    """
+    seed = setting.seed if seed is None else seed
+    comparisons = tuple(
+        found
+        for label in setting.labels
+        if label != setting.baseline
+        for measure in _measures(setting)
+        if (found := _compare(measure, label, setting.baseline, runs, seed)) is not None
+    )
+    order = {measure.name: place for place, measure in enumerate(_measures(setting))}
+    comparisons = tuple(sorted(comparisons, key=lambda found: order[found.measure]))
+    cut = [run for run in runs if not run.info.is_complete]
+    missing = setting.num_runs - len(runs)
+    return Report(
+        setting=setting,
+        is_complete=not (note or cut or missing > 0),
+        note=note or _what_is_missing(cut, missing),
+        arms=tuple(_arm(setting, label, runs) for label in setting.labels),
+        comparisons=comparisons,
+        checks=check(setting, runs, comparisons),
+        machine=Machine(
+            num_cpus=os.cpu_count() or 1,
+            python=platform.python_version(),
+            system=platform.system(),
+            warmroute=version("warmroute"),
+        ),
+    )
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write `report.json`."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
+def turns_by_arm(setting: Setting, runs: Sequence[Run]) -> dict[str, list[Sequence[TurnResult]]]:
+    """Sort the runs' turns by arm, for pictures; complete runs first, then in order of time."""
+    ordered = sorted(runs, key=lambda run: not run.info.is_complete)
+    return {
+        label: [run.turns for run in ordered if run.info.label == label] for label in setting.labels
+    }
+
+
+def _measures(setting: Setting) -> list[Measure]:
+    measures = list(MEASURES.values())
+    if setting.slo_ttft_s is not None or setting.slo_tbt_s is not None:
+        measures.append(within_slo(setting.slo_ttft_s, setting.slo_tbt_s))
+    return measures
+
+
+def _compare(
+    measure: Measure, label: str, baseline: str, runs: Sequence[Run], seed: int
+) -> Comparison | None:
+    by_key = {(run.info.label, run.info.round): run for run in runs}
+    numbers = sorted({run.info.round for run in runs})
+    both = [
+        (by_key[label, number], by_key[baseline, number])
+        for number in numbers
+        if (label, number) in by_key and (baseline, number) in by_key
+    ]
+    return compare(
+        measure,
+        label,
+        baseline,
+        [
+            Round(
+                ours=ours.turns,
+                theirs=theirs.turns,
+                is_complete=ours.info.is_complete and theirs.info.is_complete,
+            )
+            for ours, theirs in both
+        ],
+        blurred=_blur(measure, both),
+        seed=seed,
+    )
+
+
+def _blur(measure: Measure, both: Sequence[tuple[Run, Run]]) -> str:
+    """Say why there can be no verdict; "": there can."""
+    if len(both) < 2:
+        return "a single round: how far an arm differs from itself is unknown"
+    return lateness([run for pair in both for run in pair]) if measure.is_time else ""
+
+
+def _arm(setting: Setting, label: str, runs: Sequence[Run]) -> ArmFigures:
+    mine = [run for run in runs if run.info.label == label]
+    counted = [[turn for turn in run.turns if not turn.is_warm_up] for run in mine]
+    turns = [turn for part in counted for turn in part]
+    summaries = [summarize(part) for part in counted]
+    tbts = [turn.tbt_mean_s for turn in turns if turn.error is None and turn.tbt_mean_s is not None]
+    predicted = [turn for turn in turns if turn.error is None and turn.predicted is not None]
+    exact = [t for t in predicted if t.predicted and t.predicted.total == t.num_cached_tokens]
+    balances = [
+        imbalance(part) for part in counted if any(turn.replica is not None for turn in part)
+    ]
+    good = None
+    if setting.slo_ttft_s is not None or setting.slo_tbt_s is not None:
+        good = sum(is_good(turn, setting.slo_ttft_s, setting.slo_tbt_s) for turn in turns)
+    span_s = sum(summary.span_s for summary in summaries)
+    return ArmFigures(
+        label=label,
+        rounds=tuple(
+            RoundFigures(
+                round=run.info.round,
+                is_complete=run.info.is_complete,
+                note=run.info.note,
+                summary=summary,
+            )
+            for run, summary in zip(mine, summaries, strict=True)
+        ),
+        whole=msgspec.structs.replace(summarize(turns), span_s=span_s),
+        tbt_mean_s=sum(tbts) / len(tbts) if tbts else None,
+        origin=origin(turns),
+        good_share=None if good is None or not turns else good / len(turns),
+        good_per_s=None if good is None or not span_s else good / span_s,
+        prediction_exact_ratio=len(exact) / len(predicted) if predicted else None,
+        imbalance=sum(balances) / len(balances) if balances else None,
+    )
+
+
+def _what_is_missing(cut: Sequence[Run], missing: int) -> str:
+    parts = [
+        f"{run.info.label}, round {run.info.round}: {run.info.note or 'cut short'}" for run in cut
+    ]
+    if missing > 0:
+        parts.append(f"{missing} run{'s' if missing > 1 else ''} never began")
+    return "; ".join(parts)

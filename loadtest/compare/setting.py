@@ -1,0 +1,47 @@
+"""What was asked for; kept as `compare.json` beside the run files."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from loadtest.compare.arms import Arm
+
+SETTING_SCHEMA: Final = "warmroute.compare-setting/1"
+
+Place = Literal["simulated", "emulated", "engines", "targets", "files"]
+
+PLACES: Final[dict[Place, str]] = {
+    "simulated": "simulated",
+    "emulated": "live, on emulated replicas that were started anew for every run",
+    "engines": "live, on given engines behind a router that was started anew for every run",
+    "targets": "live, at given base URLs",
+    "files": "from run files made elsewhere",
+}
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """A comparison as asked for. `order` has the arms' labels, shape (num_rounds, num_arms)."""
+
+    schema: str = SETTING_SCHEMA
+    place: Place
+    arms: tuple[Arm, ...]
+    baseline: str
+    order: tuple[tuple[str, ...], ...]
+    workload: str
+    num_turns: int | None = None  # of one run; None: run files do not say
+    seed: int = 0
+    slo_ttft_s: float | None = None
+    slo_tbt_s: float | None = None
+    details: dict[str, str | int | float | bool] = {}  # of the place: replicas, clock, …
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Name the arms, in the order in which they were given."""
+        return tuple(arm.label for arm in self.arms)
+
+    @property
+    def num_runs(self) -> int:
+        """Count the runs that were to be made."""
+        return sum(len(labels) for labels in self.order)

@@ -1,0 +1,158 @@
+"""The directory of a comparison: the setting, a file per run, and the reports made of them.
+
+compare.json                       what was asked for (Setting)
+runs/ROUND-PLACE-ARM.jsonl         each run, as `warmroute replay` writes it
+report.html, report.json           made from those; `--from` makes them again
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from loadtest.compare.arms import Arm
+from loadtest.compare.setting import SETTING_SCHEMA, Setting
+from loadtest.results import Run
+
+SETTING_FILE: Final = "compare.json"
+RUNS: Final = "runs"
+
+
+class StoreError(ValueError):
+    """The directory cannot be used; the message names the file and what is wrong with it."""
+
+
+def prepare(out: Path, setting: Setting) -> None:
+    """Make the directory and keep the setting in it.
+
+    Raises:
+        StoreError: there is a comparison in it already, or it cannot be written.
+    """
+    try:
+        (out / RUNS).mkdir(parents=True, exist_ok=True)
+        if (out / SETTING_FILE).exists() or any((out / RUNS).iterdir()):
+            raise StoreError(
+                f"{out} holds a comparison already; choose another --out, or remove it "
+                f"(`--from {out}` makes its report again)"
+            )
+        (out / SETTING_FILE).write_bytes(_pretty(setting))
+    except OSError as exc:
+        raise StoreError(f"{out}: {exc.strerror or exc}") from exc
+
+
+def run_path(out: Path, run: Run) -> Path:
+    """Name the file of a run."""
+    name = re.sub(r"[^\w.=-]+", "_", run.info.label)[:80]
+    position = run.info.settings.get("position", 0)
+    return out / RUNS / f"{run.info.round:02}-{position:03}-{name}.jsonl"
+
+
+def save_run(out: Path, run: Run) -> None:
+    """Write a run, as soon as it is done."""
+    from loadtest.replay import write_run
+
+    write_run(run_path(out, run), run)
+
+
+def load(out: Path, *, baseline: str | None = None) -> tuple[Setting, list[Run]]:
+    """Read a comparison back, whole or not; runs in the order in which they ran.
+
+    A directory with run files alone (made by `warmroute replay`, say) will do: labels name the
+    arms, rounds the rounds.
+
+    Raises:
+        StoreError: there is nothing to read, a file is none of ours or of another version, or
+            runs are of several workloads.
+    """
+    from loadtest.replay import RunFileError, read_run
+
+    if not out.is_dir():
+        raise StoreError(f"{out} is no directory; --from takes what --out was")
+    setting = _read_setting(out / SETTING_FILE)
+    paths = sorted({*(out / RUNS).glob("*.jsonl"), *out.glob("*.jsonl")})
+    if not paths:
+        raise StoreError(f"{out}: no run file (*.jsonl) in it, nor in {RUNS}/")
+    runs = []
+    for path in paths:
+        try:
+            runs.append(read_run(path))
+        except (RunFileError, OSError) as exc:
+            raise StoreError(str(exc)) from exc
+    _check_same_workload(paths, runs, setting)
+    runs.sort(key=_moment)
+    return setting or _derive(runs, baseline), runs
+
+
+def _read_setting(path: Path) -> Setting | None:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise StoreError(f"{path}: {exc.strerror or exc}") from exc
+    try:
+        schema = msgspec.json.decode(text, type=_Version).schema
+        if schema != SETTING_SCHEMA:
+            raise StoreError(
+                f"{path}, schema: {schema!r} is another version; this one reads {SETTING_SCHEMA!r}"
+            )
+        return msgspec.json.decode(text, type=Setting)
+    except msgspec.DecodeError as exc:
+        raise StoreError(f"{path}: {exc}") from exc
+
+
+def _check_same_workload(
+    paths: Sequence[Path], runs: Sequence[Run], setting: Setting | None
+) -> None:
+    wanted = setting.workload if setting else runs[0].info.workload
+    for path, run in zip(paths, runs, strict=True):
+        if run.info.workload != wanted:
+            whose = "of this comparison" if setting else f"of {paths[0].name}"
+            raise StoreError(
+                f"{path}, line 1, workload: {run.info.workload!r} is not that {whose} "
+                f"({wanted!r}); only runs of the same workload can be compared"
+            )
+        if setting and run.info.label not in setting.labels:
+            raise StoreError(
+                f"{path}, line 1, label: {run.info.label!r} is no arm of this comparison "
+                f"(they are: {', '.join(setting.labels)})"
+            )
+    seen: dict[tuple[str, int], Path] = {}
+    for path, run in zip(paths, runs, strict=True):
+        first = seen.setdefault((run.info.label, run.info.round), path)
+        if first != path:
+            raise StoreError(
+                f"{path}: {run.info.label!r} in round {run.info.round} is in {first.name} already"
+            )
+
+
+def _derive(runs: Sequence[Run], baseline: str | None) -> Setting:
+    """Make a setting from run files alone: what ran is what was to run."""
+    labels = list(dict.fromkeys(run.info.label for run in runs))
+    by_round: dict[int, list[str]] = {}
+    for run in runs:
+        by_round.setdefault(run.info.round, []).append(run.info.label)
+    return Setting(
+        place="files",
+        arms=tuple(Arm(label=label) for label in labels),
+        baseline=baseline if baseline in labels else labels[0],
+        order=tuple(tuple(by_round[number]) for number in sorted(by_round)),
+        workload=runs[0].info.workload,
+        seed=runs[0].info.seed,
+    )
+
+
+def _moment(run: Run) -> tuple[int, int, float]:
+    return run.info.round, int(run.info.settings.get("position", 0)), run.info.started_at
+
+
+def _pretty(value: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+class _Version(msgspec.Struct):
+    schema: str

@@ -1,0 +1,195 @@
+"""One look for all pictures: colours, type, grid, labels, and the way to SVG.
+
+Colours are Okabe and Ito's, told apart by every kind of colour vision; yellow is left out (too
+faint for a line). Where there are more arms than colours, strokes are broken. A policy has the
+same colour in every picture.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from loadtest.results import TurnResult
+
+Rounds = Mapping[str, Sequence[Sequence[TurnResult]]]
+"""Arm to the turns of each of its rounds."""
+
+INK: Final = "#1b1f24"
+SOFT: Final = "#59636e"
+GRID: Final = "#d5dae0"
+
+_GREEN, _ORANGE, _BLUE, _RED = "#009E73", "#E69F00", "#0072B2", "#D55E00"
+_SKY, _PINK, _GREY, _BLACK = "#56B4E9", "#CC79A7", "#8A8A8A", "#000000"
+_COLOURS: Final = (_GREEN, _BLUE, _ORANGE, _RED, _SKY, _PINK, _GREY, _BLACK)
+_COARSE: Final = (1.0, 2.0, 5.0)
+_STROKES: Final = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+_OF_POLICIES: Final = {
+    "kv_aware": _GREEN,
+    "least_loaded": _SKY,
+    "session_sticky": _ORANGE,
+    "round_robin": _GREY,
+    "session_hash": _RED,
+    "prefix_hash": _PINK,
+    "min_ttft": _BLUE,
+    "mooncake": _BLACK,
+}
+
+_STYLE: Final[dict[Any, Any]] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": SOFT,
+    "axes.labelsize": 9,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.edgecolor": SOFT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "lines.linewidth": 2.0,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "svg.fonttype": "path",  # the reader's machine may lack the font
+    "svg.hashsalt": "warmroute",  # same figures, same bytes
+}
+
+
+class NoMatplotlib(Exception):
+    """There is no matplotlib here; the message says how to get it."""
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """How an arm's lines look: matplotlib's colour and line style."""
+
+    colour: str
+    stroke: Any = "-"
+
+    @property
+    def ink(self) -> str:
+        """The colour for type: darker, for thin strokes on white are hard to read."""
+        parts = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
+        return "#" + "".join(f"{round(part * 0.72):02x}" for part in parts)
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Give every arm a look of its own; known policies keep their colour in every picture."""
+    wanted = list(dict.fromkeys(labels))
+    found = {name: Look(colour=_OF_POLICIES[name]) for name in wanted if name in _OF_POLICIES}
+    taken = {look.colour for look in found.values()}
+    free: list[tuple[str, Any]] = [(colour, "-") for colour in _COLOURS if colour not in taken]
+    free += [(colour, stroke) for stroke in _STROKES[1:] for colour in _COLOURS]
+    rest = [name for name in wanted if name not in found]
+    for number, name in enumerate(rest):
+        colour, stroke = free[number % len(free)]
+        found[name] = Look(colour=colour, stroke=stroke)
+    return {name: found[name] for name in wanted}
+
+
+def draw(
+    paint: Callable[[Any], None], *, width: float = 9.0, height: float = 4.0, kind: str = "svg"
+) -> bytes:
+    """Make a picture: `paint` gets an empty figure of that many inches.
+
+    Raises:
+        NoMatplotlib: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as exc:
+        raise NoMatplotlib("no pictures: pip install 'warmroute[plots]' for matplotlib") from exc
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
+        paint(figure)
+        written = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(written, format=kind, metadata=metadata)
+    return written.getvalue()
+
+
+def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:
+    """Name lines at their right ends: (text, x, y, colour); names do not cover each other.
+
+    The axis has its final limits and size. Names stand right of it, in the order of the ends.
+    """
+    if not ends:
+        return
+    to_share = axis.transAxes.inverted()
+    heights = [to_share.transform(axis.transData.transform((x, y)))[1] for _, x, y, _ in ends]
+    size = axis.get_figure().get_size_inches()[1] * 72
+    box = axis.get_position().height or 1.0
+    gap = 13.0 / (size * box)
+    order = sorted(range(len(ends)), key=heights.__getitem__)
+    spread = _apart([heights[i] for i in order], gap)
+    for place, number in zip(spread, order, strict=True):
+        text, x, y, colour = ends[number]
+        axis.annotate(
+            text,
+            xy=(x, y),
+            xytext=(1.02, place),
+            xycoords="data",
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            fontsize=9,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "ls": ":", "shrinkB": 2},
+        )
+
+
+def readable_ticks(axis: Any, *, which: str = "x") -> None:
+    """Write a logarithmic axis in plain numbers: at 1, 2 and 5, closer within one decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    of = axis.xaxis if which == "x" else axis.yaxis
+    low, high = of.get_view_interval()
+    near = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+    of.set_major_locator(LogLocator(subs=near if high < 6 * low else _COARSE, numticks=15))
+    of.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    of.set_minor_formatter(NullFormatter())
+    of.set_tick_params(which="minor", length=0)
+
+
+def time_unit(values_s: Iterable[float]) -> tuple[float, str]:
+    """Choose milliseconds or seconds for what is drawn: factor and name."""
+    return (1.0, "s") if max(values_s, default=0.0) >= 20.0 else (1e3, "ms")
+
+
+def number(value: float) -> str:
+    """Write three digits that count, never a power of ten: 1,120, 87.3, 0.412."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def ttfts(turns: Iterable[TurnResult]) -> list[float]:
+    """List the first-token times that count, in seconds."""
+    return [turn.ttft_s for turn in counted(turns) if turn.ttft_s is not None]
+
+
+def counted(turns: Iterable[TurnResult]) -> list[TurnResult]:
+    """Leave out what failed and what was sent to warm up."""
+    return [turn for turn in turns if turn.error is None and not turn.is_warm_up]
+
+
+def _apart(places: list[float], gap: float) -> list[float]:
+    """Push sorted places apart to at least `gap`, around where they were."""
+    apart = list(places)
+    for index in range(1, len(apart)):
+        apart[index] = max(apart[index], apart[index - 1] + gap)
+    shift = sum(apart) / len(apart) - sum(places) / len(places)
+    low = min(0.0, places[0])
+    return [place - min(shift, max(0.0, apart[0] - low)) for place in apart]

@@ -1,0 +1,72 @@
+"""What is measured of a turn, and what of many turns is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from loadtest.results import TurnResult
+
+Unit = Literal["s", "tokens", "share"]
+
+
+class Measure(Struct, frozen=True, kw_only=True):
+    """One figure of an arm.
+
+    `value` is a turn's part in it; None: the turn does not tell, and is left out with its pair.
+    `percentile`, in (0, 1): compare that one; None: the mean. With `counts_failures` a turn that
+    failed, or never came because an earlier one had failed, has a value too.
+    """
+
+    name: str
+    unit: Unit
+    value: Callable[[TurnResult], float | None]
+    percentile: float | None = None
+    better: Literal["less", "more"] = "less"
+    is_time: bool = True  # means nothing where the driver was late or the machine busy
+    counts_failures: bool = False
+
+
+def is_good(turn: TurnResult, ttft_s: float | None, tbt_s: float | None) -> bool:
+    """Say whether a turn kept the SLO: it succeeded, and each bound that is given was kept.
+
+    A reply of one token has no time between tokens and keeps that bound; a success without a
+    first-token time does not keep a bound on it.
+    """
+    if turn.error is not None:
+        return False
+    if ttft_s is not None and (turn.ttft_s is None or turn.ttft_s > ttft_s):
+        return False
+    return tbt_s is None or turn.tbt_mean_s is None or turn.tbt_mean_s <= tbt_s
+
+
+def within_slo(ttft_s: float | None, tbt_s: float | None) -> Measure:
+    """Make the measure of goodput: the share of turns that kept the SLO, failures among them."""
+    return Measure(
+        name="within SLO",
+        unit="share",
+        value=lambda turn: float(is_good(turn, ttft_s, tbt_s)),
+        better="more",
+        counts_failures=True,
+    )
+
+
+def _recomputed(turn: TurnResult) -> float | None:
+    if turn.num_prompt_tokens is None or turn.num_cached_tokens is None:
+        return None  # an engine that does not report cached tokens did not compute all of them
+    return float(turn.num_recomputed_tokens)
+
+
+_ALL: Final = (
+    Measure(name="mean TTFT", unit="s", value=lambda turn: turn.ttft_s),
+    Measure(name="TTFT P50", unit="s", value=lambda turn: turn.ttft_s, percentile=0.5),
+    Measure(name="TTFT P90", unit="s", value=lambda turn: turn.ttft_s, percentile=0.9),
+    Measure(name="TTFT P99", unit="s", value=lambda turn: turn.ttft_s, percentile=0.99),
+    Measure(name="mean TBT", unit="s", value=lambda turn: turn.tbt_mean_s),
+    Measure(name="TBT tail P90", unit="s", value=lambda turn: turn.tbt_tail_s, percentile=0.9),
+    Measure(name="mean turn", unit="s", value=lambda turn: turn.total_s),
+    Measure(name="recomputed tokens", unit="tokens", value=_recomputed, is_time=False),
+)
+MEASURES: Final[dict[str, Measure]] = {measure.name: measure for measure in _ALL}

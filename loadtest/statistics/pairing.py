@@ -1,0 +1,136 @@
+"""Which turns of two arms belong together, and which sessions are drawn together.
+
+Both arms ran the same workload, so a turn is paired with itself: same session, same number, same
+round. Only pairs whole in both count. Turns of a session hang together (one grows from the
+other), and so do a session and its sub-agents: they are one cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadtest.results import TurnResult
+from loadtest.statistics.measures import Measure
+from loadtest.workload import TurnKey
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Round(Struct, frozen=True, kw_only=True):
+    """What two arms measured in one round; `is_complete`: both ran to their ends."""
+
+    ours: Sequence[TurnResult]
+    theirs: Sequence[TurnResult]
+    is_complete: bool = True
+
+
+class Pairs(Struct, frozen=True, kw_only=True):
+    """Paired values, shape (num_pairs,) each.
+
+    `cluster` is in [0, num_clusters); `round` is the index of the round given. `num_left_out`
+    counts the turns that either arm sent and that are no pair: one of the two failed, did not
+    come, or told nothing.
+    """
+
+    ours: Floats
+    theirs: Floats
+    cluster: Ints
+    round: Ints
+    num_clusters: int
+    num_left_out: int
+
+
+def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = True) -> Pairs:
+    """Pair the turns of each round.
+
+    Args:
+        same_sessions: A session of one round and its namesake of another are one cluster: the
+            same workload ran again. False: every round drew sessions of its own.
+
+    Warm-up turns are no turns here. A measure that counts failures counts a turn that one arm
+    never sent as failed there, if the round is complete; else it is left out.
+    """
+    ours: list[float] = []
+    theirs: list[float] = []
+    clusters: list[int] = []
+    numbers: list[int] = []
+    known: dict[tuple[int, str], int] = {}
+    num_left_out = 0
+    for number, both in enumerate(rounds):
+        mine, other = _by_key(both.ours), _by_key(both.theirs)
+        root_of = roots({session_id for session_id, _ in (*mine, *other)})
+        for key in dict.fromkeys((*mine, *other)):
+            left = _value(measure, mine.get(key), both.is_complete)
+            right = _value(measure, other.get(key), both.is_complete)
+            if left is None or right is None:
+                num_left_out += 1
+                continue
+            name = (0 if same_sessions else number, root_of[key[0]])
+            ours.append(left)
+            theirs.append(right)
+            clusters.append(known.setdefault(name, len(known)))
+            numbers.append(number)
+    return Pairs(
+        ours=np.array(ours, dtype=np.float64),
+        theirs=np.array(theirs, dtype=np.float64),
+        cluster=np.array(clusters, dtype=np.int64),
+        round=np.array(numbers, dtype=np.int64),
+        num_clusters=len(known),
+        num_left_out=num_left_out,
+    )
+
+
+def roots(session_ids: Iterable[str]) -> dict[str, str]:
+    """Find the session that each one descends from; its own id if it is no sub-agent.
+
+    Sub-agents are named after their parents (`s3.2.0` is one of `s3`). A dot alone says nothing:
+    the part before it must be a session too.
+    """
+    known = set(session_ids)
+    return {session_id: _root(session_id, known) for session_id in known}
+
+
+def num_differing_tokens(runs: Sequence[Iterable[TurnResult]]) -> tuple[int, int]:
+    """Count turns whose prompt, and whose reply, had another length in another run.
+
+    (0, 0): the same work everywhere. Turns that failed or never came are not counted here: they
+    are errors. So is a length that nobody told.
+    """
+    seen: tuple[dict[TurnKey, int], dict[TurnKey, int]] = ({}, {})
+    differing: tuple[set[TurnKey], set[TurnKey]] = (set(), set())
+    for run in runs:
+        for turn in run:
+            if turn.error is not None or turn.is_warm_up:
+                continue
+            key = (turn.session_id, turn.number)
+            lengths = (turn.num_prompt_tokens, turn.num_output_tokens)
+            for length, first, others in zip(lengths, seen, differing, strict=True):
+                if length is not None and first.setdefault(key, length) != length:
+                    others.add(key)
+    return len(differing[0]), len(differing[1])
+
+
+def _by_key(turns: Iterable[TurnResult]) -> dict[TurnKey, TurnResult]:
+    return {(turn.session_id, turn.number): turn for turn in turns if not turn.is_warm_up}
+
+
+def _value(measure: Measure, turn: TurnResult | None, is_complete: bool) -> float | None:
+    if turn is None:
+        return 0.0 if measure.counts_failures and is_complete else None
+    if turn.error is not None and not measure.counts_failures:
+        return None
+    return measure.value(turn)
+
+
+def _root(session_id: str, known: Mapping[str, object] | set[str]) -> str:
+    at = session_id.find(".")
+    while at != -1:
+        if session_id[:at] in known:
+            return session_id[:at]
+        at = session_id.find(".", at + 1)
+    return session_id

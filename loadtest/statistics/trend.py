@@ -1,0 +1,70 @@
+"""Does it drift? Over the turns of one run, and over the runs of a whole comparison.
+
+Needs scipy (extra `experiments`), imported late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+_SURE: Final = 0.01  # p below which a trend is no accident
+_MIN_TURNS: Final = 12
+_MIN_RUNS: Final = 4
+
+
+class Trend(Struct, frozen=True, kw_only=True):
+    """How a figure went from beginning to end: `change` is a ratio, 1.0 for none.
+
+    `is_sure`: more than chance makes of no trend at all (p < 0.01).
+    """
+
+    change: float = 1.0
+    is_sure: bool = False
+
+
+def within(values: Sequence[float]) -> Trend:
+    """Compare the last third of a run with its first, by medians; Kendall's rank test."""
+    if len(values) < _MIN_TURNS:
+        return Trend()
+    from scipy.stats import kendalltau
+
+    third = len(values) // 3
+    first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
+    if first <= 0 or last <= 0 or min(values) == max(values):
+        return Trend()
+    tested = kendalltau(range(len(values)), values)
+    return Trend(change=last / first, is_sure=bool(tested.pvalue < _SURE))
+
+
+def across(runs: Sequence[tuple[str, float]]) -> Trend:
+    """Fit one common exponential trend to the runs' figures, in the order in which they ran.
+
+    Args:
+        runs: Arm and figure (> 0) of each run. Every arm has a level of its own.
+    """
+    arms = sorted({arm for arm, _ in runs})
+    spare = len(runs) - len(arms) - 1
+    if len(runs) < _MIN_RUNS or spare < 1:
+        return Trend()
+    from scipy.stats import t as student
+
+    # log figure = level of the arm + slope x position in [-1/2, 1/2]
+    position = np.linspace(-0.5, 0.5, len(runs))
+    design = np.array([[*(float(arm == own) for own in arms), 0.0] for arm, _ in runs])
+    design[:, -1] = position
+    logs = np.array([log(figure) for _, figure in runs])
+    if np.linalg.matrix_rank(design) < design.shape[1]:
+        return Trend()
+    fitted = np.linalg.lstsq(design, logs, rcond=None)[0]
+    spread = float(((logs - design @ fitted) ** 2).sum()) / spare
+    error = float(np.sqrt(spread * np.linalg.inv(design.T @ design)[-1, -1]))
+    slope = float(fitted[-1])
+    if error < 1e-9:
+        return Trend(change=exp(slope), is_sure=abs(slope) > 1e-6)
+    p_value = 2 * float(student.sf(abs(slope) / error, spare))
+    return Trend(change=exp(slope), is_sure=p_value < _SURE)

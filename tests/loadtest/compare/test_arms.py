@@ -1,0 +1,63 @@
+"""What is compared, as written on a command line."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from loadtest.compare.arms import Arm, parse_policies, parse_targets, serve_flags, settle
+from policies import POLICIES
+
+
+def test_policies_with_their_parameters() -> None:
+    """A comma before NAME=VALUE belongs to the policy before it."""
+    arms = parse_policies(["kv_aware, kv_aware:alpha=2,beta=4", "least_loaded"])
+
+    assert [arm.label for arm in arms] == ["kv_aware", "kv_aware:alpha=2,beta=4", "least_loaded"]
+    assert arms[1].params == {"alpha": "2", "beta": "4"}
+    assert arms[1].make_policy() != arms[0].make_policy()
+    assert serve_flags(arms[1]) == [
+        "--policy", "kv_aware", "--policy-param", "alpha=2", "--policy-param", "beta=4",
+    ]  # fmt: skip
+    assert [arm.policy for arm in parse_policies(["all"])] == list(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kv_awear", "did you mean 'kv_aware'"),
+        ("kv_aware:alpa=1", "did you mean 'alpha'"),
+        ("kv_aware:alpha", "is not PARAM=VALUE"),
+        ("kv_aware:alpha=much", "alpha"),
+    ],
+)
+def test_wrong_policies_are_refused(text: str, said: str) -> None:
+    """The nearest known name is told."""
+    with pytest.raises(click.BadParameter, match=said):
+        parse_policies([text])
+
+
+def test_targets_have_names() -> None:
+    """NAME=URL, or the URL is the name; `/v1` goes."""
+    named, bare = parse_targets(["ours=http://127.0.0.1:1/v1/", "http://127.0.0.1:2"])
+
+    assert (named.label, named.url) == ("ours", "http://127.0.0.1:1")
+    assert bare.label == bare.url == "http://127.0.0.1:2"
+    with pytest.raises(click.BadParameter, match="base URL"):
+        parse_targets(["ours=127.0.0.1:1"])
+
+
+def test_a_comparison_needs_two_different_arms() -> None:
+    """None, one, or one twice is no comparison; neither is a baseline that is no arm."""
+    one, two = Arm(label="kv_aware"), Arm(label="least_loaded")
+
+    assert settle([one, two], None)[1] == "kv_aware"
+    assert settle([one, two], "least_loaded")[1] == "least_loaded"
+    with pytest.raises(click.UsageError, match="there is none"):
+        settle([], None)
+    with pytest.raises(click.UsageError, match="only 'kv_aware'"):
+        settle([one], None)
+    with pytest.raises(click.UsageError, match="two arms are called 'kv_aware'"):
+        settle([one, two, one], None)
+    with pytest.raises(click.UsageError, match="did you mean 'kv_aware'"):
+        settle([one, two], "kv_awar")

@@ -1,0 +1,74 @@
+"""One look for all pictures."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from loadtest.pictures.look import NoMatplotlib, draw, label_ends, looks, number, time_unit
+from policies import POLICIES
+
+
+def _plot(figure: Any) -> None:
+    figure.subplots().plot([1, 2], [3, 4])
+
+
+def test_a_picture_is_svg_or_png_and_the_same_every_time() -> None:
+    """Same figures, same bytes: a report made again is the same report."""
+    svg = draw(_plot)
+
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert draw(_plot) == svg
+    assert draw(_plot, kind="png").startswith(b"\x89PNG")
+
+
+def test_no_two_arms_look_alike() -> None:
+    """However many there are: first colours, then strokes."""
+    labels = [*POLICIES, *(f"http://router-{i}" for i in range(8))]
+
+    found = looks(labels)
+
+    assert list(found) == labels
+    assert len({(look.colour, str(look.stroke)) for look in found.values()}) == len(labels)
+
+
+def test_a_policy_keeps_its_colour() -> None:
+    """Whatever it is compared with."""
+    assert looks(["kv_aware"])["kv_aware"] == looks(["other", "kv_aware"])["kv_aware"]
+    assert looks(["round_robin"])["round_robin"].ink == "#636363"
+
+
+def test_without_matplotlib_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are an extra; their absence names the extra."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(NoMatplotlib, match="plots"):
+        draw(_plot)
+
+
+def test_names_at_line_ends_do_not_cover_each_other() -> None:
+    """Three lines that end at one point have three names, in order and apart."""
+    places: list[float] = []
+
+    def paint(figure: Any) -> None:
+        axis = figure.subplots()
+        axis.plot([0, 1], [0, 1])
+        figure.draw_without_rendering()
+        label_ends(axis, [(name, 1.0, 0.5, "#000000") for name in ("a", "b", "c")])
+        places.extend(text.xyann[1] for text in axis.texts)
+        label_ends(axis, [])
+
+    draw(paint)
+
+    assert places[1] - places[0] > 0.03
+    assert places[2] - places[1] > 0.03
+
+
+def test_numbers_are_readable() -> None:
+    """No powers of ten; milliseconds until they are many."""
+    assert [number(v) for v in (1120.4, 87.34, 0.4123)] == ["1,120", "87.3", "0.412"]
+    assert time_unit([0.3, 19.0]) == (1e3, "ms")
+    assert time_unit([0.3, 25.0]) == (1.0, "s")
