@@ -18,13 +18,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.demo.compare import MEASURES, TIMES, Comparison, compare, num_differing_prompts
 from loadtest.demo.display import milliseconds, percent, thousands
 from loadtest.demo.run import Run, Sample
 from loadtest.demo.workload import NUM_REPLICAS, TOKENS_PER_TOKEN, Plan, Workload
 from loadtest.results import Summary, TurnResult, summarize
+from loadtest.statistics import MEASURES, Comparison, Round, compare, num_differing_tokens
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+_COMPARED: Final = ("mean TTFT", "mean turn", "recomputed tokens")
 _LATE_S: Final = 0.05  # a driver this late at its P99 blurs times; quiet, it is late by 10 ms
 _OURS: Final = "kv_aware"
 
@@ -90,7 +91,7 @@ def make_report(
         comparisons=_compare_all(runs),
         least_tokens=sum(least_tokens(same[-1].results) for same in by_seed.values() if same),
         num_differing_prompts=sum(
-            num_differing_prompts([run.results for run in same]) for same in by_seed.values()
+            max(num_differing_tokens([run.results for run in same])) for same in by_seed.values()
         ),
         num_errors=sum(report.summary.num_errors for report in reports),
     )
@@ -232,14 +233,15 @@ def _compare_all(runs: Sequence[Run]) -> list[Comparison]:
             if (mine.policy, theirs.policy) == (ours, baseline) and mine.seed == theirs.seed
         ]
         late = any(run.driver_lag_p99_s > _LATE_S for pair in pairs for run in pair)
-        for measure in MEASURES:
+        rounds = [Round(ours=mine.results, theirs=theirs.results) for mine, theirs in pairs]
+        for measure in (MEASURES[name] for name in _COMPARED):
             found = compare(
                 measure,
                 ours,
                 baseline,
-                [mine.results for mine, _ in pairs],
-                [theirs.results for _, theirs in pairs],
-                blurred=late and measure in TIMES,
+                rounds,
+                same_sessions=False,  # every seed draws its own
+                blurred="the driver was late" if late and measure.is_time else "",
             )
             if found is not None:
                 compared.append(found)
@@ -250,7 +252,7 @@ def _say_all(comparisons: Sequence[Comparison]) -> list[str]:
     """Say each baseline's comparisons in one paragraph."""
     said: dict[tuple[str, str], list[str]] = {}
     for comparison in comparisons:
-        said.setdefault((comparison.policy, comparison.baseline), []).append(_say(comparison))
+        said.setdefault((comparison.arm, comparison.baseline), []).append(_say(comparison))
     return [
         f"{policy} against {baseline}: {'; '.join(parts)}."
         for (policy, baseline), parts in said.items()
@@ -258,20 +260,21 @@ def _say_all(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _say(comparison: Comparison) -> str:
-    interval = f"95 % by session {comparison.low:.2f} to {comparison.high:.2f}"
-    if len(comparison.repetitions) > 1:
-        low, high = min(comparison.repetitions), max(comparison.repetitions)
-        interval += f", {low:.2f} to {high:.2f} over {len(comparison.repetitions)} seeds"
-    text = f"{comparison.measure} x {comparison.ratio:.2f} ({interval}"
+    by = "by session" if comparison.by_round is None else "by session and seed"
+    interval = f"95 % {by} {comparison.low:.2f} to {comparison.high:.2f}"
+    if len(comparison.rounds) > 1:
+        low, high = min(comparison.rounds), max(comparison.rounds)
+        interval += f", {low:.2f} to {high:.2f} over {len(comparison.rounds)} seeds"
+    text = f"{comparison.measure} x {comparison.effect:.2f} ({interval}"
     match comparison.verdict:
         case "less":
-            return f"{text}), {percent(1 - comparison.ratio)} less"
+            return f"{text}), {percent(1 - comparison.effect)} less"
         case "more":
-            return f"{text}), {percent(comparison.ratio - 1)} MORE"
+            return f"{text}), {percent(comparison.effect - 1)} MORE"
         case "within the spread":
             return f"{text}: within the spread)"
         case "blurred":
-            return f"{text}: no verdict, the machine was busy)"
+            return f"{text}: no verdict, {comparison.blurred})"
 
 
 def _say_doubts(report: Report) -> list[str]:

@@ -1,6 +1,6 @@
-"""The processes of one run: three fresh replicas and a router in front of them.
+"""The processes of one run: fresh replicas, and a router in front of them or of others.
 
-Fresh processes for every policy: cold caches, an empty index, nothing learned.
+Fresh processes for every run: cold caches, an empty index, nothing learned.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +22,10 @@ from loadtest.demo.workload import NUM_REPLICAS, Workload
 
 _START_TIMEOUT_S: Final = 60.0
 _READY_PAUSE_S: Final = 0.05
-_REPLICA_UP: Final = re.compile(r"emulating .* at (http://[\d.]+:\d+)")
+_REPLICA_UP: Final = re.compile(r"emulating \S+ at (http://[\d.]+:\d+)(?:.*pool at (http://\S+))?")
 _ROUTER_UP: Final = re.compile(r"listens on (http://\S+) \(admin: (http://\S+)\)")
 _ROOT: Final = Path(loadtest.__file__).parent.parent
 _WARM_UP: Final[dict[str, Any]] = {
-    "model": "tiny",
     "messages": [{"role": "user", "content": "Say hello."}],
     "max_tokens": 4,
 }
@@ -42,6 +41,14 @@ class Stack(Struct, frozen=True, kw_only=True):
     router: Child
 
 
+class Router(Struct, frozen=True, kw_only=True):
+    """One router."""
+
+    url: str
+    admin_url: str
+    child: Child
+
+
 @asynccontextmanager
 async def start(
     workload: Workload, num_gpu_blocks: int, policy: str, log_dir: Path, *, port: int = 0
@@ -55,34 +62,83 @@ async def start(
     Raises:
         ChildDied: one of them did not start.
     """
-    env = child_environment(os.environ)
-    emulate = ["-m", "loadtest.emulator", *workload.replica_flags(num_gpu_blocks)]
     async with AsyncExitStack() as stack:
-        replicas = [
-            await stack.enter_async_context(
-                running(f"replica r{i + 1}", emulate, log=log_dir / f"r{i + 1}.log", env=env)
-            )
-            for i in range(NUM_REPLICAS)
-        ]
-        for replica in replicas:
-            await replica.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
+        replicas = await stack.enter_async_context(
+            start_replicas(workload.replica_flags(num_gpu_blocks), NUM_REPLICAS, log_dir)
+        )
         urls = tuple(replica.announced[1] for replica in replicas)
-        serve = ["-m", "router.cli", "serve", "--policy", policy]
-        serve += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", "0"]
-        for url in urls:
-            serve += ["--replica", url]
         router = await stack.enter_async_context(
-            running("router", serve, log=log_dir / "router.log", env=env)
+            start_router(urls, ["--policy", policy], log_dir, port=port)
         )
-        await router.wait_announced(_ROUTER_UP, _START_TIMEOUT_S)
-        await _warm_up(router, router.announced[1], urls)
         yield Stack(
-            router_url=router.announced[1],
-            admin_url=router.announced[2],
+            router_url=router.url,
+            admin_url=router.admin_url,
             replica_urls=urls,
-            replicas=tuple(replicas),
-            router=router,
+            replicas=replicas,
+            router=router.child,
         )
+
+
+@asynccontextmanager
+async def start_replicas(
+    flags: Sequence[str], num_replicas: int, log_dir: Path, *, has_pool: bool = False
+) -> AsyncIterator[tuple[Child, ...]]:
+    """Run emulated replicas that can answer; each one's base URL is `announced[1]`.
+
+    Args:
+        flags: Of `warmroute emulate`, for every one of them.
+        has_pool: The first one hosts a pool that all share; its URL is `announced[2]`.
+
+    Raises:
+        ChildDied: one of them did not start.
+    """
+    env = child_environment(os.environ)
+    async with AsyncExitStack() as stack:
+        replicas: list[Child] = []
+        pool: list[str] = ["--serve-pool", "0"] if has_pool else []
+        for i in range(num_replicas):
+            emulate = ["-m", "loadtest.emulator", *flags, *pool]
+            log = log_dir / f"r{i + 1}.log"
+            child = await stack.enter_async_context(
+                running(f"replica r{i + 1}", emulate, log=log, env=env)
+            )
+            replicas.append(child)
+            if has_pool and not i:
+                await child.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
+                pool = ["--pool", child.announced[2]]
+        for child in replicas:
+            await child.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
+        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+            for child in replicas:
+                await _greet(client, child.announced[1])
+        yield tuple(replicas)
+
+
+@asynccontextmanager
+async def start_router(
+    replica_urls: Sequence[str], flags: Sequence[str], log_dir: Path, *, port: int = 0
+) -> AsyncIterator[Router]:
+    """Run a router in front of replicas; it is ready, and has answered a first short request.
+
+    Args:
+        flags: Of `warmroute serve`: its policy.
+        port: 0: any free one.
+
+    Raises:
+        ChildDied: it did not start, or does not become ready.
+    """
+    serve = ["-m", "router.cli", "serve", *flags]
+    serve += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", "0"]
+    for url in replica_urls:
+        serve += ["--replica", url]
+    env = child_environment(os.environ)
+    async with running("router", serve, log=log_dir / "router.log", env=env) as child:
+        await child.wait_announced(_ROUTER_UP, _START_TIMEOUT_S)
+        router = Router(url=child.announced[1], admin_url=child.announced[2], child=child)
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+            await _wait_ready(client, router)
+            await _greet(client, router.url)
+        yield router
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -93,20 +149,37 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-async def _warm_up(router: Child, router_url: str, replica_urls: tuple[str, ...]) -> None:
-    """Wait until the router is ready, then let everybody answer one short request.
+async def _wait_ready(client: httpx.AsyncClient, router: Router) -> None:
+    """Wait until the router says it is ready.
 
     Raises:
-        ChildDied: it does not become ready, or a request fails.
+        ChildDied: it ended, or does not become ready.
     """
-    async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + _START_TIMEOUT_S
-        while (response := await client.get(f"{router_url}/readyz")).status_code != 200:
-            if loop.time() > deadline_s:
-                raise ChildDied(f"router was not ready: {response.text.strip()} ({router.log})")
-            await asyncio.sleep(_READY_PAUSE_S)
-        for url in (*replica_urls, router_url):
-            response = await client.post(f"{url}/v1/chat/completions", json=_WARM_UP)
-            if response.status_code != 200:
-                raise ChildDied(f"{url} answered {response.status_code}: {response.text[:500]}")
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _START_TIMEOUT_S
+    while True:
+        try:
+            response = await client.get(f"{router.url}/readyz")
+        except httpx.HTTPError as exc:
+            raise ChildDied(f"router ended before it was ready ({router.child.log})") from exc
+        if response.status_code == 200:
+            return
+        if loop.time() > deadline_s:
+            raise ChildDied(f"router was not ready: {response.text.strip()} ({router.child.log})")
+        await asyncio.sleep(_READY_PAUSE_S)
+
+
+async def _greet(client: httpx.AsyncClient, url: str) -> None:
+    """Let somebody answer one short request, so that what is loaded late is loaded.
+
+    Raises:
+        ChildDied: the request fails.
+    """
+    try:
+        models = (await client.get(f"{url}/v1/models")).json()["data"]
+        body = {"model": models[0]["id"], **_WARM_UP}
+        response = await client.post(f"{url}/v1/chat/completions", json=body)
+    except (httpx.HTTPError, LookupError, ValueError) as exc:
+        raise ChildDied(f"{url} did not answer a first request: {exc!r}") from exc
+    if response.status_code != 200:
+        raise ChildDied(f"{url} answered {response.status_code}: {response.text[:500]}")

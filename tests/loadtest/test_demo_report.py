@@ -49,7 +49,7 @@ def test_summaries_are_by_run_and_comparisons_by_baseline() -> None:
     assert report.runs[0].recomputed_tokens == (9000, 18000, 27000)
     assert report.runs[0].imbalance == 1.5
     assert report.runs[2].prediction_exact_ratio == 1.0
-    assert {(c.policy, c.baseline) for c in report.comparisons} == {
+    assert {(c.arm, c.baseline) for c in report.comparisons} == {
         ("kv_aware", "round_robin"),
         ("kv_aware", "session_sticky"),
     }
@@ -60,7 +60,7 @@ def test_without_kv_aware_the_last_policy_is_compared() -> None:
     """Any list of policies gives a comparison."""
     report = _report(RUNS[:2])
 
-    assert {c.policy for c in report.comparisons} == {"session_sticky"}
+    assert {c.arm for c in report.comparisons} == {"session_sticky"}
 
 
 def test_words_call_a_spread_a_spread_and_worse_worse() -> None:
@@ -200,12 +200,6 @@ def test_without_matplotlib_the_reason_is_said(
 
     with pytest.raises(picture.NoMatplotlib, match="plots"):
         picture.draw(_report(), RUNS, tmp_path)
-
-
-def test_every_policy_has_a_colour_that_stays() -> None:
-    """Known policies have their own, others one by name."""
-    assert picture.colour("kv_aware") != picture.colour("round_robin")
-    assert picture.colour("prefix_hash") == picture.colour("prefix_hash")
 
 
 def test_hits_are_those_of_the_last_seconds() -> None:
