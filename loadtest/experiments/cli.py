@@ -1,0 +1,307 @@
+"""`warmroute report` and `warmroute redecide`.
+
+Exit status: 0 done; 1 the result is bad (the experiment is broken, records are decided otherwise
+now); 2 the input is; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress as Bar
+
+from loadtest.experiments.bad_lines import RecordsError
+from loadtest.experiments.comparison import Options
+from loadtest.experiments.extras import MissingExtra
+from loadtest.experiments.metrics import VERDICT_METRICS
+from loadtest.experiments.records import Progress
+
+_PATIENCE_S: Final = 2.0  # until progress is shown
+_WIDE: Final = 160  # columns, where nobody says how wide the screen is
+
+
+class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A share: 5 %, 5%, 0.05."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Read one, above 0 and below 1."""
+        try:
+            text = str(value).strip()
+            share = float(text.rstrip("% ")) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            self.fail(f"{value!r} is not a share such as 5% or 0.05", param, ctx)
+        if not 0 < share < 1:
+            self.fail(f"{value!r} is not between 0 and 100 %", param, ctx)
+        return share
+
+
+class _Moment(click.ParamType):  # type: ignore[type-arg]
+    """A time: unix seconds, or ISO 8601 (UTC, where it names no zone)."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Read one as unix seconds."""
+        if isinstance(value, float):
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither unix seconds nor like 2026-01-31T09:30", param, ctx)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@click.command()
+@click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
+@click.option("--experiment", "name", help="Which one; needed where records are of several.")
+@click.option(
+    "--trial",
+    "trials",
+    metavar="ID",
+    multiple=True,
+    help="Of an experiment started again under its name, this start; default: the newest. Several "
+    "count as one.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(VERDICT_METRICS),
+    default="ttft",
+    show_default=True,
+    help="What decides. Choose before you look; the tables show all.",
+)
+@click.option(
+    "--baseline",
+    metavar="ARM",
+    help="The arm that others are held against; default: the control arm of its definition.",
+)
+@click.option(
+    "--effect",
+    type=_Share(),
+    default="10%",
+    show_default=True,
+    help="A difference worth finding (points, for shares); tunes the sequence, sets the needs.",
+)
+@click.option(
+    "--margin",
+    type=_Share(),
+    default="5%",
+    show_default=True,
+    help="A difference too small to matter; within it arms are called equivalent.",
+)
+@click.option(
+    "--alpha",
+    type=_Share(),
+    default="0.05",
+    show_default=True,
+    help="How seldom a verdict may ever be wrong, however often one looks.",
+)
+@click.option(
+    "--power", type=_Share(), default="0.8", show_default=True, help="For what is still needed."
+)
+@click.option(
+    "--adjust-for-prompt",
+    is_flag=True,
+    help="Take out what prompt lengths explain (CUPED): narrower. Choose before you look.",
+)
+@click.option("--since", "since_s", type=_Moment(), help="Only records from then on.")
+@click.option("--until", "until_s", type=_Moment(), help="Only records before then.")
+@click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the report as one page with pictures.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the report for machines.",
+)
+def report(
+    files: tuple[str, ...],
+    name: str | None,
+    trials: tuple[str, ...],
+    metric: str,
+    baseline: str | None,
+    effect: float,
+    margin: float,
+    alpha: float,
+    power: float,
+    adjust_for_prompt: bool,
+    since_s: float | None,
+    until_s: float | None,
+    skip_bad: bool,
+    html_file: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Say which arm of a live experiment is better, and whether to believe it.
+
+    RECORDS are decision records (`log.decisions`) of all routers: files, globs or directories,
+    plain or .gz. Look as often as you like, also while it runs: the verdict holds at every look.
+
+    \b
+    warmroute report decisions-*.jsonl --experiment lighter-alpha
+    warmroute report records/ --metric total --baseline control --html report.html
+    """
+    options = Options(
+        metric=metric,
+        alpha=alpha,
+        power=power,
+        effect=effect,
+        margin=margin,
+        adjusts_for_prompt=adjust_for_prompt,
+    )
+    with _told() as progress:
+        from loadtest.experiments.page import html  # late: numpy
+        from loadtest.experiments.records import load
+        from loadtest.experiments.report import make_report
+
+        records = load(
+            files, skip_bad=skip_bad, since_s=since_s, until_s=until_s, progress=progress
+        )
+        made, times = make_report(
+            records,
+            name=name,
+            trials=trials,
+            baseline=baseline,
+            options=options,
+            progress=progress,
+        )
+        if json_file is not None:
+            _write(json_file, msgspec.json.format(msgspec.json.encode(made), indent=1))
+        if html_file is not None:
+            progress("drawing", 0.0)
+            command = f"warmroute {' '.join(['report', *sys.argv[2:]])}"
+            _write(html_file, html(made, times, command=command).encode())
+    from loadtest.experiments.terminal import show
+
+    show(made, _console())
+    sys.exit(0 if made.is_sound else 1)
+
+
+@click.command()
+@click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
+@click.option(
+    "--policy",
+    metavar="NAME[:PARAM=VALUE…]",
+    help="Also ask this policy, as a shadow after the fact.",
+)
+@click.option(
+    "--param", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of --policy."
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the result for machines.",
+)
+def redecide(
+    files: tuple[str, ...],
+    policy: str | None,
+    params: tuple[str, ...],
+    skip_bad: bool,
+    json_file: Path | None,
+) -> None:
+    """Decide recorded requests again: each must go where it went.
+
+    A record holds all that its policy saw, so the same policy must choose the same. With --policy,
+    also what another one would have chosen, and what it would have gained by prediction.
+    """
+    from policies.naming import label_of, split
+    from policies.registry import create
+
+    if params and policy is None:
+        raise click.UsageError("--param needs --policy")
+    given = dict(_pair(text) for text in params)
+    other = None
+    try:
+        if policy is not None:
+            named, own = split(policy)
+            other = create(named, own | given)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint="--policy") from exc
+    with _told() as progress:
+        from loadtest.experiments.records import resolve
+        from loadtest.experiments.redecide import redecide as decide_again
+
+        label = label_of(other) if other is not None else ""
+        found = decide_again(
+            resolve(files), other=other, other_label=label, skip_bad=skip_bad, progress=progress
+        )
+        if json_file is not None:
+            _write(json_file, msgspec.json.format(msgspec.json.encode(found), indent=1))
+    from loadtest.experiments.terminal import show_redecided
+
+    show_redecided(found, _console())
+    sys.exit(0 if found.agrees else 1)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--param")
+    return name.strip(), value.strip()
+
+
+@contextmanager
+def _told() -> Iterator[Progress]:
+    """Show progress of what takes longer than two seconds; end in order, with a status."""
+    begin_s = time.monotonic()
+    bar = Bar(console=Console(stderr=True), transient=True)
+    tasks: dict[str, Any] = {}
+
+    def progress(what: str, share: float) -> None:
+        if time.monotonic() - begin_s < _PATIENCE_S:
+            return
+        if not tasks:
+            bar.start()
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=1.0)
+        bar.update(tasks[what], completed=share)
+
+    try:
+        yield progress
+    except (RecordsError, MissingExtra) as exc:
+        bar.stop()
+        click.echo(f"warmroute: {exc}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        bar.stop()
+        click.echo("warmroute: interrupted, nothing was written", err=True)
+        sys.exit(130)
+    finally:
+        bar.stop()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        RecordsError: the disk does not take it.
+    """
+    try:
+        path.write_bytes(content)
+    except OSError as exc:
+        raise RecordsError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)

@@ -1,0 +1,277 @@
+"""An experiment's requests as arrays, each with the unit that was randomised and its weight.
+
+What must live here: which requests count, for which arm. What must not: statistics.
+
+Rules:
+
+1. Wash-out does not count.
+2. A unit counts for the arm that it was in first, until it is seen in another one (a ramp moved
+   it, or routers disagree).
+3. Arms are compared while both had traffic: after one was stopped, the other's later hours have
+   no counterpart.
+4. A request stands for 1 / share requests of the traffic, so that ramps bias nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadtest.experiments.effects import totals
+from loadtest.experiments.metrics import HELD, METRICS
+from loadtest.experiments.records import Named, Records
+from loadtest.experiments.sequence import Floats
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Window = tuple[float, float]
+"""Since and until when, unix seconds; infinite where there is no bound."""
+
+SURPRISE: Final = 0.001
+"""An arm that got nothing from the last (first) units is taken for stopped (not yet started) if
+chance alone would do that more seldom."""
+
+SOURCES: Final = ("gpu", "cpu", "pool", "recomputed")
+
+_SOURCES: Final = (
+    "least(coalesce(chosen.num_gpu_tokens, 0), predicted) AS gpu, "
+    f"greatest(0, least({HELD}, predicted) - coalesce(chosen.num_gpu_tokens, 0)) AS cpu, "
+    f"greatest(0, predicted - {HELD}) AS pool, prompt - predicted AS recomputed"
+)
+
+_UNITS: Final = """
+CREATE OR REPLACE TEMP TABLE units AS
+SELECT row_number() OVER (ORDER BY first_s, unit) - 1 AS id, *
+FROM (
+  SELECT unit, min(started_s) AS first_s, arg_min(arm, started_s) AS first_arm,
+    arg_min(share, started_s) AS first_share, any_value(slot) AS slot
+  FROM chosen GROUP BY unit
+)
+"""
+
+_CHOSEN: Final = """
+CREATE OR REPLACE TEMP TABLE chosen AS
+SELECT *, at_s - total_ms / 1000 AS started_s FROM records
+WHERE experiment = ? AND list_contains(?, trial) AND arm IS NOT NULL AND unit IS NOT NULL
+"""
+
+_LEAVING: Final = """
+CREATE OR REPLACE TEMP TABLE leaving AS
+SELECT c.unit, min(c.started_s) AS left_s,
+  list_sort(list(DISTINCT c.arm)) AS arms
+FROM chosen c JOIN units u ON c.unit = u.unit AND c.arm <> u.first_arm GROUP BY c.unit
+"""
+
+
+class Crossed(Struct, frozen=True, kw_only=True):
+    """A unit that was in several arms; `is_back`: in the first one again after another."""
+
+    unit: str
+    arms: tuple[str, ...]
+    files: tuple[str, ...]
+    is_back: bool
+
+
+class Observations(Struct, frozen=True, kw_only=True):
+    """Requests in order of their ends, shape (num_requests,); units in order of their beginnings.
+
+    `numerators` and `denominators` of each metric are NaN and 0 where a request has no outcome.
+    """
+
+    experiment: Named
+    arms: tuple[str, ...]
+    at_s: Floats  # unix seconds, end of the request
+    started_s: Floats
+    unit: Ints
+    counts: Bools  # by the rules
+    is_wash_out: Bools
+    weight: Floats
+    prompt: Floats
+    sources: dict[str, Floats]  # prompt tokens as predicted: gpu, cpu, pool, recomputed
+    numerators: dict[str, Floats]
+    denominators: dict[str, Floats]
+    unit_arm: Ints  # index of its first arm
+    unit_first_s: Floats
+    unit_share: Floats
+    unit_slot: Ints  # -1 where the design has no slots
+    shares: tuple[tuple[Floats, Floats], ...]  # of each arm: since when (unix seconds), what
+    crossed: tuple[Crossed, ...]
+    windows: tuple[Window, ...]  # of each arm: while it had traffic
+
+    @property
+    def num_units(self) -> int:
+        """Count the units, of all arms."""
+        return len(self.unit_arm)
+
+    def window(self, *arms: str) -> Window:
+        """Find when all of these arms had traffic; of all, where none is named."""
+        windows = [self.windows[self.arms.index(arm)] for arm in arms or self.arms]
+        return max(begin for begin, _ in windows), min(end for _, end in windows)
+
+    def counted(self, window: Window) -> Bools:
+        """Say which requests count and began in a window, of units that did."""
+        begin_s, end_s = window
+        is_in = (self.unit_first_s[self.unit] >= begin_s) & (self.started_s <= end_s)
+        return self.counts & is_in
+
+    def sums(
+        self, metric: str, counted: Bools | None = None, until_s: float = np.inf
+    ) -> tuple[Floats, Floats]:
+        """Sum numerators and denominators of what counts, by unit, weighted."""
+        counted = self.counts if counted is None else counted
+        end = len(self.at_s) if np.isinf(until_s) else np.searchsorted(self.at_s, until_s, "right")
+        chosen = counted[:end] & (self.denominators[metric][:end] > 0)
+        unit, weight = self.unit[:end][chosen], self.weight[:end][chosen]
+        numerators = self.numerators[metric][:end][chosen]
+        denominators = self.denominators[metric][:end][chosen]
+        return (
+            totals(unit, weight * numerators, self.num_units),
+            totals(unit, weight * denominators, self.num_units),
+        )
+
+    def prompts(self, metric: str, counted: Bools) -> Floats:
+        """Sum prompt tokens by unit, weighted as the metric's denominators are: a covariate."""
+        chosen = counted & (self.denominators[metric] > 0)
+        weight = (self.weight * self.denominators[metric])[chosen]
+        return totals(self.unit[chosen], weight * self.prompt[chosen], self.num_units)
+
+    def blocks(self) -> Ints | None:
+        """Number the pairs of slots in a row, if each pair was drawn to have both arms."""
+        if self.experiment.design != "switchback" or len(self.arms) != 2:
+            return None
+        pair = self.unit_slot // 2
+        order = np.lexsort((self.unit_slot, pair))
+        first, second = order[:-1], order[1:]
+        is_pair = (pair[first] == pair[second]) & (
+            self.unit_slot[first] + 1 == self.unit_slot[second]
+        )
+        differ = self.unit_arm[first] != self.unit_arm[second]
+        if np.count_nonzero(is_pair) < 10 or not np.all(differ[is_pair]):
+            return None  # ten pairs by chance: one in 1,000
+        return np.unique(pair, return_inverse=True)[1].astype(np.int64)
+
+
+def observe(records: Records, experiment: Named) -> Observations:
+    """Fetch an experiment's requests."""
+    records.connection.execute(_CHOSEN, [experiment.name, list(experiment.trials)])
+    records.connection.execute(_UNITS)
+    records.connection.execute(_LEAVING)
+    arms = experiment.arms
+    unit_columns = records.columns(
+        "SELECT list_position(?, first_arm) - 1 AS arm, first_s, "
+        "coalesce(first_share, 1.0) AS share, coalesce(slot, -1) AS slot FROM units ORDER BY id",
+        [list(arms)],
+    )
+    unit_arm = _ints(unit_columns["arm"])
+    first_s = _floats(unit_columns["first_s"])
+    unit_share = _shares(unit_columns["share"])
+    columns = records.columns(_requests())
+    is_wash_out = _bools(columns["is_wash_out"])
+    return Observations(
+        experiment=experiment,
+        arms=arms,
+        at_s=_floats(columns["at_s"]),
+        started_s=_floats(columns["started_s"]),
+        unit=_ints(columns["unit"]),
+        counts=_bools(columns["is_first_arm"]) & ~is_wash_out,
+        is_wash_out=is_wash_out,
+        weight=1 / _shares(columns["share"]),
+        prompt=_floats(columns["prompt"]),
+        sources={name: np.nan_to_num(_floats(columns[name])) for name in SOURCES},
+        numerators={name: _floats(columns[f"{name}_num"]) for name in METRICS},
+        denominators={name: np.nan_to_num(_floats(columns[f"{name}_den"])) for name in METRICS},
+        unit_arm=unit_arm,
+        unit_first_s=first_s,
+        unit_share=unit_share,
+        unit_slot=_ints(unit_columns["slot"]),
+        shares=_timelines(records, arms),
+        crossed=_crossed(records),
+        windows=tuple(
+            _window(records, arm, np.flatnonzero(unit_arm == index), first_s, unit_share)
+            for index, arm in enumerate(arms)
+        ),
+    )
+
+
+def _requests() -> str:
+    measured = ", ".join(
+        f"CAST({m.numerator} AS DOUBLE) AS {m.name}_num, "
+        f"CAST(CASE WHEN ({m.numerator}) IS NOT NULL THEN {m.denominator} END AS DOUBLE) "
+        f"AS {m.name}_den"
+        for m in METRICS.values()
+    )
+    return (
+        "SELECT u.id AS unit, at_s, started_s, is_wash_out, coalesce(share, 1.0) AS share, "
+        "coalesce(prompt, 0) AS prompt, arm = first_arm AND (left_s IS NULL OR started_s < left_s) "
+        f"AS is_first_arm, {_SOURCES}, {measured} "
+        "FROM chosen c JOIN units u ON c.unit = u.unit LEFT JOIN leaving l ON c.unit = l.unit "
+        "ORDER BY at_s"
+    )
+
+
+def _window(records: Records, arm: str, own: Ints, first_s: Floats, share: Floats) -> Window:
+    """Find from when to when an arm had traffic of its own.
+
+    Routers say so where an arm is stopped; else it is taken for stopped if, at its share, so long
+    without a unit would be a surprise.
+    """
+    if not len(own):
+        return -np.inf, np.inf
+    begin, end = -np.inf, np.inf
+    first, last = int(own[0]), int(own[-1])
+    if (1 - share[first]) ** first < SURPRISE:
+        begin = float(first_s[first])
+    if (1 - share[last]) ** (len(first_s) - 1 - last) < SURPRISE:
+        end = float(first_s[last])
+    ((stopped_s,),) = records.rows(
+        "SELECT min(started_s) FROM chosen WHERE arm = ? AND not_counted = 'stopped'", [arm]
+    )
+    return begin, end if stopped_s is None else min(end, float(np.nextafter(stopped_s, 0.0)))
+
+
+def _timelines(records: Records, arms: tuple[str, ...]) -> tuple[tuple[Floats, Floats], ...]:
+    """List how each arm's share changed, as its own requests tell."""
+    lines = []
+    for arm in arms:
+        changes = records.columns(
+            "SELECT started_s, share FROM (SELECT started_s, coalesce(share, 1.0) AS share, "
+            "lag(coalesce(share, 1.0)) OVER (ORDER BY started_s) AS before FROM chosen "
+            "WHERE arm = ?) WHERE before IS NULL OR share <> before ORDER BY started_s",
+            [arm],
+        )
+        lines.append((_floats(changes["started_s"]), _shares(changes["share"])))
+    return tuple(lines)
+
+
+def _crossed(records: Records) -> tuple[Crossed, ...]:
+    rows = records.rows(
+        "SELECT c.unit, list_sort(list(DISTINCT c.arm)), list_sort(list(DISTINCT file)), "
+        "bool_or(c.arm = first_arm AND started_s > left_s) AS is_back "
+        "FROM chosen c JOIN units u ON c.unit = u.unit JOIN leaving l ON c.unit = l.unit "
+        "GROUP BY c.unit ORDER BY is_back DESC, c.unit"
+    )
+    return tuple(
+        Crossed(unit=unit, arms=tuple(arms), files=tuple(files), is_back=is_back)
+        for unit, arms, files, is_back in rows
+    )
+
+
+def _floats(column: Any) -> Floats:
+    return np.ma.filled(np.ma.asarray(column, dtype=float), np.nan)
+
+
+def _ints(column: Any) -> Ints:
+    return np.ma.filled(np.ma.asarray(column), 0).astype(np.int64)
+
+
+def _bools(column: Any) -> Bools:
+    return np.ma.filled(np.ma.asarray(column), False).astype(np.bool_)
+
+
+def _shares(column: Any) -> Floats:
+    """Take shares as they are; what is no share (0, more than 1) weighs as 1."""
+    shares = _floats(column)
+    return np.where((shares > 0) & (shares <= 1), shares, 1.0)

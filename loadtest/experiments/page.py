@@ -1,0 +1,148 @@
+"""A report as one HTML file; pictures where matplotlib is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from loadtest.experiments.comparison import Comparison
+from loadtest.experiments.extras import need
+from loadtest.experiments.metrics import METRICS
+from loadtest.experiments.report import Report, Times
+from loadtest.experiments.tables import (
+    arm_table,
+    difference_table,
+    evidence_table,
+    heading,
+    shadow_table,
+)
+from loadtest.experiments.words import percent, unit_noun
+from loadtest.pages import Figure, Note, Page, Section, render
+from loadtest.pictures import experiment as pictures
+
+_KINDS = {"better": "good", "worse": "bad", "equal": "good", "undecided": "plain", "broken": "bad"}
+_WEIGHTS = {"broken": "bad", "warning": "warning", "note": "plain"}
+
+Part = Note | Figure
+
+
+def html(report: Report, times: Times, *, command: str) -> str:
+    """Write the page.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    need("matplotlib")
+    experiment = report.experiment
+    title = f"Experiment {experiment.name}" if experiment else "Shadow policies"
+    lead = " ".join(_sentence(verdict.text) for verdict in report.verdicts) or heading(report)
+    sections = [_answer(report), *_experiment_sections(report, times), *_shadow_section(report)]
+    return render(
+        Page(
+            title=title,
+            lead=lead,
+            sections=tuple(sections),
+            footer=f"{command}\n{heading(report)}\nfiles: {', '.join(report.files)}",
+        )
+    )
+
+
+def _answer(report: Report) -> Section:
+    verdicts = [
+        Note(text=_sentence(verdict.text), kind=_KINDS[verdict.kind])  # type: ignore[arg-type]
+        for verdict in report.verdicts
+    ]
+    findings = [
+        Note(text=_sentence(finding.text), kind=_WEIGHTS[finding.weight])  # type: ignore[arg-type]
+        for finding in report.findings
+    ]
+    return Section(title="What came out, and what limits it", parts=(*verdicts, *findings))
+
+
+def _experiment_sections(report: Report, times: Times) -> list[Section]:
+    if report.experiment is None or report.sample_ratio is None:
+        return []
+    metric = METRICS[report.options.metric]
+    noun = unit_noun(report.experiment.design, 2)
+    ratio = report.sample_ratio
+    return [
+        Section(
+            title="How the verdict grew",
+            parts=(
+                *_figure(
+                    lambda: pictures.growth(
+                        {c.arm: _growth(c) for c in report.comparisons},
+                        baseline=str(report.baseline),
+                        margin=report.options.margin,
+                        what=f"{metric.title}, {'%' if metric.is_relative else 'points'}",
+                    ),
+                    alt="difference to the baseline over time, with an interval that narrows",
+                    caption=f"With a probability of {percent(1 - report.options.alpha)} the true "
+                    "difference never leaves its band, so it may be looked at all the time. It is "
+                    "decided when the band leaves zero, or stays in the grey one.",
+                ),
+                evidence_table(report),
+            ),
+        ),
+        Section(
+            title="The arms",
+            parts=(
+                arm_table(report),
+                difference_table(report),
+                *_figure(
+                    lambda: pictures.distributions(times.by_arm),
+                    alt="distribution of first-token times, a curve per arm",
+                    caption="First-token times of counted requests; further left is sooner.",
+                ),
+                *_figure(
+                    lambda: pictures.sources({arm.name: arm.sources for arm in report.arms}),
+                    alt="prompt tokens per request by source, a bar per arm",
+                    caption="Where prompt tokens came from.",
+                ),
+            ),
+        ),
+        Section(
+            title="Who was in which arm",
+            parts=_figure(
+                lambda: pictures.ratio(ratio.seen, ratio.expected, noun),
+                alt=f"{noun} per arm beside the expected number",
+                caption=f"p = {ratio.p_sequential:.2g} at every look, {ratio.p_once:.2g} at one.",
+            ),
+        ),
+    ]
+
+
+def _shadow_section(report: Report) -> list[Section]:
+    if not report.shadows:
+        return []
+    said = (
+        "Each shadow decided the same snapshots as the live policy, on caches and queues that the "
+        "live policy made. It shows what single requests would have gained, not how a fleet under "
+        "that policy would stand: a reason for an experiment, not its result."
+    )
+    return [Section(title="Shadow policies", parts=(Note(text=said), shadow_table(report.shadows)))]
+
+
+def _figure(make: Callable[[], bytes | None], *, alt: str, caption: str) -> tuple[Part, ...]:
+    svg = make()
+    if svg is None:
+        return (Note(text="Nothing to draw yet."),)
+    return (Figure(svg=svg, alt=alt, caption=caption),)
+
+
+def _growth(comparison: Comparison) -> pictures.Growth:
+    def column(name: str, unknown: float) -> np.ndarray:
+        values = [getattr(look, name) for look in comparison.looks]
+        return np.array([unknown if value is None else value for value in values], dtype=float)
+
+    return pictures.Growth(
+        at_s=column("at_s", 0.0),
+        value=column("value", np.nan),
+        low=column("low", -np.inf),
+        high=column("high", np.inf),
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")

@@ -1,0 +1,106 @@
+"""What records and fleet lack: lost records, decisions made blind, replicas that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from loadtest.experiments.arms import ArmSummary
+from loadtest.experiments.findings import Finding, note, warning
+from loadtest.experiments.records import Records
+from loadtest.experiments.words import percent
+
+_LOST: Final = 0.005  # of decisions
+_BLIND: Final = 0.05  # of requests
+_OTHER_FLEET: Final = 0.01
+_OTHER_POLICY: Final = 0.02
+
+
+def check_surroundings(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
+    """Yield what is found; `arms` may be empty: there is no experiment."""
+    yield from _left_out(records)
+    yield from _lost(records)
+    yield from _states(arms)
+    yield from _policies(arms)
+    yield from _fleet(records, arms)
+
+
+def _left_out(records: Records) -> Iterator[Finding]:
+    if records.num_bad:
+        named = "; ".join(str(line) for line in records.bad_lines[:3])
+        yield note("bad_lines", f"{records.num_bad:,} lines were left out: {named}")
+    if records.num_twice:
+        yield note("twice", f"{records.num_twice:,} records were there twice; each is counted once")
+
+
+def _lost(records: Records) -> Iterator[Finding]:
+    """Count the decisions that a router numbered and no record tells of.
+
+    A router numbers its decisions of each model, tries again included; its seed tells processes
+    apart. Where seeds were configured alike, the file does.
+    """
+    seen, lost = records.rows(
+        "SELECT coalesce(sum(seen), 0), coalesce(sum(greatest(0, span - seen)), 0) FROM ("
+        " SELECT sum(num_tries) AS seen, max(number) - min(number) + 1 AS span, "
+        " count(*) - count(DISTINCT number) AS num_same FROM records WHERE number IS NOT NULL "
+        " GROUP BY seed, model) WHERE num_same = 0"
+    )[0]
+    if lost > max(10, _LOST * (seen + lost)):
+        yield warning(
+            "lost_records",
+            f"about {int(lost):,} of {int(seen + lost):,} decisions have no record (numbers are "
+            "missing): the disk was behind, or a file is not here. Routers count what they "
+            "dropped in warmroute_decision_records_dropped_total. If slow moments lost more than "
+            "others, times are too good",
+        )
+
+
+def _states(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
+    for arm in arms:
+        for state, does in (
+            ("blind", "cache contents were guessed, so cache-aware policies were not themselves"),
+            ("degraded", "cache contents were only partly known"),
+        ):
+            share = arm.states.get(state, 0.0)
+            if share > _BLIND:
+                yield warning(
+                    f"{state}_decisions",
+                    f"{percent(share)} of {arm.name}'s decisions were {state.upper()}: {does}",
+                )
+
+
+def _policies(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
+    for arm in arms:
+        main = next(iter(arm.policies.values()), 0)
+        others = sum(arm.policies.values()) - main
+        if others > _OTHER_POLICY * (main + others):
+            told = ", ".join(f"{name} {count:,}" for name, count in arm.policies.items())
+            yield warning(
+                "several_policies",
+                f"{arm.name} ran several policies: {told}. Was its definition changed, or are "
+                "these requests that no policy but session_sticky can place?",
+            )
+
+
+def _fleet(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
+    """Compare the replicas offered: in an experiment by arm, for a partition gives each its own."""
+    table, arm = ("chosen", "arm") if arms else ("records", "model")
+    rows = records.rows(
+        f"SELECT {arm}, fleet, count(*) FROM {table} WHERE fleet IS NOT NULL GROUP BY 1, 2 "
+        "ORDER BY 1, 3 DESC"
+    )
+    total, usual, names = 0, 0, set()
+    seen: set[str] = set()
+    for group, fleet, count in rows:
+        total += count
+        if group not in seen:
+            seen.add(group)
+            usual += count
+        names.update(fleet.split())
+    if total and total - usual > _OTHER_FLEET * total:
+        yield warning(
+            "fleet_changed",
+            f"the fleet changed: {percent((total - usual) / total)} of decisions had other replicas"
+            f" to choose from than usual ({len(names)} in all). Replicas that come with cold "
+            "caches, or go, move both arms, and not always alike",
+        )

@@ -1,0 +1,153 @@
+"""The tables of a report, as text: the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+import math
+
+from loadtest.experiments.metrics import METRICS
+from loadtest.experiments.redecide import Redecided
+from loadtest.experiments.report import Report
+from loadtest.experiments.shadows import ShadowSummary, WhatIf
+from loadtest.experiments.words import amount, change, clock, duration, interval, percent, unit_noun
+from loadtest.pages import Table
+
+
+def arm_table(report: Report) -> Table:
+    """Lay out every metric: a column for each arm."""
+    rows = [("policy", *(", ".join(list(arm.policies)[:2]) for arm in report.arms))]
+    noun = unit_noun(report.experiment.design if report.experiment else "", 2)
+    rows.append((noun, *(f"{arm.num_units:,}" for arm in report.arms)))
+    rows.append(
+        ("requests (counted)", *(f"{a.num_requests:,} ({a.num_counted:,})" for a in report.arms))
+    )
+    for name, metric in METRICS.items():
+        rows.append((metric.title, *(interval(a.metrics[name], metric.unit) for a in report.arms)))
+        if metric.has_percentiles:
+            rows += [
+                (
+                    f"{metric.title}, {quantile.upper()}",
+                    *(interval(a.ttft_quantiles[quantile], metric.unit) for a in report.arms),
+                )
+                for quantile in report.arms[0].ttft_quantiles
+            ]
+    rows.append(
+        (
+            "known exactly / degraded / blind",
+            *(
+                " / ".join(percent(a.states.get(s, 0.0)) for s in ("exact", "degraded", "blind"))
+                for a in report.arms
+            ),
+        )
+    )
+    return Table(
+        head=("", *(arm.name for arm in report.arms)),
+        rows=tuple(rows),
+        caption=f"Per arm, with 95 % intervals by {noun} resampled; they hold for one look.",
+        numeric=tuple(range(1, len(report.arms) + 1)),
+    )
+
+
+def difference_table(report: Report) -> Table:
+    """Lay out the differences to the baseline: a column for each other arm."""
+    others = [arm for arm in report.arms if arm.against]
+    rows = tuple(
+        (metric.title, *(change(arm.against[name], metric) for arm in others))
+        for name, metric in METRICS.items()
+    )
+    return Table(
+        head=("", *(arm.name for arm in others)),
+        rows=rows,
+        caption=f"Differences to {report.baseline}, with 95 % intervals that hold for one look. "
+        "With so many rows, one in twenty excludes 0 by chance.",
+        numeric=tuple(range(1, len(others) + 1)),
+    )
+
+
+def evidence_table(report: Report) -> Table:
+    """Lay out what the verdicts rest on: a row for each comparison."""
+    noun = unit_noun(report.experiment.design if report.experiment else "", 2)
+    rows = []
+    for found in report.comparisons:
+        low, high = ("-" if bound is None else percent(bound) for bound in (found.low, found.high))
+        detectable = found.needs.detectable
+        if detectable is not None and found.is_relative:
+            detectable = math.expm1(detectable)
+        rows.append(
+            (
+                found.arm,
+                METRICS[found.metric].title,
+                "-" if found.value is None else percent(found.value),
+                f"{low} to {high}",
+                f"{found.p_value:.2g}",
+                f"{found.num_units:,} ({found.num_effective_units:,.0f})",
+                "-" if detectable is None else percent(detectable),
+                "-" if found.decided_at_s is None else clock(found.decided_at_s),
+            )
+        )
+    confidence = percent(1 - report.comparisons[0].alpha) if report.comparisons else ""
+    return Table(
+        head=("arm", "metric", "difference", f"{confidence} sequence", "p", f"{noun} (effective)",
+              f"found with {percent(report.options.power)}", "decided since"),
+        rows=tuple(rows),
+        caption=f"What the verdict rests on: against {report.baseline}, intervals and p that hold "
+        "at every look.",
+        numeric=(2, 3, 4, 5, 6),
+    )  # fmt: skip
+
+
+def shadow_table(shadows: tuple[WhatIf, ...]) -> Table:
+    """Lay out shadows: shadow's figure, and the live one's in brackets."""
+    rows = tuple(
+        (
+            shadow.policy,
+            shadow.live if isinstance(shadow, ShadowSummary) else "as recorded",
+            f"{shadow.num_decisions:,}",
+            percent(shadow.agreement),
+            f"{amount(shadow.ttft_ms, 'ms')} ({amount(shadow.live_ttft_ms, 'ms')})",
+            f"{shadow.uncached_tokens:,.0f} ({shadow.live_uncached_tokens:,.0f})",
+            f"{shadow.fetched_tokens:,.0f} ({shadow.live_fetched_tokens:,.0f})",
+            amount(shadow.regret_ms, "ms"),
+            ", ".join(f"{value:,.0f}" for value in shadow.regret_quantiles.values()),
+        )
+        for shadow in shadows
+    )
+    return Table(
+        head=("shadow", "live", "decisions", "same choice", "first token", "computed tokens",
+              "fetched tokens", "regret", "regret P10, P50, P90, P99, ms"),
+        rows=rows,
+        caption="Predictions, the live choice's in brackets. Regret: by how much the shadow's "
+        "choice was predicted to be sooner.",
+        numeric=tuple(range(2, 9)),
+    )  # fmt: skip
+
+
+def redecided_table(found: Redecided) -> Table:
+    """Lay out how records were decided again."""
+    return Table(
+        head=("records", "same decision", "same choice, other costs", "other choice", "no policy"),
+        rows=(
+            tuple(
+                f"{count:,}"
+                for count in (
+                    found.num_records,
+                    found.num_same,
+                    found.num_other_costs,
+                    found.num_other_choice,
+                    found.num_unknown,
+                )
+            ),
+        ),
+        numeric=(0, 1, 2, 3, 4),
+    )
+
+
+def heading(report: Report) -> str:
+    """Say in a line what the report is about."""
+    experiment = report.experiment
+    if experiment is None or report.begin_s is None or report.end_s is None:
+        return f"{report.num_records:,} records, no experiment"
+    return (
+        f"{experiment.name}: {experiment.design}, {report.num_units:,} "
+        f"{unit_noun(experiment.design, report.num_units)}, {report.num_requests:,} requests in "
+        f"{duration(report.end_s - report.begin_s)}, since {clock(report.begin_s)}"
+    )

@@ -1,0 +1,136 @@
+"""The answer, in plain words. It may be asked for at any time, as often as one likes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from loadtest.experiments.comparison import Comparison, Options
+from loadtest.experiments.findings import Finding
+from loadtest.experiments.metrics import METRICS, Metric
+from loadtest.experiments.power import Need
+from loadtest.experiments.words import duration, percent, signed, unit_noun
+
+Kind = Literal["better", "worse", "equal", "undecided", "broken"]
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """On one arm against the baseline. `is_final`: more data are not needed for it."""
+
+    arm: str
+    baseline: str
+    kind: Kind
+    is_final: bool
+    text: str
+
+
+def judge(
+    comparison: Comparison, findings: tuple[Finding, ...], design: str, options: Options
+) -> Verdict:
+    """Say what the comparison says."""
+    metric = METRICS[comparison.metric]
+    kind, text = _judged(comparison, findings, design, options, metric)
+    return Verdict(
+        arm=comparison.arm,
+        baseline=comparison.baseline,
+        kind=kind,
+        is_final=kind in ("better", "worse", "equal"),
+        text=text,
+    )
+
+
+def _judged(
+    comparison: Comparison,
+    findings: tuple[Finding, ...],
+    design: str,
+    options: Options,
+    metric: Metric,
+) -> tuple[Kind, str]:
+    arm, baseline = comparison.arm, comparison.baseline
+    breaking = [finding for finding in findings if finding.weight == "broken"]
+    if breaking:
+        codes = ", ".join(finding.code.replace("_", " ") for finding in breaking)
+        return "broken", (
+            f"broken: do not believe any difference between {arm} and {baseline} ({codes}). "
+            f"{breaking[0].text}"
+        )
+    value, low, high = comparison.value, comparison.low, comparison.high
+    if value is None or low is None or high is None:
+        return (
+            "undecided",
+            f"not decided yet: too little is known. {_needs(comparison, design, options)}",
+        )
+    if comparison.is_decided:
+        is_better = (value < 0) == metric.is_lower_better
+        said = _sided(value, metric)
+        bounds = _range(value, low, high, metric)
+        about = (
+            ""
+            if options.margin < min(abs(low), abs(high))
+            else (f"; it may be smaller than the {percent(options.margin)} that matter")
+        )
+        return ("better" if is_better else "worse"), (
+            f"{arm} is {said} than {baseline} ({bounds}) in {metric.title}{about}"
+        )
+    if max(abs(low), abs(high)) <= options.margin:
+        return "equal", (
+            f"no difference larger than {percent(options.margin)}: {arm} and {baseline} are "
+            f"equivalent in {metric.title} ({_between(low, high, metric)})"
+        )
+    return "undecided", (
+        f"not decided yet: {arm} is {_between(low, high, metric)} than {baseline} in "
+        f"{metric.title}. {_needs(comparison, design, options)}"
+    )
+
+
+def _needs(comparison: Comparison, design: str, options: Options) -> str:
+    to_find, to_equal = comparison.needs.to_find, comparison.needs.to_equal
+    effect, margin = percent(options.effect), percent(options.margin)
+    if to_find is None:
+        return "How long it takes cannot be told yet"
+    if to_find.num_more_units:
+        return f"Finding a difference of {effect} needs {_more(to_find, design)}"
+    if to_equal is None or not to_equal.num_more_units:
+        return "There is enough by now for what was asked; the difference is near the bounds"
+    return (
+        f"A difference of {effect} would most likely have been found by now; showing that there is "
+        f"none larger than {margin} needs {_more(to_equal, design)}"
+    )
+
+
+def _more(need: Need, design: str) -> str:
+    more = need.num_more_units
+    told = f"about {more:,} more {unit_noun(design, more)}"
+    return told if need.more_s is None else f"{told} ({duration(need.more_s)} of this traffic)"
+
+
+def _sided(value: float, metric: Metric) -> str:
+    word = metric.better if (value < 0) == metric.is_lower_better else metric.worse
+    return f"{word} by {_size(value, metric)}"
+
+
+def _size(value: float, metric: Metric) -> str:
+    if metric.is_relative:
+        return percent(abs(value))
+    return f"{signed(abs(value)).removeprefix('+')} points"
+
+
+def _range(value: float, low: float, high: float, metric: Metric) -> str:
+    """Write the bounds in the direction of the value, the smaller change first."""
+    near, far = (abs(high), abs(low)) if value < 0 else (low, high)
+    unit = " %" if metric.is_relative else " points"
+    return f"{_number(near)} to {_number(far)}{unit}"
+
+
+def _number(share: float) -> str:
+    return signed(abs(share)).removeprefix("+")
+
+
+def _between(low: float, high: float, metric: Metric) -> str:
+    return f"between {_end(low, metric)} and {_end(high, metric)}"
+
+
+def _end(value: float, metric: Metric) -> str:
+    word = metric.better if (value < 0) == metric.is_lower_better else metric.worse
+    return f"{_size(value, metric)} {word}"

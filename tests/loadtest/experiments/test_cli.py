@@ -1,0 +1,167 @@
+"""`warmroute report` and `warmroute redecide`, as they are called."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from loadtest.experiments import cli
+from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Scene, records, write
+
+MADE = records(Scene(num_sessions=120, shadows=("min_ttft",)))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "decisions.jsonl", MADE)
+
+
+def call(command: click.Command, *arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def test_a_report_in_terminal_page_and_json(file: Path, tmp_path: Path) -> None:
+    """One call says the verdict in all three."""
+    page, data = tmp_path / "report.html", tmp_path / "report.json"
+
+    result = call(cli.report, file, "--html", page, "--json", data)
+
+    told = json.loads(data.read_text())
+    html = page.read_text()
+    assert result.exit_code == 0, result.output
+    assert "not decided yet" in result.stdout
+    assert told["schema"] == "warmroute.report/1"
+    assert told["verdicts"][0]["kind"] == "undecided"
+    assert told["shadows"][0]["policy"] == "min_ttft"
+    assert html.count("<img src=") == 4
+    assert "ot decided yet" in html
+    assert "Shadow policies" in html
+
+
+def test_options_are_shares_and_times(file: Path) -> None:
+    """5%, 0.05 and ISO times are understood; nonsense is refused by name."""
+    cut = MADE[len(MADE) // 2].at
+
+    fine = call(cli.report, file, "--margin", "5%", "--effect", "0.2", "--since", cut)
+    wrong = [
+        call(cli.report, file, "--margin", "five"),
+        call(cli.report, file, "--alpha", "2"),
+        call(cli.report, file, "--since", "yesterday"),
+        call(cli.report, file, "--metric", "speed"),
+    ]
+
+    assert fine.exit_code == 0, fine.output
+    assert call(cli.report, file, "--until", "2027-01-15T08:30").exit_code == 0
+    assert [result.exit_code for result in wrong] == [2, 2, 2, 2]
+    for result, said in zip(wrong, ("five", "100 %", "yesterday", "'speed'"), strict=True):
+        assert said in result.output
+
+
+def test_a_broken_experiment_has_its_own_status(tmp_path: Path) -> None:
+    """Scripts can tell "do not believe" from "done"."""
+    arms = (CONTROL, replace(TREATMENT, missing_rate=0.2))
+    file = write(tmp_path / "r.jsonl", records(Scene(arms=arms, num_sessions=200)))
+
+    result = call(cli.report, file)
+
+    assert result.exit_code == 1
+    assert "broken: do not believe" in result.stdout
+
+
+def test_bad_input_is_status_two(file: Path, tmp_path: Path) -> None:
+    """What is wrong is said in one line, without a trace."""
+    foreign = tmp_path / "foreign.jsonl"
+    foreign.write_text("hello\n" + file.read_text())
+
+    for arguments, said in (
+        ((tmp_path / "none.jsonl",), "no such file"),
+        ((foreign,), f"{foreign}:1: not JSON"),
+        ((file, "--experiment", "trail"), "did you mean 'trial'"),
+        ((file, "--json", tmp_path), "is a directory"),
+        ((file, "--html", tmp_path / "no" / "page.html"), "cannot write"),
+    ):
+        result = call(cli.report, *arguments)
+        assert result.exit_code == 2
+        assert said in result.output
+    assert call(cli.report, foreign, "--skip-bad").exit_code == 0
+
+
+@pytest.mark.parametrize("library", ["duckdb", "scipy.stats", "matplotlib"])
+def test_a_missing_extra_says_what_to_install(
+    file: Path, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the extra the command is there, and names it."""
+    monkeypatch.setitem(sys.modules, library, None)
+
+    result = call(cli.report, file, "--html", tmp_path / "page.html")
+
+    assert result.exit_code == 2
+    assert "pip install 'warmroute[experiments]'" in result.output
+
+
+def test_an_interruption_writes_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends with a word and its own status."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadtest.experiments.report.make_report", interrupt)
+    page = tmp_path / "page.html"
+
+    result = call(cli.report, file, "--html", page)
+
+    assert result.exit_code == 130
+    assert "interrupted" in result.output
+    assert not page.exists()
+
+
+def test_progress_is_told_of_what_takes_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no patience at all, there is a bar, and it ends."""
+    monkeypatch.setattr(cli, "_PATIENCE_S", -1.0)
+
+    assert call(cli.report, file).exit_code == 0
+
+
+def test_redeciding(file: Path, tmp_path: Path) -> None:
+    """Records agree with their policies; another one is asked along."""
+    data = tmp_path / "again.json"
+
+    policy = ("--policy", "kv_aware:alpha=7", "--param", "beta=0.5")
+    result = call(cli.redecide, file, *policy, "--json", data)
+
+    told = json.loads(data.read_text())
+    assert result.exit_code == 0, result.output
+    assert "every record was decided again as it was" in result.stdout
+    assert told["num_same"] == len(MADE)
+    assert told["what_if"]["policy"] == "kv_aware:alpha=7:beta=0.5"
+
+
+def test_redeciding_otherwise_is_status_one(tmp_path: Path) -> None:
+    """A record of another policy than it says is named."""
+    file = write(tmp_path / "r.jsonl", [replace(MADE[0], policy="nobody"), *MADE[1:]])
+
+    result = call(cli.redecide, file)
+
+    assert result.exit_code == 1
+    assert f"{file}:1: request" in result.stdout.replace("\n", "")
+
+
+def test_redeciding_wrong_policies(file: Path) -> None:
+    """Unknown policies and parameters are named."""
+    for arguments, said in (
+        (("--policy", "kv_awre"), "did you mean 'kv_aware'"),
+        (("--policy", "kv_aware", "--param", "alpa=1"), "did you mean 'alpha'"),
+        (("--policy", "kv_aware", "--param", "alpha"), "not NAME=VALUE"),
+        (("--param", "alpha=1"), "--param needs --policy"),
+    ):
+        result = call(cli.redecide, file, *arguments)
+        assert result.exit_code == 2
+        assert said in result.output

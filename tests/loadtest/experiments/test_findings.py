@@ -1,0 +1,243 @@
+"""What limits a claim: each weakness of an experiment is named, and none that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from router.records import DecisionRecord
+from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Arm, Scene, records
+from tests.loadtest.experiments.test_verdict import codes, reported
+
+SPLIT = records(Scene())
+SLOTS = Scene(design="switchback", num_sessions=400, span_s=36_000.0, slot_s=300.0, wash_out_s=30.0)
+
+
+def text_of(report: object, code: str) -> str:
+    return next(f.text for f in report.findings if f.code == code)  # type: ignore[attr-defined]
+
+
+def test_a_split_on_shared_replicas_is_interference(tmp_path: Path) -> None:
+    """The direction of the bias is said, and what to do instead."""
+    report = reported(tmp_path, SPLIT)
+
+    assert codes(report, "warning") == {"interference"}
+    assert "bias towards no difference" in text_of(report, "interference")
+    assert "switchback or partition" in text_of(report, "interference")
+
+
+def test_a_sound_switchback_has_no_warning(tmp_path: Path) -> None:
+    """Long slots with wash-out, enough of them: nothing to complain about."""
+    report = reported(tmp_path, records(SLOTS))
+
+    assert codes(report, "warning") == set()
+    assert codes(report, "note") >= {"wash_out", "sample_ratio"}
+
+
+def test_slots_without_wash_out_or_too_short(tmp_path: Path) -> None:
+    """Both make the arms look alike, and are said."""
+    dry = reported(tmp_path, records(replace(SLOTS, wash_out_s=0.0)))
+    short = reported(tmp_path, records(replace(SLOTS, slot_s=5.0, wash_out_s=1.0)))
+
+    assert "no_wash_out" in codes(dry, "warning")
+    assert "short_slots" in codes(short, "warning")
+
+
+def test_few_slots_are_said(tmp_path: Path) -> None:
+    """Twelve slots are few."""
+    report = reported(tmp_path, records(replace(SLOTS, slot_s=1_000.0, num_sessions=100)))
+
+    assert "few_units" in codes(report, "warning")
+
+
+def test_carry_over_within_slots_is_found(tmp_path: Path) -> None:
+    """An effect that only comes in the second half of slots needs a longer wash-out."""
+
+    def late(record: DecisionRecord) -> DecisionRecord:
+        assignment = record.assignment
+        assert assignment is not None
+        assert record.ttft_ms is not None
+        is_late = record.at % SLOTS.slot_s > SLOTS.slot_s / 2
+        factor = 0.3 if is_late and assignment.arm == "treatment" else 1.0
+        return replace(record, ttft_ms=record.ttft_ms * factor)
+
+    report = reported(tmp_path, [late(record) for record in records(SLOTS)])
+
+    assert "carry_over" in codes(report, "warning")
+
+
+def test_unequal_partitions_are_said(tmp_path: Path) -> None:
+    """Numbers and speeds of replicas are compared, and that replicas are not resampled."""
+    arms = (
+        replace(CONTROL, replicas=("r1", "r2", "r3")),
+        replace(TREATMENT, replicas=("r4",)),
+    )
+    made = records(Scene(design="partition", arms=arms, num_sessions=150))
+
+    def slower(record: DecisionRecord) -> DecisionRecord:
+        if record.decision.candidate != "r4":
+            return record
+        views = tuple(
+            replace(view, cost=replace(view.cost, ms_per_token=0.2))
+            for view in record.snapshot.replicas
+        )
+        return replace(record, snapshot=replace(record.snapshot, replicas=views))
+
+    report = reported(tmp_path, [slower(record) for record in made])
+
+    assert codes(report, "warning") >= {"unequal_replicas", "unequal_speeds", "few_replicas"}
+    assert "interference" not in codes(report, "warning")
+    assert "fleet_changed" not in codes(report, "warning")  # each arm has its own
+
+
+def test_routers_that_disagree_break_it(tmp_path: Path) -> None:
+    """Sessions that go to and fro between arms mean two definitions."""
+
+    def by_other_router(index: int, record: DecisionRecord) -> DecisionRecord:
+        if index % 3 or record.assignment is None:
+            return record
+        return replace(record, assignment=replace(record.assignment, arm="control"))
+
+    made = [by_other_router(index, record) for index, record in enumerate(SPLIT)]
+    report = reported(tmp_path, made)
+
+    assert "arms_disagree" in codes(report, "broken")
+    assert "routers disagree" in text_of(report, "arms_disagree")
+
+
+def test_missing_outcomes_break_it(tmp_path: Path) -> None:
+    """An arm that loses a tenth of its first tokens is not compared by the rest."""
+    arms = (CONTROL, replace(TREATMENT, missing_rate=0.1))
+
+    report = reported(tmp_path, records(Scene(arms=arms)))
+
+    assert codes(report, "broken") == {"missing_outcomes"}
+
+
+def test_a_stopped_arm_and_a_ramp_are_said(tmp_path: Path) -> None:
+    """Who stops when, and that shares changed, is in the report."""
+    arms = (CONTROL, replace(TREATMENT, share=lambda at: (0.1, 0.5, 0.0)[int(3 * at)]))
+
+    report = reported(tmp_path, records(Scene(arms=arms)))
+
+    assert "treatment got no sessions of its own after" in text_of(report, "arm_stopped")
+    assert "ramp" in codes(report, "note")
+
+
+def test_why_an_arm_was_stopped_is_said(tmp_path: Path) -> None:
+    """As the records of its traffic tell, which others placed."""
+    stopped_s = SPLIT[len(SPLIT) // 2].at
+
+    def stop(record: DecisionRecord) -> DecisionRecord:
+        assignment = record.assignment
+        assert assignment is not None
+        if assignment.arm == "control" or record.at < stopped_s:
+            return record
+        marked = replace(
+            assignment, is_wash_out=True, not_counted="stopped", stop_reason="too slow by half"
+        )
+        return replace(record, assignment=marked)
+
+    report = reported(tmp_path, [stop(record) for record in SPLIT])
+
+    assert "UTC: stopped (too slow by half). It is compared" in text_of(report, "arm_stopped")
+
+
+def test_other_starts_of_the_name_are_left_out_and_named(tmp_path: Path) -> None:
+    """The newest is reported on; asked for together they are one experiment."""
+    made = [*records(Scene(trial="0a", num_sessions=100))]
+    made += records(Scene(trial="0b", num_sessions=100, seed=2, start_s=START_S + 9_000))
+
+    newest = reported(tmp_path, made)
+    joined = reported(tmp_path, made, trials=("0a", "0b"))
+
+    assert newest.num_requests < len(made) == joined.num_requests
+    assert "this is trial 0b, from 2027-" in text_of(newest, "other_trials")
+    assert "0a (from 2027-" in text_of(newest, "other_trials")
+    assert {"joined_trials"} == codes(joined, "note") & {"other_trials", "joined_trials"}
+
+
+def test_starts_at_the_same_time_are_a_warning(tmp_path: Path) -> None:
+    """Two routers that do not hear of each other have ids of their own."""
+    made = [*records(Scene(trial="0a", num_sessions=100))]
+    made += records(Scene(trial="0b", num_sessions=100, seed=2, start_s=START_S + 100))
+
+    report = reported(tmp_path, made)
+
+    assert "`--trial 0b --trial 0a` takes all" in text_of(report, "trials_overlap")
+    assert "trials_overlap" in codes(report, "warning")
+    assert "other_trials" not in codes(report, "note")
+
+
+def test_the_control_arm_of_the_definition_is_the_baseline(tmp_path: Path) -> None:
+    """Whatever it is called; one that is asked for goes before it."""
+    made = records(Scene(control="treatment", num_sessions=100))
+
+    assert reported(tmp_path, made).baseline == "treatment"
+    assert reported(tmp_path, made, baseline="control").baseline == "control"
+    assert "baseline" not in codes(reported(tmp_path, made), "note")
+    gone = records(Scene(control="gone", num_sessions=100))
+    assert reported(tmp_path, gone).baseline == "control"
+
+
+def test_what_records_and_fleet_lack_is_said(tmp_path: Path) -> None:
+    """Lost records, blind decisions, several policies, a replica that joined."""
+
+    def worse(index: int, record: DecisionRecord) -> DecisionRecord:
+        if index < len(SPLIT) // 4:
+            views = record.snapshot.replicas[:-1]
+            if record.decision.candidate in {view.id for view in views}:
+                record = replace(record, snapshot=replace(record.snapshot, replicas=views))
+        if index % 10 == 0:
+            record = replace(record, policy="session_sticky", policy_params={})
+        return replace(record, state="blind" if index % 5 == 0 else "degraded")
+
+    made = [worse(i, record) for i, record in enumerate(SPLIT) if i % 20]
+    report = reported(tmp_path, made)
+
+    assert codes(report, "warning") >= {
+        "lost_records",
+        "blind_decisions",
+        "degraded_decisions",
+        "several_policies",
+        "fleet_changed",
+    }
+    num_lost = len(SPLIT) - len(made) - 1  # before the first that is there nobody knows
+    assert f"about {num_lost} of " in text_of(report, "lost_records")
+
+
+def test_a_trend_is_found(tmp_path: Path) -> None:
+    """An effect that turns round halfway is no one number."""
+    half = SPLIT[len(SPLIT) // 2].at
+
+    def turning(record: DecisionRecord) -> DecisionRecord:
+        assert record.assignment is not None
+        assert record.ttft_ms is not None
+        factor = (0.5 if record.at < half else 2.0) if record.assignment.arm == "control" else 1.0
+        return replace(record, ttft_ms=record.ttft_ms * factor)
+
+    report = reported(tmp_path, [turning(record) for record in SPLIT])
+
+    assert "trend" in codes(report, "warning")
+
+
+def test_clients_without_sessions_are_noticed(tmp_path: Path) -> None:
+    """Sessions of one request each are probably none."""
+    made = [r for r in SPLIT if r.assignment is not None]
+    alone = [
+        replace(r, assignment=replace(r.assignment, unit=f"{i:016x}"))  # type: ignore[type-var]
+        for i, r in enumerate(made)
+    ]
+
+    assert "no_sessions" in codes(reported(tmp_path, alone), "warning")
+
+
+def test_unknown_designs_are_said(tmp_path: Path) -> None:
+    """A newer router's design is judged with care."""
+    arms = (Arm(name="a"), Arm(name="b"))
+
+    report = reported(tmp_path, records(Scene(design="interleaved", arms=arms, num_sessions=60)))
+
+    assert "design" in codes(report, "warning")
+    assert "baseline" in codes(report, "note")

@@ -1,0 +1,105 @@
+"""loadtest.experiments.redecide: the same snapshot, the same policy, the same decision."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from loadtest.experiments import redecide
+from loadtest.experiments.bad_lines import RecordsError
+from policies import CandidateId, create
+from router.records import DecisionRecord
+from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
+
+PARAMS = Arm(name="other", policy="kv_aware", params={"alpha": 0.5}, share=lambda at: 1 / 3)
+MADE = records(
+    Scene(
+        arms=(
+            replace(CONTROL, share=lambda at: 1 / 3),
+            replace(TREATMENT, policy="power_of_two", share=lambda at: 1 / 3),
+            PARAMS,
+        ),
+        num_sessions=60,
+    )
+)
+
+
+def test_every_record_is_decided_as_it_was(tmp_path: Path) -> None:
+    """Drawn ties, random choices and parameters included, from any file."""
+    plain = write(tmp_path / "a.jsonl", MADE[::2])
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(write(tmp_path / "b", MADE[1::2]).read_bytes()))
+
+    found = redecide([plain, packed])
+
+    assert found.agrees
+    assert found.num_same == found.num_records == len(MADE)
+    assert set(found.by_policy) == {"least_loaded", "power_of_two", "kv_aware"}
+
+
+def test_disagreements_are_named(tmp_path: Path) -> None:
+    """A changed choice, changed costs and an unknown policy are told apart."""
+
+    def elsewhere(record: DecisionRecord) -> DecisionRecord:
+        other = next(v.id for v in record.snapshot.replicas if v.id != record.decision.candidate)
+        return replace(record, decision=replace(record.decision, candidate=CandidateId(other)))
+
+    changed = [
+        elsewhere(MADE[0]),
+        replace(MADE[1], decision=replace(MADE[1].decision, reason="because")),
+        replace(MADE[2], policy="kv_awre"),
+        *MADE[3:],
+    ]
+    file = write(tmp_path / "a.jsonl", changed)
+
+    found = redecide([file])
+
+    assert not found.agrees
+    assert (found.num_other_choice, found.num_other_costs, found.num_unknown) == (1, 1, 1)
+    assert [one.line for one in found.disagreements] == [1, 2, 3]
+    assert found.disagreements[0].again == MADE[0].decision.candidate
+    assert "did you mean 'kv_aware'" in found.disagreements[2].reason
+
+
+def test_another_policy_is_a_shadow_after_the_fact(tmp_path: Path) -> None:
+    """What it would have chosen is priced as the live choice is."""
+    file = write(tmp_path / "a.jsonl", MADE)
+    soonest = create("min_ttft")
+
+    found = redecide([file], other=soonest, other_label="min_ttft")
+
+    what_if = found.what_if
+    assert what_if is not None
+    chosen = [soonest.decide(record.snapshot).candidate for record in MADE]
+    agreement = np.mean([c == r.decision.candidate for c, r in zip(chosen, MADE, strict=True)])
+    assert what_if.agreement == pytest.approx(agreement)
+    assert what_if.regret_ms == pytest.approx(what_if.live_ttft_ms - what_if.ttft_ms)
+    assert what_if.regret_quantiles["p10"] >= 0  # nothing is sooner than the soonest
+
+
+def test_bad_lines_are_named_or_skipped(tmp_path: Path) -> None:
+    """Foreign lines, unknown versions and impossible candidates have file and line."""
+    file = write(tmp_path / "a.jsonl", MADE[:3])
+    text = file.read_text()
+    gone = replace(MADE[3], decision=replace(MADE[3].decision, candidate=CandidateId("gone")))
+    gone_text = write(tmp_path / "gone", [gone]).read_text()
+    told: list[float] = []
+
+    for bad, said in (
+        ("{}\n", "missing required field"),
+        (text.splitlines()[0].replace('"schema":1', '"schema":9') + "\n", "version 9"),
+        (gone_text, r"decision\.candidate"),
+    ):
+        file.write_text(text + bad)
+        with pytest.raises(RecordsError, match=rf"a\.jsonl:4: .*{said}"):
+            redecide([file])
+        assert redecide([file], skip_bad=True).num_bad == 1
+    file.write_text(text + text[:100])
+    assert redecide([file], progress=lambda what, share: told.append(share)).num_bad == 1
+    file.write_text("\n")
+    with pytest.raises(RecordsError, match="no decision record"):
+        redecide([file])

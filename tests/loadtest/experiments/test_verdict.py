@@ -1,0 +1,164 @@
+"""The whole report: what it finds in experiments of which the truth is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from loadtest.experiments import Options, Report, load, make_report
+from loadtest.experiments.bad_lines import RecordsError
+from router.records import DecisionRecord
+from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
+
+FASTER = replace(TREATMENT, effect=0.7)
+LARGE = 1500
+EVEN = records(Scene(num_sessions=LARGE))
+UNEVEN = records(Scene(arms=(CONTROL, FASTER), num_sessions=LARGE))
+
+
+def reported(
+    path: Path, made: list[DecisionRecord], options: Options | None = None, **named: Any
+) -> Report:
+    return make_report(load([str(write(path / "r.jsonl", made))]), options=options, **named)[0]
+
+
+def codes(report: Report, weight: str) -> set[str]:
+    return {finding.code for finding in report.findings if finding.weight == weight}
+
+
+def test_a_known_effect_is_found(tmp_path: Path) -> None:
+    """30 % faster is said to be so, with bounds around it, and since when."""
+    report = reported(tmp_path, UNEVEN)
+
+    (verdict,), (comparison,) = report.verdicts, report.comparisons
+    assert verdict.kind == "better"
+    assert verdict.is_final
+    assert verdict.text.startswith("treatment is faster by ")
+    assert "than control (" in verdict.text
+    assert comparison.low is not None
+    assert comparison.high is not None
+    assert comparison.low < -0.3 < comparison.high < 0
+    assert comparison.p_value < 0.05
+    assert comparison.decided_at_s is not None
+    assert comparison.looks[-1].low == comparison.low
+    assert report.is_sound
+    assert [list(arm.policies) for arm in report.arms] == [["least_loaded"], ["kv_aware"]]
+
+
+def test_the_other_way_round_it_is_worse(tmp_path: Path) -> None:
+    """Held against the faster arm the other one is slower."""
+    report = reported(tmp_path, UNEVEN, baseline="treatment")
+
+    assert report.verdicts[0].kind == "worse"
+    assert "control is slower by " in report.verdicts[0].text
+
+
+def test_no_difference_is_not_decided_at_first(tmp_path: Path) -> None:
+    """Few sessions decide nothing, and what is needed is said."""
+    report = reported(tmp_path, records(Scene(num_sessions=150)))
+
+    (verdict,) = report.verdicts
+    assert verdict.kind == "undecided"
+    assert "Finding a difference of 10 % needs about " in verdict.text
+    assert "more sessions (" in verdict.text
+    needs = report.comparisons[0].needs
+    assert needs.to_find is not None
+    assert needs.to_find.num_units > 150
+    assert needs.detectable is not None
+
+
+def test_arms_that_are_alike_are_called_equivalent(tmp_path: Path) -> None:
+    """With enough sessions and a margin that matters, "no difference" is an answer."""
+    report = reported(tmp_path, EVEN, Options(margin=0.25))
+
+    assert report.verdicts[0].kind == "equal"
+    assert report.verdicts[0].text.startswith("no difference larger than 25 %")
+
+
+def test_too_few_units_say_nothing(tmp_path: Path) -> None:
+    """Nine sessions are no experiment, whatever their numbers."""
+    report = reported(tmp_path, records(Scene(num_sessions=9)))
+
+    assert report.verdicts[0].text.startswith("not decided yet: too little is known")
+    assert report.comparisons[0].low is None
+    assert "few_units" in codes(report, "warning")
+
+
+def test_a_mismatch_breaks_the_verdict(tmp_path: Path) -> None:
+    """Where one arm loses sessions, no difference is to be believed."""
+    made = [
+        record
+        for record in UNEVEN
+        if record.assignment is not None
+        and (record.assignment.arm == "control" or int(record.assignment.unit, 16) % 3)
+    ]
+
+    report = reported(tmp_path, made)
+
+    assert report.verdicts[0].kind == "broken"
+    assert report.verdicts[0].text.startswith("broken: do not believe any difference")
+    assert codes(report, "broken") == {"sample_ratio"}
+    assert not report.is_sound
+
+
+def test_a_switchback_is_judged_by_slots(tmp_path: Path) -> None:
+    """Slots are the units, and the wash-out is left out."""
+    scene = Scene(
+        design="switchback", arms=(CONTROL, FASTER), num_sessions=LARGE, span_s=86_400.0,
+        slot_s=600.0, wash_out_s=60.0,
+    )  # fmt: skip
+
+    report = reported(tmp_path, records(scene))
+
+    assert report.verdicts[0].kind == "better"
+    assert 120 <= report.num_units <= 145
+    assert report.num_counted < report.num_requests
+    assert "wash_out" in codes(report, "note")
+    assert "interference" not in codes(report, "warning")
+
+
+def test_every_metric_can_decide(tmp_path: Path) -> None:
+    """Shares are compared by their difference, and more of a good one is better."""
+    cached = reported(tmp_path, EVEN, Options(metric="cached"))
+    recomputed = reported(tmp_path, EVEN, Options(metric="recomputed"))
+
+    assert cached.verdicts[0].kind == "better"
+    assert "higher by 2" in cached.verdicts[0].text
+    assert "points" in cached.verdicts[0].text
+    assert recomputed.verdicts[0].kind == "better"
+    assert "treatment is lower by " in recomputed.verdicts[0].text
+
+
+def test_several_arms_share_the_level(tmp_path: Path) -> None:
+    """Three arms are two comparisons at half the level each."""
+    third = Arm(name="third", policy="round_robin", share=lambda at: 1 / 3)
+    arms = tuple(replace(arm, share=third.share) for arm in (CONTROL, TREATMENT, third))
+
+    report = reported(tmp_path, records(Scene(arms=arms, num_sessions=150)))
+
+    assert [comparison.alpha for comparison in report.comparisons] == [0.025, 0.025]
+    assert [verdict.arm for verdict in report.verdicts] == ["third", "treatment"]
+    assert "several_arms" in codes(report, "note")
+
+
+def test_prompt_lengths_can_be_taken_out(tmp_path: Path) -> None:
+    """The adjustment never widens what it knows of, and says what it kept."""
+    made = records(Scene(num_sessions=300))
+
+    report = reported(tmp_path, made, Options(adjusts_for_prompt=True))
+
+    assert 0 < report.comparisons[0].variance_kept <= 1
+
+
+def test_wrong_arms_are_named(tmp_path: Path) -> None:
+    """A baseline that is no arm, and an experiment of one arm, are errors that help."""
+    made = records(Scene(num_sessions=40))
+    alone = [r for r in made if r.assignment is not None and r.assignment.arm == "control"]
+
+    with pytest.raises(RecordsError, match=r"no arm 'contrl'; did you mean 'control'\?"):
+        reported(tmp_path, made, baseline="contrl")
+    with pytest.raises(RecordsError, match="all records are of one arm, control"):
+        reported(tmp_path, alone)
