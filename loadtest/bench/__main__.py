@@ -36,12 +36,17 @@ BENCHMARKS: Final = (
     "tokenization",
     "memory",
     "stall",
+    "redis",
+    "sharing",
 )
+LARGE: Final = ("scale",)
+"""Take minutes or gigabytes: run where named, or with --large."""
 DEFAULT_OUT: Final = Path("docs/benchmarks.md")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS), metavar="[NAME]...")
+@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS + LARGE), metavar="[NAME]...")
+@click.option("--large", is_flag=True, help="Those too that take gigabytes.")
 @click.option("--quick", is_flag=True, help="Small numbers: shows that it runs, measures nothing.")
 @click.option(
     "--out",
@@ -55,13 +60,19 @@ DEFAULT_OUT: Final = Path("docs/benchmarks.md")
     help="Model directory whose tokenizer is timed too (a real one).",
 )
 def main(
-    names: tuple[str, ...], quick: bool, out: Path | None, other_model_dir: Path | None
+    names: tuple[str, ...],
+    large: bool,
+    quick: bool,
+    out: Path | None,
+    other_model_dir: Path | None,
 ) -> None:
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
     context, overhead, throughput, streaming, cpu, stall: through a running router
     decision, match, ingest, tokenization, memory: its parts
+    redis, sharing: what routers share, and how soon; on a Redis of its own
+    scale: a large fleet's index (6 GB; only if named, or with --large)
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # that there is no torch, it says
     console = Console(stderr=True)
@@ -80,13 +91,15 @@ def main(
         )
         sections = [
             run_one(name, setting)
-            for name in setting.track(names or BENCHMARKS, "[bold]all benchmarks")
+            for name in setting.track(
+                names or (BENCHMARKS + LARGE if large else BENCHMARKS), "[bold]all benchmarks"
+            )
         ]
     result = Report(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         commit=_commit(),
         quick=quick,
-        command=_command(names, quick),
+        command=_command(names, quick=quick, large=large),
         machine=machine,
         sections=sections,
     )
@@ -128,8 +141,9 @@ def _about(module: ModuleType) -> str:
     return inspect.cleandoc(module.__doc__ or "")
 
 
-def _command(names: tuple[str, ...], quick: bool) -> str:
-    return " ".join(("python -m loadtest.bench", *names, *(("--quick",) if quick else ())))
+def _command(names: tuple[str, ...], *, quick: bool, large: bool) -> str:
+    options = [*(["--large"] if large else []), *(["--quick"] if quick else [])]
+    return " ".join(("python -m loadtest.bench", *names, *options))
 
 
 def _commit() -> str | None:

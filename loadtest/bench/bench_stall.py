@@ -17,9 +17,10 @@ import uvloop
 
 from loadtest.bench.client import Connection, request_bytes
 from loadtest.bench.conversations import Prepared, growing
-from loadtest.bench.measures import Budget, Line, distribution, percentile
+from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.rig import Rig, RigError, start_rig
 from loadtest.bench.setting import Setting
+from loadtest.results import percentile
 from router.prompt import load_prompter
 
 _TOKENS: Final = 100_000

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from loadtest.results import percentile
+
 Statistic = Literal["value", "p50", "p99", "max"]
 
 
@@ -66,8 +68,3 @@ def distribution(
         budgets=budgets,
         note=note,
     )
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Pick the nearest-rank percentile of sorted, non-empty values."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from rich.progress import Progress
 
 from loadtest.bench import report
-from loadtest.bench.__main__ import BENCHMARKS, main, run_one
+from loadtest.bench.__main__ import BENCHMARKS, LARGE, main, run_one
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.report import Machine, Report, Section
 from loadtest.bench.setting import Setting
 
-IN_PROCESS = ("decision", "match", "ingest", "tokenization")
+IN_PROCESS = ("decision", "match", "ingest", "tokenization", "redis")
 WITH_PROCESSES = tuple(name for name in BENCHMARKS if name not in IN_PROCESS)
 
 MACHINE = Machine(cpu="a CPU", num_cores=2, system="Linux", python="CPython 3.11", load_average=0.5)
@@ -39,7 +39,8 @@ def report_of(*sections: Section) -> Report:
     )
 
 
-@pytest.mark.parametrize("name", IN_PROCESS)
+@pytest.mark.parametrize("name", IN_PROCESS + LARGE)
+@pytest.mark.timeout(180)
 def test_parts_are_measured(name: str, setting: Setting) -> None:
     """Every line has figures of its samples, and says what they are."""
     section = run_one(name, setting)
