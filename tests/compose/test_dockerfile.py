@@ -1,0 +1,83 @@
+"""The image: linted, small, nobody's, and made of what the build context has."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compose.runner import ROOT
+from tests.compose.stacks import DOCKER, dockerfile
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    """Of any severity."""
+    folder = Path(sys.executable).parent
+    hadolint = shutil.which("hadolint", path=f"{folder}") or shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed")
+
+    done = subprocess.run(
+        [hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+def test_it_runs_as_nobody_and_says_when_it_is_well() -> None:
+    """By number, so that `runAsNonRoot` can check it; healthy is ready."""
+    image = dockerfile()
+
+    assert image.of("USER") == ["65534:65534"]
+    assert "/readyz" in image.of("HEALTHCHECK")[0]
+    assert "WARMROUTE_LISTEN_PORT" in image.of("HEALTHCHECK")[0]
+    assert json.loads(image.of("ENTRYPOINT")[0]) == ["warmroute"]
+    kinds = [kind for kind, _ in image.last]
+    assert kinds.index("USER") > kinds.index("RUN")
+
+
+def test_the_base_is_pinned_and_the_build_stays_behind() -> None:
+    """Two stages on one image of one release; only the environment is copied over."""
+    image = dockerfile()
+    bases = [text.split()[0] for kind, text in image.all if kind == "FROM"]
+
+    assert len(bases) == 2
+    assert len(set(bases)) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases[0])
+    assert image.of("COPY") == ["--from=build /opt/warmroute /opt/warmroute"]
+
+
+def test_the_context_has_what_is_copied_and_no_more() -> None:
+    """Each COPY finds its source past .dockerignore; tests, notes and secrets stay out."""
+    lines = (ROOT / ".dockerignore").read_text().split()
+    let_in = {line[1:] for line in lines if line.startswith("!")}
+    copied = {
+        source
+        for kind, text in dockerfile().all
+        if kind == "COPY" and "--from" not in text
+        for source in text.split()[:-1]
+    }
+
+    assert lines[0] == "**"
+    assert copied == let_in
+    for source in copied:
+        assert (ROOT / source).exists()
+    assert any(fnmatch.fnmatch("router/__pycache__", line) for line in lines)
+
+
+def test_packages_of_the_wheel_are_in_the_image() -> None:
+    """What setuptools packs is copied before it is asked to."""
+    found = (ROOT / "pyproject.toml").read_text()
+    packed = re.findall(r'"(\w+)\*"', found.partition("[tool.setuptools.packages.find]")[2])
+
+    assert packed
+    copied = " ".join(text for kind, text in dockerfile().all if kind == "COPY")
+    for package in packed[:3]:
+        assert f"{package} {package}" in copied
