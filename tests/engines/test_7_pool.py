@@ -1,0 +1,163 @@
+"""Two real replicas that share a real Mooncake pool: fetched, predicted, evicted, lost, found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from loadtest.agents import make_sessions
+from loadtest.drive import drive
+from loadtest.results import TurnResult
+from tests.engines.harness import ENGINE_READY_S, Engine, Master, Router, wait_until
+from tests.engines.turns import PROFILE, mixed_sessions, settled, take_turns, wrong_predictions
+
+MIN_EXACT_RATIO = 0.98  # pool evictions included: the pool moves between answer and look-up
+
+PooledRouter = Callable[..., Router]
+
+
+@pytest.fixture(scope="module")
+def master(log_dir: Path) -> Iterator[Master]:
+    """A master that evicts from 800 blocks on: less than the sessions of a test fill."""
+    running = Master(log_dir, watermark=0.4)
+    running.start()
+    try:
+        yield running.wait_ready("/health", 30)
+    finally:
+        running.kill()
+
+
+@pytest.fixture(scope="module")
+def pooled(master: Master, log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
+    """Two replicas with small caches of their own."""
+    engines = (master.engine("p1", log_dir), master.engine("p2", log_dir))
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.wait_ready("/health", ENGINE_READY_S)
+        yield engines
+    finally:
+        for engine in engines:
+            engine.kill()
+
+
+@pytest.fixture
+def start_pooled(master: Master, pooled: tuple[Engine, Engine], log_dir: Path) -> PooledRouter:
+    """Make a router for both, that knows the pool."""
+
+    def start(**options: Any) -> Router:
+        return Router(pooled, log_dir, options=master.options, **options)
+
+    return start
+
+
+async def test_a_session_goes_on_where_its_cache_is_not(
+    start_pooled: PooledRouter, master: Master
+) -> None:
+    """Its replica drains; the other one has never seen it, and fetches what the pool has."""
+    with start_pooled() as router:
+        session = make_sessions(replace(PROFILE, num_sessions=1, seed=71))[0]
+        (_, first), (_, second) = await take_turns(router.url, [session], max_rounds=2)
+        assert second.replica == first.replica
+        assert first.replica is not None
+        assert second.num_prompt_tokens is not None
+        num_blocks = second.num_prompt_tokens // 32  # stored behind the answer's back
+        wait_until(lambda: len(master.keys()) >= num_blocks, 15, "the turn's blocks in the pool")
+        router.drain(first.replica)
+        ((_, third),) = await take_turns(router.url, [session], max_rounds=1)
+
+    assert third.replica != first.replica
+    assert third.predicted is not None
+    assert third.predicted.pool > 0
+    assert third.predicted.total == third.num_cached_tokens
+    assert third.num_cached_tokens is not None
+    assert third.num_cached_tokens >= second.num_prompt_tokens // 32 * 32
+
+
+async def test_predictions_hold_while_the_pool_evicts(
+    start_pooled: PooledRouter, master: Master
+) -> None:
+    """Sessions that are thrown to and fro between replicas, through a pool that is too small."""
+    num_evicted = master.metric("master_evicted_key_count")
+    with start_pooled(policy="random") as router:
+        turns = await take_turns(router.url, mixed_sessions(num_turns=6, num_sessions=5))
+        results = [result for _, result in turns]
+        wrong = wrong_predictions(results)
+
+        assert len(results) >= 50
+        assert num_pooled(results) >= 10, "hardly anything was fetched: nothing was proved"
+        assert master.metric("master_evicted_key_count") > num_evicted + 200
+        assert len(wrong) <= (1 - MIN_EXACT_RATIO) * len(results), "\n".join(wrong)
+        for replica in ("r1", "r2"):
+            assert router.state(replica) == "exact"
+        assert router.metric("warmroute_pool_bytes_per_token", model="tiny") == 512
+
+
+async def test_predictions_hold_under_load(start_pooled: PooledRouter) -> None:
+    """Among sessions that run at once, the settled requests are predicted."""
+    with start_pooled(policy="random") as router:
+        sessions = mixed_sessions(num_turns=5, num_sessions=5, scale_time=0.1)
+        results = await drive(router.url, sessions, concurrency=3)
+        chosen = settled(results)
+        wrong = wrong_predictions(chosen)
+
+    assert [result.error for result in results if result.error is not None] == []
+    assert num_pooled(chosen) >= 3
+    assert len(wrong) <= max(1, (1 - MIN_EXACT_RATIO) * len(chosen)), "\n".join(wrong)
+
+
+async def test_a_late_router_knows_the_pool(start_pooled: PooledRouter, master: Master) -> None:
+    """What was pooled before it joined is listed, and found by the names of its first prompt."""
+    with start_pooled() as router:
+        session = make_sessions(replace(PROFILE, num_sessions=1, seed=72))[0]
+        await take_turns(router.url, [session], max_rounds=2)
+    turn = session.next_turn()
+    assert turn is not None
+    with start_pooled() as late:
+        wait_until(lambda: late.metric("warmroute_pool_blocks") > 0, 15, "the pool's keys")
+        body = turn.body
+        wait_until(lambda: late.explain(body)["num_pool_tokens"] > 0, 15, "the session's blocks")
+
+    assert late is not router
+
+
+async def test_the_master_dies_and_comes_back(start_pooled: PooledRouter, master: Master) -> None:
+    """During load: no request fails, the router says so, and counts on the pool again later."""
+    with start_pooled() as router:
+        results: list[TurnResult] = []
+        sessions = mixed_sessions(num_turns=6, num_sessions=4, scale_time=0.2)
+
+        async def fail() -> None:
+            await until(lambda: len(results) >= 8)
+            await asyncio.to_thread(master.kill)
+            await until(lambda: router.metric("warmroute_pool_up") == 0)
+            await until(lambda: len(results) >= 16)
+            master.start()
+            await asyncio.to_thread(master.wait_ready, "/health", 30)
+
+        async with asyncio.TaskGroup() as tg:
+            tg.create_task(fail())
+            await drive(router.url, sessions, concurrency=3, on_result=results.append)
+        await until(lambda: router.metric("warmroute_pool_up") == 1)
+
+        assert [r.error_message for r in results if r.error is not None] == []
+        assert len(results) >= 30
+        assert router.metric("warmroute_pool_failures_total", code="pool_gone") > 0
+        log = router.log_path.read_text()
+        assert "pool lost" in log
+        assert log.count("pool found") == 2
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition, 120, "the load to go on")
+
+
+def num_pooled(results: list[TurnResult]) -> int:
+    """Count the requests of which something was predicted to come from the pool."""
+    return sum(r.predicted is not None and r.predicted.pool > 0 for r in results)
