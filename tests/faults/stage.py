@@ -12,7 +12,7 @@ import functools
 import io
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
@@ -22,18 +22,24 @@ import orjson
 import pytest
 from multidict import CIMultiDictProxy
 
-from loadtest.emulator import Emulator, EmulatorOptions
 from loadtest.emulator import replica as replica_module
+from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
+from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router import config
+from router.contracts import BlockKey, block_key
+from router.fleet.replica import candidates_of
 from router.lifecycle import Router
 from router.logs import JsonFormatter, TextFormatter
+from router.peers import Peers
+from tests.redis_servers import RedisServer
 
 SECRET = "wr-s3cret"
 KEY = f"Bearer sk-{SECRET}"
 SESSION = f"session-{SECRET}"
-PATIENCE_S = 30.0  # for what must come; never waited for where all is well
+PATIENCE_S = 60.0  # for what must come; never waited for where all is well
+LEASE_S = 1.0  # of routers that share a Redis
 
 INSTANT = PRESETS["instant"]
 SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere
@@ -167,11 +173,16 @@ class Stage:
             task.cancel()
 
     async def admin(
-        self, path: str, body: Json | bytes | None = None, headers: Json | None = None
+        self,
+        path: str,
+        body: Json | bytes | None = None,
+        headers: Json | None = None,
+        *,
+        method: str | None = None,
     ) -> Reply:
         """Ask the admin port; with a body it is a POST."""
         data = orjson.dumps(body) if isinstance(body, dict) else body
-        method = "GET" if body is None else "POST"
+        method = method or ("GET" if body is None else "POST")
         async with aiohttp.ClientSession() as client:
             async with client.request(
                 method, self.admin_url + path, data=data, headers=headers
@@ -203,6 +214,8 @@ class Stage:
         for candidate, holdings in router.caches.index._holdings.items():
             if holdings.computing:
                 left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
+        if isinstance(router.peers, Peers) and router.peers._open:
+            left.append(f"told as open: {len(router.peers._open)} leases")
         session = router._upstream._session
         if session is not None and session.connector is not None:
             acquired = session.connector._acquired  # type: ignore[attr-defined]
@@ -211,6 +224,25 @@ class Stage:
             if self.metric(name) != 0.0:
                 left.append(f"{name} is not zero")
         return left
+
+    def held(self, engine: Emulator) -> list[set[BlockKey]]:
+        """Read the blocks that each rank of an engine has, as this router knows it."""
+        index = self.router.caches.index
+        for replica in self.router.fleet.replicas:
+            if replica.url == engine.url:
+                held = [index._holdings.get(c.id) for c in candidates_of(replica)]
+                return [set(holdings.gpu) if holdings else set() for holdings in held]
+        return []
+
+    async def sharing(self) -> Json:
+        """Read what the admin port says of Redis and other routers."""
+        found: Json = (await self.admin("/admin/replicas")).json()["sharing"]
+        return found
+
+    def roles(self) -> dict[str, str]:
+        """Say by whom this router hears of each candidate."""
+        assert self.router.sharing is not None
+        return self.router.sharing.state().roles
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -222,6 +254,18 @@ class Stage:
 
     async def ready(self) -> None:
         await self.until(lambda: self.router.not_ready() is None)
+
+    async def knows(self, *engines: Emulator) -> None:
+        """Wait until the router knows just those blocks that the engines have."""
+        try:
+            await self.until(lambda: all(self.held(engine) == truth(engine) for engine in engines))
+        except TimeoutError:
+            told = [
+                f"{len(known - true)} too many, {len(true - known)} too few"
+                for engine in engines
+                for known, true in zip(self.held(engine), truth(engine), strict=True)
+            ]
+            raise AssertionError(f"not in step: {told}, {self.roles()}\n{self.log}") from None
 
     async def settled(self, *engines: Emulator) -> None:
         """Wait until the router has applied every event the engines have published."""
@@ -246,12 +290,20 @@ class Stage:
 
 @asynccontextmanager
 async def on_stage(
-    *engines: Emulator | Any, ready: bool = True, is_idle: bool = True, **settings: Any
+    *engines: Emulator | Any,
+    ready: bool = True,
+    is_idle: bool = True,
+    peer_name: str | None = None,
+    redis: RedisServer | None = None,
+    redis_password: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Run a router in front of engines (anything with a `url`).
 
     `settings` are configuration keys, dots as double underscores: `health__interval_s=0.05`.
     """
+    if redis is not None:
+        settings = {"redis__url": redis.url, "redis__lease_s": LEASE_S} | settings
     flags: dict[tuple[str, ...], Any] = {
         ("replicas",): [engine if isinstance(engine, str) else engine.url for engine in engines],
         ("listen", "host"): "127.0.0.1",
@@ -261,7 +313,8 @@ async def on_stage(
     }
     flags |= {tuple(key.split("__")): value for key, value in settings.items()}
     with listening() as log:
-        stage = Stage(Router(config.load(flags=flags)), log)
+        made = config.load(flags=flags)
+        stage = Stage(Router(made, peer_name=peer_name, redis_password=redis_password), log)
         stage.records = flags.get(("log", "decisions"))
         loop = asyncio.get_running_loop()
         listens: asyncio.Future[tuple[str, str]] = loop.create_future()
@@ -282,6 +335,68 @@ async def on_stage(
         if failed is not None:
             raise failed
         _nothing_told(stage)
+        if redis is not None and redis.is_running:
+            assert SECRET.encode() not in everything(redis)
+
+
+@asynccontextmanager
+async def on_stages(
+    *engines: Emulator, redis: RedisServer, number: int = 2, **settings: Any
+) -> AsyncIterator[list[Stage]]:
+    """Run several routers with one Redis in front of the same engines, up and in step."""
+    async with AsyncExitStack() as stack:
+        stages = [
+            await stack.enter_async_context(on_stage(*engines, redis=redis, **settings))
+            for _ in range(number)
+        ]
+        await together(stages, *engines)
+        yield stages
+
+
+async def together(stages: Sequence[Stage], *engines: Emulator) -> None:
+    """Wait until state is shared, each engine is led by one router, and all know the same."""
+    for stage in stages:
+        num_feeds = sum(len(engine.replica.ranks) for engine in engines)
+
+        def is_shared(stage: Stage = stage, num_feeds: int = num_feeds) -> bool:
+            roles = list(stage.roles().values())
+            return len(roles) == num_feeds and "direct" not in roles
+
+        await stage.until(lambda stage=stage: stage.metric("warmroute_redis_up") == 1)  # type: ignore[misc]
+        await stage.until(is_shared)
+        await stage.until(
+            lambda stage=stage: stage.metric("warmroute_routers") == len(stages)  # type: ignore[misc]
+        )
+    await stages[0].until(
+        lambda: (
+            sum(stage.metric("warmroute_feeds", role="leading") for stage in stages) == num_feeds
+        )
+    )
+    for stage in stages:
+        await stage.knows(*engines)
+
+
+def truth(engine: Emulator) -> list[set[BlockKey]]:
+    """Read the blocks that each rank of an engine really has."""
+    ranks = engine.replica.ranks
+    return [{block_key(d) for d in rank.engine.blocks.cached_digests()} for rank in ranks]
+
+
+def everything(redis: RedisServer) -> bytes:
+    """Read all keys of a Redis and all that is in them."""
+    client, found = redis.client, []
+    for key in client.keys():
+        found.append(key)
+        match client.type(key):
+            case b"hash":
+                found += [part for pair in client.hgetall(key).items() for part in pair]
+            case b"stream":
+                found += [repr(entry).encode() for entry in client.xrange(key)]
+            case b"zset":
+                found += client.zrange(key, 0, -1)
+            case b"string":
+                found.append(client.get(key) or b"")
+    return b"\n".join(found)
 
 
 async def _nothing_left(stage: Stage) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import aiohttp
 import pytest
 
+from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.time_model import TimeModel
+from router.index.caches import LINGER_S
+from router.peers import Peers
+from router.replication import Notes
 from tests.faults.stage import Engines, Stage, arm, chat, num_running, on_stage, streamed, words
+from tests.nodes import Node
 
 BRISK = TimeModel(base_ms=2.0, ms_per_prefill_token=0.01)
 
@@ -46,7 +52,7 @@ async def test_nothing_is_left_of_a_storm(seed: int) -> None:
     }
     async with (
         Engines(3, time_model=BRISK, num_gpu_blocks=400, seed=seed) as engines,
-        on_stage(*engines, **settings) as stage,
+        on_stage(*engines, peer_name="a", **settings) as stage,
     ):
         await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
         for engine in engines:
@@ -68,3 +74,20 @@ async def test_nothing_is_left_of_a_storm(seed: int) -> None:
         assert outcomes.count("whole") > 50, outcomes
         assert stage.metric("warmroute_refused_total", code="internal_error") == 0
         assert (await stage.ask(chat(words(1)))).status == 200
+        await stage.until(lambda: not stage.leftovers())
+        _hears_it_all(stage, engines)
+
+
+def _hears_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
+    """Let another router hear of every request of the storm: nothing is left there, either."""
+    peers = stage.router.peers
+    assert isinstance(peers, Peers)
+    other = Node("b", [engine.url.removeprefix("http://") for engine in engines])
+    notes = peers.take()
+    for number, note in enumerate(notes):
+        other.peers.apply(Notes("a", (note,)), number / 100)
+    other.caches.settle(len(notes) + LINGER_S)
+
+    assert len(notes) > 150
+    assert other.count("began") == other.count("ended") > 60
+    assert other.leftovers() == []

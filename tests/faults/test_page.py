@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from router.metrics import Metrics, _StateCollector
+from router.metrics import Metrics, PoolState, SharingState, _SharingCollector, _StateCollector
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
@@ -57,20 +57,35 @@ def test_every_metric_on_the_page_exists() -> None:
     """With its labels."""
 
     class NoReplicas:
+        def pool_state(self) -> PoolState:
+            return PoolState(
+                is_up=True,
+                num_blocks={},
+                counts={},
+                listing_age_s=None,
+                allocated_bytes=None,
+                capacity_bytes=None,
+                bytes_per_token={},
+                fetch_bytes_per_s={},
+            )
+
         def rank_states(self) -> list[object]:
             return []
 
     metrics = Metrics()
+    alone = SharingState(is_up=False, num_routers=1, num_feeds={}, counts={})
     families = {
         *(family.name for family in metrics.registry.collect()),
         *(f.name for f in _StateCollector(NoReplicas()).collect()),  # type: ignore[arg-type]
+        *(f.name for f in _SharingCollector(lambda: alone).collect()),
     }
     found = re.findall(r'`(warmroute_\w+)(?:\{\w+="(\w+)"\})?`', PAGE)
 
     assert found
     for name, value in found:
         assert name.removesuffix("_total") in families, name
-        assert f'"{value}"' in SOURCE or f"num_{value}" in SOURCE or not value, value
+        spelled = (f'"{value}"', f"num_{value}", f"{value.upper()} = auto()")
+        assert not value or any(text in SOURCE for text in spelled), value
 
 
 def test_every_log_line_on_the_page_exists() -> None:

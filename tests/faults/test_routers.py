@@ -1,0 +1,364 @@
+"""Several routers with one Redis in front of the same engines: as good as one. docs/failures.md."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from loadtest.emulator.emulator import Emulator
+from router.peers import Peers
+from tests.faults.stage import (
+    LEASE_S,
+    PATIENCE_S,
+    SESSION,
+    SLOW,
+    STUCK,
+    Engines,
+    Json,
+    Reply,
+    Stage,
+    arm,
+    chat,
+    num_running,
+    on_stage,
+    on_stages,
+    together,
+    words,
+)
+from tests.redis_servers import RedisServer, Start
+
+VERSIONS = pytest.mark.parametrize("version", ["6.2", "7"])
+LISTENS = re.compile(r"listens on (http://\S+) \(admin: (http://\S+)\)")
+QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
+
+
+async def turns(
+    stages: Sequence[Stage],
+    engines: Sequence[Emulator],
+    num_turns: int = 6,
+    session: int = 0,
+    *,
+    is_calm: bool = False,
+) -> list[Reply]:
+    """Have a conversation whose turns go to the routers one after the other.
+
+    `is_calm`: each begins when every router knows that the one before is over.
+    """
+    texts = [words(1000 + session, num_words=150)]  # worth staying for
+    replies = []
+    for turn in range(num_turns):
+        stage = stages[turn % len(stages)]
+        reply = await stage.ask(chat(*texts), headers={"X-Session-ID": f"{SESSION}-{session}"})
+        assert reply.status == 200
+        replies.append(reply)
+        texts += [reply.text, words(2000 + 100 * session + turn, num_words=20)]
+        for each in stages:
+            await each.knows(*engines)
+            if is_calm:
+                await each.until(lambda each=each: others_requests(each) == 0)  # type: ignore[misc]
+    return replies
+
+
+def exact(replies: Sequence[Reply]) -> bool:
+    return all(reply.predicted == reply.reported for reply in replies)
+
+
+@VERSIONS
+async def test_a_conversation_that_changes_routers_stays_exact(
+    start_redis: Start, version: str
+) -> None:
+    """Each turn at another router: on the replica that has the rest, predicted to the token."""
+    redis = start_redis(version)
+    async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
+        several = [await turns(stages, engines, session=n, is_calm=True) for n in range(3)]
+
+        for replies in several:
+            assert exact(replies)
+            assert all(reply.reported > 0 for reply in replies[1:])
+        by_url = {
+            tuple(stages[i % 2].router.fleet.replica(r.replica).url for i, r in enumerate(replies))
+            for replies in several
+        }
+        assert all(len(set(urls)) == 1 for urls in by_url)
+
+
+@VERSIONS
+async def test_a_router_that_joins_is_warm(start_redis: Start, version: str) -> None:
+    """It loads what the other knows; its first prediction is exact."""
+    redis = start_redis(version)
+    async with Engines(2) as engines, on_stage(*engines, redis=redis) as first:
+        for number in range(20):
+            await first.ask(chat(words(number)))
+        await first.knows(*engines)
+        await together([first], *engines)
+        async with on_stage(*engines, redis=redis) as second:
+            replies = [await second.ask(chat(words(number))) for number in range(20)]
+            assert exact(replies)
+            assert all(reply.reported > 0 for reply in replies)
+            assert second.metric("warmroute_sharing_total", kind="snapshots") >= 1
+            assert set(second.roles().values()) == {"following"}
+            assert second.log.count("replay failed") == 0
+
+
+async def test_siblings_at_two_routers_go_where_the_first_went(start_redis: Start) -> None:
+    """What a request is computing there counts at every router, from when it was sent."""
+    async with (
+        Engines(2, time_model=STUCK) as engines,
+        on_stages(*engines, redis=start_redis()) as stages,
+    ):
+        prompt = words(1, num_words=2000)
+        async with under_way() as ask:
+            ask(stages[0].ask(chat(prompt, words(2, num_words=4))))
+            await stages[1].until(lambda: others_requests(stages[1]) == 1)
+            for number in range(3, 5):
+                body = chat(prompt, words(number, num_words=4))
+                ask(stages[1].ask(body, headers=nobody(number)))
+                await stages[0].until(lambda n=number: others_requests(stages[0]) == n - 2)  # type: ignore[misc]
+            await stages[0].until(lambda: sum(map(num_running, engines)) == 3)
+
+            assert sorted(map(num_running, engines)) == [0, 3]
+
+
+async def test_two_routers_balance_as_one(start_redis: Start) -> None:
+    """Each counts what the other has sent: prompts without anything in common spread evenly."""
+    async with (
+        Engines(2, time_model=STUCK) as engines,
+        on_stages(*engines, redis=start_redis()) as stages,
+    ):
+        async with under_way() as ask:
+            for number in range(8):
+                one, other = stages[number % 2], stages[1 - number % 2]
+                before = others_requests(other)
+                ask(one.ask(chat(words(number)), headers=nobody(number)))
+                await other.until(lambda s=other, n=before: others_requests(s) == n + 1)  # type: ignore[misc]
+            await stages[0].until(lambda: sum(map(num_running, engines)) == 8)
+
+            assert list(map(num_running, engines)) == [4, 4]
+
+
+async def test_a_router_killed_leaves_nothing_behind(start_redis: Start, tmp_path: Path) -> None:
+    """kill -9: its feeds are taken over, its load and claims are gone within its lease."""
+    redis = start_redis()
+    async with Engines(2, time_model=SLOW) as engines, serving(redis, engines, tmp_path) as process:
+        async with on_stage(*engines, redis=redis) as stage:
+            await stage.until(lambda: stage.metric("warmroute_routers") == 2)
+            await stage.until(lambda: set(stage.roles().values()) == {"following"})
+            async with asyncio.TaskGroup() as tg:
+                for number in range(20, 26):
+                    tg.create_task(stage.ask(chat(words(number)), headers=nobody(number)))
+            await stage.knows(*engines)
+            assert all(held for engine in engines for held in stage.held(engine))
+            async with asyncio.TaskGroup() as tg:
+                lost = [tg.create_task(process.ask(words(n))) for n in range(1, 4)]
+                await stage.until(lambda: others_requests(stage) == 3)
+                kept = [tg.create_task(stage.ask(long(words(n)))) for n in range(4, 7)]
+                await stage.until(lambda: sum(map(num_running, engines)) == 6)
+                process.kill()
+                await stage.until(lambda: others_requests(stage) == 0)
+                await stage.until(lambda: stage.metric("warmroute_routers") == 1)
+                await together([stage], *engines)
+
+            assert [task.result() for task in lost] == [None] * 3
+            assert [task.result().status for task in kept] == [200] * 3
+            assert stage.metric("warmroute_feeds", role="leading") == 2
+            assert stage.metric("warmroute_sharing_total", kind="rewrites") == 0
+            assert stage.log.count("router forgotten: it is silent") == 2  # text and JSON
+            assert exact([await stage.ask(chat(words(n))) for n in range(4, 7)])
+            assert not [key for key in redis.client.keys("*:load:*") if process.pid in key]
+
+
+async def test_a_router_that_ends_gives_its_leases_back(start_redis: Start) -> None:
+    """The other one feeds with its next beat; nobody waits for a lease to expire."""
+    redis = start_redis()
+    async with Engines(2) as engines, AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(on_stage(*engines, redis=redis, redis__lease_s=9))
+        await together([leader], *engines)
+        async with on_stage(*engines, redis=redis, redis__lease_s=9) as other:
+            await other.until(lambda: set(other.roles().values()) == {"following"})
+            await stack.aclose()
+            leases = redis.client.mget(redis.client.keys("*:lease:*"))
+            assert leader.router.peers.name.encode() not in leases  # type: ignore[union-attr]
+            await other.until(lambda: set(other.roles().values()) == {"leading"})
+            await other.ask(chat(words(1)))
+            await other.knows(*engines)
+
+            assert other.metric("warmroute_routers") == 1
+            assert exact([await other.ask(chat(words(1)))])
+
+
+@pytest.mark.parametrize("down_s", [0.0, 0.3])
+async def test_a_restarted_engine_gets_no_credit_at_any_router(
+    start_redis: Start, down_s: float
+) -> None:
+    """Neither for its past, nor for what another router still believed."""
+    async with Engines(1) as (engine,), on_stages(engine, redis=start_redis(), **QUICK) as stages:
+        for number in range(6):
+            await stages[number % 2].ask(chat(words(number)))
+        for stage in stages:
+            await stage.knows(engine)
+        engine.changed.clear()
+        arm(engine, "restart", down_s=down_s)
+        await engine.changed.wait()
+        for stage in stages:
+            await stage.until(lambda stage=stage: stage.metric("warmroute_index_blocks") == 0)  # type: ignore[misc]
+            await stage.until(lambda stage=stage: stage.metric("warmroute_replica_healthy") == 1)  # type: ignore[misc]
+        replies = [await stages[number % 2].ask(chat(words(number))) for number in range(6)]
+
+        assert all(reply.status == 200 for reply in replies)
+        assert exact(replies)
+        await together(stages, engine)
+        for stage in stages:
+            await stage.until(lambda stage=stage: stage.state("r1") == "exact")  # type: ignore[misc]
+        assert exact([await stages[1 - n % 2].ask(chat(words(n))) for n in range(6)])
+
+
+async def test_orders_at_one_router_are_followed_by_the_other(start_redis: Start) -> None:
+    """Drain, back, add, remove; a router that starts later knows them, too."""
+    redis = start_redis()
+    async with (
+        Engines(2) as (one, two),
+        Engines(1) as (new,),
+        on_stages(one, two, redis=redis) as stages,
+    ):
+        first, second = stages
+        await first.admin("/admin/replicas/r1/drain", {"draining": True})
+        await second.until(lambda: not offered(second, one))
+        for number in range(4):
+            assert (await second.ask(chat(words(number)))).replica == "r2"
+        await second.admin("/admin/replicas/r1/drain", {"draining": False})
+        await first.until(lambda: offered(first, one))
+
+        added = await second.admin("/admin/replicas", {"url": new.url})
+        assert added.status == 201
+        await first.until(lambda: offered(first, new))
+        await together(stages, one, two, new)
+        await remove(first, "r2")
+        for stage in stages:
+            await stage.until(lambda stage=stage: not known(stage, two))
+
+        async with on_stage(one, two, redis=redis) as late:
+            await late.until(lambda: known(late, new) and not known(late, two))
+            assert (await late.ask(chat(words(9)))).status == 200
+
+
+async def test_orders_survive_a_redis_that_lost_them(start_redis: Start) -> None:
+    """Whoever knows them stores them again."""
+    redis = start_redis()
+    async with Engines(2) as (one, two), on_stages(one, redis=redis) as stages:
+        await stages[0].admin("/admin/replicas", {"url": two.url})
+        await stages[1].until(lambda: known(stages[1], two))
+        redis.client.flushall()
+        for stage in stages:
+            await stage.until(
+                lambda stage=stage: stage.metric("warmroute_sharing_total", kind="outages") == 1  # type: ignore[misc]
+            )
+        await together(stages, one, two)
+        async with on_stage(one, redis=redis) as late:
+            await late.until(lambda: known(late, two))
+
+
+def others_requests(stage: Stage) -> int:
+    peers = stage.router.peers
+    assert isinstance(peers, Peers)
+    return peers.num_open_elsewhere
+
+
+@asynccontextmanager
+async def under_way() -> AsyncIterator[Callable[[Coroutine[Any, Any, Reply]], None]]:
+    """Have requests under way; at the end of the block their clients are gone."""
+    async with asyncio.TaskGroup() as tg:
+        tasks: list[asyncio.Task[Reply]] = []
+        yield lambda asked: tasks.append(tg.create_task(asked))
+        for task in tasks:
+            task.cancel()
+
+
+def nobody(number: int) -> dict[str, str]:
+    """Say who asks: each time another session."""
+    return {"X-Session-ID": f"{SESSION}-{number}"}
+
+
+def long(text: str) -> Json:
+    return chat(text, max_tokens=40, ignore_eos=True)
+
+
+def known(stage: Stage, engine: Emulator) -> bool:
+    return any(replica.url == engine.url for replica in stage.router.fleet.replicas)
+
+
+def offered(stage: Stage, engine: Emulator) -> bool:
+    return any(r.url == engine.url and not r.draining for r in stage.router.fleet.replicas)
+
+
+async def remove(stage: Stage, name: str) -> None:
+    async with aiohttp.ClientSession() as client:
+        async with client.delete(f"{stage.admin_url}/admin/replicas/{name}") as answer:
+            assert answer.status == 202
+
+
+class Process:
+    """A router that is a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self._process = process
+        self.url = url
+
+    @property
+    def pid(self) -> bytes:
+        return f"-{self._process.pid}-".encode()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def ask(self, text: str) -> int | None:
+        """Give the status of an answer, None where it broke off."""
+        try:
+            async with aiohttp.ClientSession() as client:
+                path = self.url + "/v1/chat/completions"
+                async with client.post(path, json=long(text) | {"max_tokens": 2000}) as answer:
+                    await answer.read()
+                    return answer.status
+        except aiohttp.ClientError:
+            return None
+
+
+@asynccontextmanager
+async def serving(
+    redis: RedisServer, engines: Sequence[Emulator], folder: Path
+) -> AsyncIterator[Process]:
+    """Run `warmroute serve`, ready, as leader of all engines."""
+    flags = [word for engine in engines for word in ("--replica", engine.url)]
+    flags += ["--redis", redis.url, "--redis-lease-s", str(LEASE_S)]
+    flags += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
+    output = folder / "router"
+    with output.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router.cli", "serve", *flags), stderr=file
+        )
+    try:
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
+            while (found := LISTENS.search(output.read_text())) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            leading = f'role="leading"}} {len(engines)}.0'
+            while leading not in await metrics(client, found[1]):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        yield Process(process, found[1])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def metrics(client: aiohttp.ClientSession, url: str) -> str:
+    async with client.get(url + "/metrics") as answer:
+        return await answer.text()
