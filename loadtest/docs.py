@@ -2,7 +2,8 @@
 
     python -m loadtest.docs                     rewrite README.md and docs/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
-    python -m loadtest.docs --trace FILE        do the queue-model study too (minutes)
+    python -m loadtest.docs --trace FILE        do the studies too (half an hour)
+    python -m loadtest.docs --trace FILE --only published       one of them
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
 `MAKERS`. Everything else in a document is written by hand. Modules above floor 3 are read as
@@ -16,21 +17,31 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+import yaml
 from msgspec import Struct
 from prometheus_client import Counter, Histogram
 
+from loadtest.compare.hygiene import QUESTIONS
 from loadtest.emulator.cli import emulate
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.generated import Agents
+from loadtest.replay.cli import command as replay
+from loadtest.results import RunInfo, TurnResult
+from loadtest.traces import describe
+from loadtest.traces.description import spread_of
+from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
 from router.config import Option, ReplicaConfig, options
-from router.metrics import Metrics, RankState
+from router.definitions import Arm, Experiment, Guardrails, Step
+from router.metrics import ExperimentState, Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,19 +95,37 @@ def option_tables() -> str:
         ]
         header = ("key", "flag", "variable", "default", "what it is")
         parts.append(f"### `{section}`\n\n{table(header, rows)}")
+        if section == "experiment":
+            parts.append(_experiment_tables())
+    return "\n\n".join(parts)
+
+
+def _field_table(struct: type[Struct]) -> str:
+    """Describe the keys of a mapping."""
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        required = field.default is msgspec.NODEFAULT
+        default = "required" if required else _default(field.default)
+        if isinstance(field.default, Struct):
+            default = "see below"
+        rows.append((f"`{field.name}`", default, description_of(struct, field.name)))
+    return table(("key", "default", "what it is"), rows)
+
+
+def _experiment_tables() -> str:
+    """Describe the keys of an experiment's definition."""
+    parts = [f"A definition is a mapping of:\n\n{_field_table(Experiment)}"]
+    for name, struct in (("arms", Arm), ("ramp", Step)):
+        parts.append(f"Each of its `{name}`:\n\n{_field_table(struct)}")
+    parts.append(f"Its `guardrails`:\n\n{_field_table(Guardrails)}")
     return "\n\n".join(parts)
 
 
 def _replica_table() -> str:
     """Describe the keys of one entry of `replicas`."""
-    rows = []
-    for field in msgspec.structs.fields(ReplicaConfig):
-        required = field.default is msgspec.NODEFAULT
-        default = "required" if required else _default(field.default)
-        rows.append((f"`{field.name}`", default, description_of(ReplicaConfig, field.name)))
     return (
         "A list. An entry is a base URL, or a mapping of:\n\n"
-        + table(("key", "default", "what it is"), rows)
+        + _field_table(ReplicaConfig)
         + "\n\nFlag: `--replica URL`, repeatable. Variable: `WARMROUTE_REPLICAS`, comma-separated."
     )
 
@@ -159,6 +188,42 @@ def queue_model(trace: Path) -> str:
     return study(trace)
 
 
+def staleness(trace: Path) -> str:
+    """Do the study of several routers on a Mooncake trace; minutes."""
+    from loadtest.queue_study import staleness_study
+
+    return staleness_study(trace)
+
+
+def published(trace: Path) -> str:
+    """Put published figures beside the simulator's; minutes."""
+    from loadtest.studies.published import report
+    from loadtest.traces import read_workload
+
+    return report(read_workload(trace))
+
+
+def grid(trace: Path) -> str:
+    """Simulate `kv_aware` against every other policy; a quarter of an hour."""
+    from loadtest.studies.grid import generated_cases, report, simulated, trace_case
+
+    return report(simulated([trace_case(trace), *generated_cases()]))
+
+
+def pressure(trace: Path) -> str:
+    """Simulate the pressure map, which needs no trace; minutes."""
+    from loadtest.studies.pressure import points, report
+
+    return report(points())
+
+
+def experiment_study(trace: Path) -> str:
+    """Draw experiments, to show that reports keep their promises; needs no trace; minutes."""
+    from loadtest.experiments.study import study
+
+    return study()
+
+
 # -------------------------------------------------------------------- metrics
 
 
@@ -171,6 +236,7 @@ class _OneReplica:
             state="exact",
             healthy=True,
             num_requests=0,
+            num_elsewhere=0,
             num_queued_tokens=0,
             queue_ms=0.0,
             num_blocks={"gpu": 0},
@@ -178,6 +244,36 @@ class _OneReplica:
             cost_error_ms=0.0,
             trust=1.0,
         )
+
+    def pool_state(self) -> PoolState:
+        return PoolState(
+            is_up=True,
+            num_blocks={"tiny": 0},
+            counts={"stored": 0},
+            listing_age_s=0.0,
+            allocated_bytes=0,
+            capacity_bytes=0,
+            bytes_per_token={"tiny": 0.0},
+            fetch_bytes_per_s={"r1": 0.0},
+        )
+
+
+def _one_of_two_routers() -> SharingState:
+    return SharingState(
+        is_up=True, num_routers=2, num_feeds={"leading": 1}, counts={"deltas_read": 1}
+    )
+
+
+def _one_experiment() -> list[ExperimentState]:
+    return [
+        ExperimentState(
+            name="alpha",
+            design="split",
+            is_running=True,
+            shares={"a": 0.5},
+            evidence={("a", "errors"): 0.0},
+        )
+    ]
 
 
 def metric_tables() -> str:
@@ -189,6 +285,8 @@ def metric_tables() -> str:
         if isinstance(instrument, Counter | Histogram)
     ]
     metrics.watch(_OneReplica())
+    metrics.watch_sharing(_one_of_two_routers)
+    metrics.watch_experiments(_one_experiment)
     names = {family.name for instrument, _ in pushed for family in instrument.describe()}
     rows = [
         _metric_row(family.name, family.type, labels, family.documentation)
@@ -203,7 +301,8 @@ def metric_tables() -> str:
     header = ("metric", "type", "labels", "what it is")
     return (
         f"### Requests\n\n{table(header, rows)}\n\n"
-        f"### Replicas, read at scrape time\n\n{table(header, pulled)}"
+        "### Replicas, the pool, other routers and experiments, read at scrape time\n\n"
+        f"{table(header, pulled)}"
     )
 
 
@@ -217,8 +316,13 @@ def _metric_row(name: str, kind: str, labels: Sequence[str], text: str) -> tuple
 
 def emulator_options() -> str:
     """Describe the flags of `warmroute emulate`."""
+    return option_table(emulate)
+
+
+def option_table(command: click.Command) -> str:
+    """Describe the flags of a command."""
     rows = []
-    for parameter in emulate.params:
+    for parameter in command.params:
         assert isinstance(parameter, click.Option)
         flags = " ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
         if isinstance(parameter.type, click.Choice):
@@ -227,6 +331,36 @@ def emulator_options() -> str:
         shown = _default(default) if isinstance(default, (str, int, float)) else "-"
         rows.append((flags, shown, parameter.help or ""))
     return table(("flag", "default", "what it is"), rows)
+
+
+def workload_flags() -> str:
+    """Describe the flags that say which workload."""
+    return option_table(click.command()(workload_options(lambda: None)))
+
+
+def agent_figures() -> str:
+    """Hold generated agents against what was published of real ones."""
+    agents = Agents(num_sessions=150)
+    workload = agents.workload()
+    made = describe(workload, capacities=[])
+    lengths = {turn.session_id: turn.number + 1 for turn in workload.turns}
+    main = [length for session, length in lengths.items() if "." not in session]
+    assert made.wait_s is not None
+    rows = [
+        ("turns of a session that is no sub-agent, P50", "30 (data set), 33 (blog)",
+         f"{spread_of(main).p50}"),
+        ("context at turn 30, P50", "80,000", f"{made.late_context_tokens:,}"),
+        ("longest prompt", "above 180,000", f"{made.input_tokens.max:,}"),
+        ("input : output", "131 : 1", f"{made.input_per_output:.0f} : 1"),
+        ("hits in a cache that forgets nothing", "94.2 % (blog), 95.6 % (a reader's count)",
+         f"{100 * made.ideal_hit_ratio:.1f} %"),
+        ("wait before a turn, P50, P99", "5.2 s, 81.4 s",
+         f"{made.wait_s.p50:.1f} s, {made.wait_s.p99:.1f} s"),
+    ]  # fmt: skip
+    return (
+        f"`agents` against what was published, {agents.num_sessions} sessions, seed {agents.seed}:"
+        f"\n\n{table(('', 'published', 'made'), rows)}"
+    )
 
 
 def fault_list() -> str:
@@ -242,6 +376,42 @@ def presets() -> str:
         for preset, model in PRESETS.items()
     ]
     return table(("preset", *(f"`{name}`" for name in names)), rows)
+
+
+# -------------------------------------------------------------------- replay
+
+
+def replay_options() -> str:
+    """Describe the flags of `warmroute replay` beside those of the workload."""
+    shared = {param.name for param in click.command()(workload_options(lambda: None)).params}
+    own: list[click.Parameter] = [
+        param
+        for param in replay.params
+        if isinstance(param, click.Option) and param.name not in shared
+    ]
+    return option_table(click.Command("replay", params=own))
+
+
+def run_file_tables() -> str:
+    """Describe both kinds of lines of a run file, from the comments at their fields."""
+    source = (ROOT / "loadtest/results.py").read_text(encoding="utf-8")
+    parts = []
+    for struct, title in ((RunInfo, "The first line"), (TurnResult, "Every other line: a turn")):
+        body = source.split(f"class {struct.__name__}(")[1].split("\n\n\n")[0]
+        described = dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", body, re.MULTILINE))
+        rows = [
+            (f"`{field.name}`", _type_name(field.type), described[field.name])
+            for field in msgspec.structs.fields(struct)
+        ]
+        parts.append(f"{title}:\n\n{table(('field', 'type', 'what it is'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _type_name(kind: Any) -> str:
+    """Name a field's type as JSON has it."""
+    schema = msgspec.json.schema(kind)
+    choices = schema.get("anyOf", [schema])
+    return " or ".join(str(choice.get("type", "object")) for choice in choices)
 
 
 # -------------------------------------------------------------------- architecture
@@ -263,6 +433,15 @@ def floors() -> str:
 # -------------------------------------------------------------------- all together
 
 
+def compare_checks() -> str:
+    """List the checks of `warmroute compare`, and when each one warns."""
+    rows = [
+        (name, (asked.__doc__ or "").strip().removeprefix("Warn ").rstrip("."))
+        for name, asked in QUESTIONS.items()
+    ]
+    return table(("check", "warns"), rows)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
@@ -279,22 +458,62 @@ def _dedented(text: str) -> str:
     return "\n".join([first, *lines]).rstrip()
 
 
+def alert_sections() -> str:
+    """Say of each alert what is wrong and what to do, from the rules themselves."""
+    rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text())
+    return "\n\n".join(_alert(rule) for group in rules["groups"] for rule in group["rules"])
+
+
+def _alert(rule: Mapping[str, Any]) -> str:
+    notes = rule["annotations"]
+    summary = re.sub(
+        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"*{of[1]}*", notes["summary"]
+    )
+    lasting = f"For {rule['for']}: " if "for" in rule else ""
+    return (
+        f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}. {summary} "
+        f"{notes['description']}\n\n```promql\n{lasting}{rule['expr'].strip()}\n```"
+    )
+
+
 MAKERS: dict[str, Maker] = {
     "options": option_tables,
     "policies": policy_sections,
     "metrics": metric_tables,
     "emulator-options": emulator_options,
+    "workload-options": workload_flags,
+    "agent-figures": agent_figures,
     "faults": fault_list,
     "presets": presets,
+    "replay-options": replay_options,
+    "run-file": run_file_tables,
+    "compare-checks": compare_checks,
     "floors": floors,
     "request": docstring("router/pipeline.py"),
     "events": docstring("router/ingest.py"),
     "tasks": docstring("router/lifecycle.py"),
+    "sharing": docstring("router/sharing/__init__.py"),
+    "feeds": docstring("router/sharing/feed.py"),
+    "store": docstring("router/io/redis_store.py"),
+    "pooling": docstring("router/pooling.py"),
+    "pool-keys": docstring("router/index/pool_keys.py"),
+    "checking": docstring("router/checking/__init__.py"),
     "errors": docstring("router/errors.py"),
+    "mooncake-lines": docstring("loadtest/traces/mooncake.py"),
+    "building": docstring("loadtest/traces/building.py"),
     "health": docstring("router/fleet/health.py"),
+    "alerts": alert_sections,
 }
 
-ON_DEMAND = frozenset({"queue-model"})
+ON_DEMAND: dict[str, Callable[[Path], str]] = {
+    "queue-model": queue_model,
+    "staleness": staleness,
+    "published": published,
+    "grid": grid,
+    "pressure": pressure,
+    "experiment-study": experiment_study,
+}
+"""Parts that take minutes, made of the conversation trace."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -302,7 +521,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argument_parser().parse_args(argv)
     makers = dict(MAKERS)
     if args.trace is not None:
-        makers["queue-model"] = lambda: queue_model(args.trace)
+        for name in args.only or ON_DEMAND:
+            makers[name] = partial(ON_DEMAND[name], args.trace)
     num_old = 0
     for path in documents():
         text = path.read_text(encoding="utf-8")
@@ -321,6 +541,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.docs")
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--trace", type=Path, help="Mooncake's conversation_trace.jsonl")
+    parser.add_argument("--only", action="append", choices=list(ON_DEMAND), help="of the studies")
     return parser
 
 

@@ -9,8 +9,9 @@ Conventions, for whoever writes a document. The line before a fenced block may b
 
 Blocks of one document run in order, in one empty directory. A Python block that begins with
 `# NAME.py` has that name there. Documents write the ports of a real installation; they are
-exchanged for free ones: 8001 and 8002 are two emulated replicas that serve `Qwen/Qwen3-8B`, 8080
-and 8081 the router's, 8011 is for a block that starts a replica itself. `warmroute`, `python` and
+exchanged for free ones: 8001 and 8002 are two emulated replicas that serve `Qwen/Qwen3-8B`, 6379
+is a Redis, 8080 and 8081 are the router's, 8090 and 8091 a second router's, 8011, 8012 and 9003 are
+for blocks that start replicas and a pool's master themselves. `warmroute`, `python` and
 the router's default ports are this checkout's, this interpreter's and the exchanged ones.
 """
 
@@ -36,11 +37,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ENGINE_PORTS = (8001, 8002)
 ROUTER_PORT, ADMIN_PORT = 8080, 8081
-OTHER_PORTS = (8011,)
+REDIS_PORT = 6379
+OTHER_PORTS = (REDIS_PORT, 8090, 8091, 8011, 8012, 9003)
 MODEL = "Qwen/Qwen3-8B"
 
-READY_S = 60.0
-RUN_S = 60.0
+READY_S = 120.0
+RUN_S = 180.0
 
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<marker>(?:not run|run|keep)\b[^\n]*?) -->\n)?"

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,8 +25,18 @@ from router import config
 from router.cli import main
 from router.fleet.health import Outcome
 from router.index.counters import StreamCounters
-from tests.docs_blocks import ENGINE_PORTS, MODEL, ROOT, Block, Shell, blocks, free_ports
+from tests.docs_blocks import (
+    ENGINE_PORTS,
+    MODEL,
+    REDIS_PORT,
+    ROOT,
+    Block,
+    Shell,
+    blocks,
+    free_ports,
+)
 from tests.policies.snapshots import snapshots
+from tests.redis_servers import RedisServer, binary
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text() for path in docs.documents()}
 BLOCKS = [
@@ -46,9 +57,20 @@ VLLM_FLAGS = frozenset(
         "--kv-transfer-config",
         "--num-gpu-blocks-override",
         "--port",
+        "--tensor-parallel-size",
+        "--disable-log-stats",
         "--prefix-caching-hash-algo",
         "--trust-request-chat-template",
     }
+)
+# Source: mooncake_master --help, 0.3.13; redis-server takes its directives as flags
+MASTER_FLAGS = frozenset(
+    {"--eviction_high_watermark_ratio", "--metrics_port", "--rpc_port", "--enable_kv_events"}
+)
+REDIS_FLAGS = frozenset({"--maxmemory", "--maxmemory-policy", "--save"})
+# Source: docker compose --help; docker build --help; promtool and openssl have none in documents
+DOCKER_FLAGS = frozenset(
+    {"--build", "--build-arg", "--force-recreate", "--no-deps", "--profile", "--pull", "--wait"}
 )
 HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6"}
 
@@ -62,9 +84,13 @@ def of_language(*languages: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, int]]:
-    """Two emulated replicas at the ports of the documents' engines, for all documents."""
+    """Two emulated replicas at the ports of the documents, and a Redis, for all of them."""
     chosen = free_ports()
-    with Shell(tmp_path_factory.mktemp("engines"), chosen) as shell:
+    redis = RedisServer(binary("6.2"), tmp_path_factory.mktemp("redis")).start()
+    chosen[REDIS_PORT] = redis.port
+    with ExitStack() as stack:
+        stack.callback(redis.stop)
+        shell = stack.enter_context(Shell(tmp_path_factory.mktemp("engines"), chosen))
         for port in ENGINE_PORTS:
             own = str(chosen[port])
             emulate = ["-m", "loadtest.emulator", "--port", own, "--served-model-name", MODEL]
@@ -75,12 +101,12 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, int]]:
         yield chosen
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the documents use curl")
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_commands_run(name: str, ports: dict[int, int], tmp_path: Path) -> None:
     """Every block that is marked as runnable succeeds, in order."""
-    fresh = free_ports() | {port: ports[port] for port in ENGINE_PORTS}
+    fresh = free_ports() | {port: ports[port] for port in (*ENGINE_PORTS, REDIS_PORT)}
 
     with Shell(tmp_path, fresh) as shell:
         for block in blocks(DOCUMENTS[name]):
@@ -241,12 +267,14 @@ def commands() -> Iterator[click.Command]:
         command = main.get_command(context, name)
         assert command is not None
         yield command
+        if isinstance(command, click.Group):
+            yield from command.commands.values()
 
 
 @cache
 def flags() -> frozenset[str]:
     """Every long flag of our commands, modules and of vLLM that a document may name."""
-    known = {"--help", "--version", *VLLM_FLAGS}
+    known = {"--help", "--version", *VLLM_FLAGS, *MASTER_FLAGS, *REDIS_FLAGS, *DOCKER_FLAGS}
     for command in commands():
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
@@ -264,7 +292,7 @@ def test_flags_exist(name: str) -> None:
         + [block.code for block in blocks(DOCUMENTS[name]) if block.language == "sh"]
     )
 
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", code))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", code))
 
     assert named <= flags()
 
@@ -278,6 +306,7 @@ def test_keys_variables_and_make_targets_exist(name: str) -> None:
     sections = "|".join({option.path[0] for option in options} - {"replicas"})
     variables = {option.variable for option in options}
     variables |= {"WARMROUTE_CONFIG", "WARMROUTE_VLLM_PYTHON", "WARMROUTE_KEY"}
+    variables |= {config.REDIS_PASSWORD}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
     assert set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", text)) <= keys
@@ -315,10 +344,13 @@ def test_tables_are_complete() -> None:
 
 def test_the_formula_is_the_policys() -> None:
     """The formula of kv_aware that is explained by hand is the one in its docstring."""
-    formula = "(1 + alpha x busy) x (fetch + prefill) + beta x min(1, pressure) x prefill"
+    formula = (
+        "queue + (1 + alpha x busy) x (fetch + prefill) + "
+        "(gamma x waiting + delta x decoding + beta x pressure) x compute"
+    )
 
     assert formula in " ".join((KvAware.__doc__ or "").split())
-    assert formula in DOCUMENTS["docs/policies.md"]
+    assert formula in " ".join(DOCUMENTS["docs/policies.md"].split())
 
 
 def test_reasons_are_what_the_router_says() -> None:
