@@ -4,13 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint test-engines bench docs lock clean
+.PHONY: demo test lint test-engines compose-check bench docs lock clean
 
 demo: $(STAMP)            ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
 
 test: $(STAMP) lint       ## floors, style, types, tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -22,11 +22,15 @@ test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engi
 	bash tests/engines/install.sh
 	$(BIN)/python -m pytest tests/engines -o timeout=900 $(ARGS)
 
+compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
+	$(BIN)/python -m tests.compose.queries
+
 bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)
 
 docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.docs
+	$(BIN)/python docker/grafana/dashboard.py
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

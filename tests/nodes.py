@@ -1,0 +1,186 @@
+"""Routers without HTTP: fleet, caches, sessions, peers; and notes carried between them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies import CandidateId, CostModel, Policy, RequestView, Snapshot
+from router.config import ReplicaConfig
+from router.contracts import BlockKey
+from router.fleet import Fleet, Lease, Match, Outcome, Replica, ServedModel, Sessions
+from router.fleet.feeds import Feeds
+from router.fleet.registry import Registry
+from router.index.block_index import BlockIndex
+from router.index.caches import Caches, Claim
+from router.index.rank_stream import RankStream
+from router.metrics import Metrics
+from router.peers import Peers
+from router.replication import Notes, decode_notes, encode
+from tests.engine import BLOCK_SIZE
+
+UNIT = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
+NUM_BLOCKS = 4096
+
+
+class Node:
+    """One router of several. `urls` by local name: two nodes may name their replicas differently.
+
+    Args:
+        settings: Of `Peers`.
+    """
+
+    def __init__(self, name: str, urls: Sequence[str] = ("x", "y"), **settings: int) -> None:
+        self.registry = Registry([ReplicaConfig(url=f"http://{url}") for url in urls])
+        self.fleet = Fleet(prior=UNIT)
+        self.caches = Caches(BlockIndex())
+        self.sessions = Sessions()
+        self.metrics = Metrics()
+        self.peers = Peers(
+            name,
+            fleet=self.fleet,
+            caches=self.caches,
+            sessions=self.sessions,
+            feeds=Feeds(self.registry, self.fleet),
+            metrics=self.metrics,
+            **settings,  # type: ignore[arg-type]
+        )
+        for entry in self.registry.entries:
+            self.find(entry.name)
+
+    def find(self, name: str, *, num_ranks: int = 1) -> None:
+        """Discover a replica."""
+        entry = self.registry.find(name)
+        assert entry is not None
+        self.fleet.add(
+            Replica(
+                name=name,
+                url=entry.replica.url,
+                models=(ServedModel(id="m"),),
+                num_ranks=num_ranks,
+                block_size=BLOCK_SIZE,
+                num_blocks=NUM_BLOCKS,
+            )
+        )
+        for status in self.fleet.status(0.0):
+            if status.replica == name and self.caches.stream(status.id) is None:
+                self.caches.add(
+                    status.id,
+                    RankStream(
+                        status.id,
+                        self.caches.index,
+                        block_size=BLOCK_SIZE,
+                        capacity_blocks=NUM_BLOCKS,
+                    ),
+                )
+
+    def count(self, kind: str) -> float:
+        return self.metrics.peer_notes.labels(kind)._value.get()
+
+    # -- a request's way ---------------------------------------------------------------------
+
+    def snapshot(self, chain: Sequence[BlockKey], number: int, now_s: float) -> Snapshot:
+        candidates = self.fleet.candidates("m", now_s)
+        found = self.caches.match(chain, [c.id for c in candidates])
+        matches = {
+            id_: Match(m.num_gpu_blocks * BLOCK_SIZE, m.num_cpu_blocks * BLOCK_SIZE)
+            for id_, m in found.items()
+        }
+        return Snapshot(
+            now_s=now_s,
+            number=number,
+            seed=1,
+            request=RequestView(num_tokens=len(chain) * BLOCK_SIZE + 1),
+            replicas=self.fleet.views(candidates, matches, now_s),
+        )
+
+    def place(
+        self,
+        policy: Policy,
+        chain: Sequence[BlockKey],
+        number: int,
+        now_s: float,
+        session_hash: int | None = None,
+    ) -> tuple[Lease, Claim]:
+        """Decide as the pipeline does."""
+        snapshot = self.snapshot(chain, number, now_s)
+        chosen = policy.decide(snapshot).candidate
+        return self.begin(chosen, chain, now_s, snapshot, session_hash)
+
+    def begin(
+        self,
+        candidate: str,
+        chain: Sequence[BlockKey],
+        now_s: float,
+        snapshot: Snapshot | None = None,
+        session_hash: int | None = None,
+    ) -> tuple[Lease, Claim]:
+        """Send a request to a candidate."""
+        shown = snapshot or self.snapshot(chain, 0, now_s)
+        view = next(v for v in shown.replicas if v.id == candidate)
+        lease = self.fleet.begin(
+            view.id,
+            num_uncached_tokens=shown.request.num_tokens - view.num_gpu_tokens,
+            num_cached_tokens=view.num_gpu_tokens,
+            now_s=now_s,
+        )
+        num_held_blocks = view.num_gpu_tokens // BLOCK_SIZE
+        claim = self.caches.claim(view.id, chain, num_held_blocks)
+        self.peers.began(
+            lease,
+            num_cached_tokens=view.num_gpu_tokens,
+            claim=claim,
+            num_held_blocks=num_held_blocks,
+            session_hash=session_hash,
+        )
+        if session_hash is not None:
+            self.sessions.note(session_hash, view.id, now_s)
+        return lease, claim
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        self.fleet.first_token(lease, now_s)
+        self.peers.answered(lease, now_s)
+
+    def end(self, lease: Lease, claim: Claim, now_s: float, outcome: Outcome = Outcome.OK) -> None:
+        computed = outcome is Outcome.OK
+        self.fleet.end(lease, now_s, outcome)
+        self.peers.ended(lease, computed=computed)
+        self.caches.release(claim, computed=computed, now_s=now_s)
+
+    # -- notes -------------------------------------------------------------------------------
+
+    def told(self) -> Notes:
+        """Take what is to be told, over the wire."""
+        return decode_notes(encode(Notes(self.peers.name, self.peers.take())))
+
+    def hear(self, *others: Node, now_s: float) -> None:
+        """Hear at once what others have to tell."""
+        for other in others:
+            self.peers.apply(other.told(), now_s)
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def load(self, now_s: float) -> dict[str, tuple[int, int, int, float]]:
+        """Tell requests, waiting ones, their tokens and the queue, by address."""
+        return {
+            s.url: (s.num_requests, s.num_waiting, s.num_queued_tokens, s.queue_ms)
+            for s in self.fleet.status(now_s)
+        }
+
+    def held(self, candidate: str, chain: Sequence[BlockKey]) -> int:
+        """Count the leading blocks that a candidate is thought to have or to compute."""
+        id_ = CandidateId(candidate)
+        return self.caches.match(chain, [id_])[id_].num_gpu_blocks
+
+    def leftovers(self) -> list[str]:
+        """Say what is left of requests, ours and others'."""
+        left = [f"{url}: {load}" for url, load in self.load(1e6).items() if any(load)]
+        for candidate, holdings in self.caches.index._holdings.items():
+            if holdings.computing:
+                left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
+        return left
+
+
+def chain_of(number: int, num_blocks: int, *, shared: int = 0) -> list[BlockKey]:
+    """Make a chain; chains of all numbers share the first blocks."""
+    own = range(1_000_000 * (number + 1) + shared, 1_000_000 * (number + 1) + num_blocks)
+    return [BlockKey(key) for key in (*range(1, shared + 1), *own)]

@@ -1,0 +1,288 @@
+"""A whole router in front of emulated replicas that share an emulated pool."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from tests.faults.stage import Engines, Reply, Stage, chat, on_stage, streamed, words
+
+PER_BLOCK = 1024
+
+
+@asynccontextmanager
+async def pooled(
+    *, num_blocks: int = 4096, engine: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Stage, PoolMaster, tuple[Emulator, Emulator]]]:
+    """Two replicas, their pool, and a router that knows of it."""
+    pool = EmulatedPool(capacity_bytes=num_blocks * PER_BLOCK, bytes_per_object=PER_BLOCK)
+    async with PoolMaster(pool) as master:
+        options = {"pool": master.url, "ms_per_fetched_token": 0.0} | (engine or {})
+        flags = {
+            "mooncake__master": master.url,
+            "mooncake__poll_s": 0.02,
+            "mooncake__verify_timeout_s": 5.0,
+            "policy__name": "round_robin",
+        } | settings
+        async with (
+            Engines(2, **options) as (one, two),
+            on_stage(one, two, **flags) as stage,
+        ):
+            await stage.until(lambda: stage.router.pool.is_up)
+            yield stage, master, (one, two)
+
+
+def parts(reply: Reply) -> dict[str, int]:
+    """Read the predicted tokens by tier."""
+    pairs = (part.partition("=") for part in reply.headers["x-warmroute-cached"].split(";"))
+    return {name: int(value) for name, _, value in pairs}
+
+
+async def ask(stage: Stage, engines: tuple[Emulator, Emulator], *texts: str) -> Reply:
+    """Ask, and wait until everything about it is known."""
+    reply = await stage.ask(streamed(chat(*texts)))
+    await stage.settled(*engines)
+    return reply
+
+
+async def named(stage: Stage) -> None:
+    """Wait until the pool's keys are known, and what they look like."""
+    await stage.until(lambda: "tiny" in stage.router.pool.patterns)
+
+
+async def test_the_other_replica_fetches_what_one_has_computed() -> None:
+    """It says so beforehand, verified; and in metrics, records, explanations."""
+    async with pooled() as (stage, _, engines):
+        first = await ask(stage, engines, words(1))
+        await named(stage)
+        second = await ask(stage, engines, words(1), "ok", words(2))
+        explained = await stage.admin("/admin/explain", chat(words(1), "ok", words(2)))
+
+        assert second.replica != first.replica
+        assert parts(second)["pool"] == second.predicted == second.reported > 0
+        assert stage.metric("warmroute_pool_verifications_total", result="confirmed") == 2
+        assert stage.metric("warmroute_tokens_total", kind="predicted_pool") == second.reported
+        assert stage.metric("warmroute_pool_up") == 1
+        assert stage.metric("warmroute_pool_blocks", model="tiny") > 0
+        assert stage.metric("warmroute_pool_bytes_per_token") == PER_BLOCK / 16
+        assert stage.metric("warmroute_pool_fetch_bytes_per_second", replica="r1") > 0
+        assert stage.metric("warmroute_audited_total", result="exact") == 2
+        assert explained.json()["num_pool_tokens"] >= second.reported
+        told = stage.router._status.describe_pool()
+        assert told is not None
+        assert told["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:*")
+        assert all(
+            rank["reads_pool"] for d in stage.router._status.describe() for rank in d["ranks"]
+        )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_predictions_are_right_while_the_pool_evicts(seed: int) -> None:
+    """Every one of many turns, thrown to and fro, with caches and a pool that are too small."""
+    dice = random.Random(seed)
+    texts: dict[int, list[str]] = {number: [words(number)] for number in range(6)}
+    engine = {"num_gpu_blocks": 160, "max_model_len": 2400}
+    async with pooled(num_blocks=300, engine=engine, policy__name="random") as (
+        stage, master, engines,
+    ):  # fmt: skip
+        num_pooled = 0
+        for turn in range(60):
+            number = dice.choice(list(texts))
+            reply = await ask(stage, engines, *texts[number])
+            assert reply.predicted == reply.reported, (turn, parts(reply))
+            num_pooled += parts(reply)["pool"] > 0
+            texts[number] += ["ok", words(1000 + turn, dice.choice([3, 30, 60]))]
+            if len(texts[number]) > 10:
+                texts[number] = [words(2000 + turn)]
+
+        assert num_pooled > 10
+        assert master.pool.num_evicted > 300
+
+
+async def listed(stage: Stage) -> None:
+    """Have the pool's keys listed now."""
+    follower = stage.router.pool_follower
+    assert follower is not None
+    stage.router.pool.wants_listing = True
+    follower._list_again_s = 0.0
+    await follower.step()
+
+
+async def test_holes_are_found_before_they_are_used() -> None:
+    """Nobody tells of an eviction."""
+    async with pooled(mooncake__poll_s=60) as (stage, master, engines):
+        await ask(stage, engines, words(1))
+        await listed(stage)
+        master.pool.remove(master.pool.keys()[5:6])
+        reply = await ask(stage, engines, words(1))
+
+        assert reply.predicted == reply.reported == 5 * 16
+        assert stage.metric("warmroute_pool_verifications_total", result="less") == 1
+        assert stage.metric("warmroute_pool_knowledge_total", kind="corrections") == 1
+
+
+async def test_what_nobody_told_of_is_found_behind_the_boundary() -> None:
+    """An event that was lost, a router that joined late."""
+    async with pooled(mooncake__poll_s=60) as (stage, _, engines):
+        await ask(stage, engines, words(1))
+        await listed(stage)
+        directory = stage.router.pool.directory("tiny")
+        num_known = len(directory)
+        directory.removed(directory.keys()[8:])
+        reply = await ask(stage, engines, words(1))
+
+        assert reply.predicted == reply.reported > 8 * 16
+        assert len(directory) >= num_known - 1
+        assert stage.metric("warmroute_pool_verifications_total", result="more") == 1
+
+
+@pytest.mark.parametrize("num_told", [0, 8])
+async def test_what_another_replica_holds_is_asked_for(num_told: int) -> None:
+    """An engine that went idle has not told yet what it stored last: all of it is in the pool."""
+    async with pooled(mooncake__poll_s=60, mooncake__verify_keys=80) as (stage, _, engines):
+        await ask(stage, engines, words(1, 400))
+        await listed(stage)
+        directory = stage.router.pool.directory("tiny")
+        num_known = len(directory)
+        assert num_known > 100
+        directory.removed(directory.keys()[num_told:])
+        reply = await ask(stage, engines, words(1, 400))
+
+        assert reply.predicted == reply.reported >= (num_known - 1) * 16
+        assert parts(reply)["pool"] == reply.reported
+        assert stage.metric("warmroute_pool_verifications_total", result="more") == 1
+
+
+async def test_long_prompts_are_verified_by_samples() -> None:
+    """A hole that a sample finds is looked at closely."""
+    async with pooled(mooncake__poll_s=60, mooncake__verify_keys=40) as (stage, master, engines):
+        await ask(stage, engines, words(1, 1500))
+        await listed(stage)
+        keys = master.pool.keys()
+        assert len(keys) > 150
+        master.pool.remove(keys[30:90])
+        reply = await ask(stage, engines, words(1, 1500))
+
+        assert reply.predicted == reply.reported == 30 * 16
+
+
+async def test_a_late_answer_leaves_the_directory_s_word() -> None:
+    """And a master that goes on like that is left alone for a while; nobody waits long."""
+    async with pooled(mooncake__verify_timeout_s=0.01, mooncake__poll_s=60) as (
+        stage, master, engines,
+    ):  # fmt: skip
+        for number in range(4):
+            await ask(stage, engines, words(number), "ok", words(100))
+        await listed(stage)
+        master.fault = "hang"
+        for number in (1, 0, 3, 2):  # in turn with the other replica
+            reply = await ask(stage, engines, words(number), "ok", words(100))
+            assert reply.predicted == reply.reported > 0
+
+        assert 2 <= stage.metric("warmroute_pool_verifications_total", result="late") <= 4
+        assert stage.metric("warmroute_pool_failures_total", code="pool_late") >= 2
+
+
+async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
+    """Whoever notices first says so: no fetch is predicted that cannot come."""
+    async with pooled(mooncake__poll_s=60) as (stage, master, engines):
+        await ask(stage, engines, words(1))
+        await listed(stage)
+        await master.stop()
+        reply = await ask(stage, engines, words(1))
+        assert reply.predicted == reply.reported == 0
+        assert stage.metric("warmroute_pool_up") == 0
+
+        master.pool.restart()
+        await master.start()
+        await listed(stage)
+        first = await ask(stage, engines, words(2))
+        second = await ask(stage, engines, words(2))
+        assert first.predicted == first.reported == 0
+        assert second.predicted == second.reported > 0
+        assert stage.metric("warmroute_pool_up") == 1
+
+
+async def test_nothing_is_asked_that_cannot_be_named() -> None:
+    """Before a listing a directory has blocks, but nobody knows their objects' names."""
+    async with pooled(mooncake__poll_s=60) as (stage, master, engines):
+        await ask(stage, engines, words(1))
+        reply = await ask(stage, engines, words(1))
+
+        assert reply.predicted == reply.reported > 0
+        assert stage.metric("warmroute_pool_verifications_total", result="unnamed") == 1
+        assert "/batch_query_keys" not in master.num_asked
+
+
+async def test_verification_can_be_turned_off() -> None:
+    """Then the directory's word is all there is."""
+    async with pooled(mooncake__verify_keys=0) as (stage, master, engines):
+        await ask(stage, engines, words(1))
+        reply = await ask(stage, engines, words(1))
+
+        assert reply.predicted == reply.reported > 0
+        assert "/batch_query_keys" not in master.num_asked
+
+
+async def both(stage: Stage, engines: tuple[Emulator, Emulator], number: int) -> list[Reply]:
+    """Ask the same of both replicas in turn; an odd request between, so that turns change."""
+    replies = [await ask(stage, engines, words(number)) for _ in range(2)]
+    await ask(stage, engines, words(5000 + number))
+    return replies
+
+
+async def test_who_does_not_fetch_is_found_out() -> None:
+    """After several predictions that did not come true, until a fetch is seen."""
+    async with pooled() as (stage, _, (one, two)):
+        connector, two.replica.pool = two.replica.pool, None
+        for number in range(20):
+            await both(stage, (one, two), number)
+            if "does not read the pool" in stage.log:
+                break
+        replies = await both(stage, (one, two), 50)
+        assert all(reply.predicted == reply.reported for reply in replies)
+        reads = {
+            d["replica"].name: d["ranks"][0]["reads_pool"] for d in stage.router._status.describe()
+        }
+        assert reads == {"r1": True, "r2": False}
+        two.replica.pool = connector
+        for number in range(60, 64):
+            await both(stage, (one, two), number)
+
+        assert "reads the pool after all" in stage.log
+        assert stage.metric("warmroute_trust_ratio", replica="r2") > 0.9
+
+
+async def test_the_configuration_says_who_fetches() -> None:
+    """One that is said not to is never predicted to."""
+    async with pooled() as (_, master, (one, two)):
+        replicas = [{"url": one.url}, {"url": two.url, "pool": False}]
+        two.replica.pool = two.replica.ranks[0].engine._pool = None
+        settings = {"mooncake__master": master.url, "policy__name": "round_robin"}
+        async with on_stage(replicas=replicas, **settings) as stage:
+            await stage.until(lambda: stage.router.pool.is_up)
+            for number in range(4):
+                for reply in await both(stage, (one, two), number):
+                    assert reply.predicted == reply.reported
+
+
+async def test_a_pool_that_is_not_there_is_no_reason_not_to_serve() -> None:
+    """Named, counted, and requests go on."""
+    async with (
+        Engines(1) as (engine,),
+        on_stage(engine, mooncake__master="http://127.0.0.1:9", mooncake__poll_s=0.02) as stage,
+    ):
+        first = await stage.ask(chat(words(1)))
+        await stage.settled(engine)
+        second = await stage.ask(chat(words(1)))
+
+        assert first.status == second.status == 200
+        assert second.predicted == second.reported > 0
+        assert stage.metric("warmroute_pool_up") == 0
+        assert "pool lost: nothing is counted on there" in stage.log
