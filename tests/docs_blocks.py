@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,8 @@ from typing import Self
 
 import httpx
 from msgspec import Struct
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -80,13 +81,7 @@ def blocks(text: str) -> list[Block]:
 
 def free_ports() -> dict[int, int]:
     """Choose a free port for every port that documents write."""
-    sockets = {}
-    for port in (*ENGINE_PORTS, ROUTER_PORT, ADMIN_PORT, *OTHER_PORTS):
-        sockets[port] = socket.create_server(("127.0.0.1", 0))
-    ports = {port: listener.getsockname()[1] for port, listener in sockets.items()}
-    for listener in sockets.values():
-        listener.close()
-    return ports
+    return {port: free_port() for port in (*ENGINE_PORTS, ROUTER_PORT, ADMIN_PORT, *OTHER_PORTS)}
 
 
 class Shell:

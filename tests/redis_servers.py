@@ -6,13 +6,10 @@ skipped where there is none.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -23,6 +20,8 @@ from typing import Any
 
 import pytest
 import redis
+
+from tests.ports import free_port
 
 DEADLINE_S = 60.0
 
@@ -100,7 +99,7 @@ class RedisServer:
         """Start, on the port it had or on a free one; return when it answers."""
         fixed = port or self.port
         for _ in range(10):
-            self.port = fixed or _free_port()
+            self.port = fixed or free_port()
             self._process = self._spawn()
             if self._is_ready():
                 return self
@@ -152,16 +151,6 @@ class RedisServer:
             self._process, self._is_paused = None, False
 
 
-def _free_port() -> int:
-    """Pick a port that is free, and whose Cluster bus (10,000 above it) is free too."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as bus:
-            one.bind(("127.0.0.1", port))
-            bus.bind(("127.0.0.1", port + 10_000))
-            return port
-
-
 def start_cluster(path: str, folder: Path, num_nodes: int) -> list[RedisServer]:
     """Start a Cluster of masters that share the slots."""
     nodes = [
@@ -196,7 +185,7 @@ def _is_whole(node: RedisServer, num_nodes: int) -> bool:
 def start_sentinel(path: str, folder: Path, master: RedisServer, service: str) -> RedisServer:
     """Start a Sentinel that watches a master on its own."""
     folder.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     conf = folder / "sentinel.conf"
     conf.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {folder}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from pathlib import Path
 
 import msgspec
@@ -27,12 +26,7 @@ from tests.faults.stage import (
     streamed,
     words,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+from tests.ports import free_port
 
 
 async def test_a_replica_that_is_not_there_yet_is_waited_for() -> None:

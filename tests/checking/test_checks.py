@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from router.io.redis_store import RedisStore
 from router.replication import ReplicaRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, on_stage, words
+from tests.ports import free_port
 from tests.redis_servers import Start
 
 PATIENCE_S = 60.0  # of a loaded machine; nothing here takes a second
@@ -61,12 +61,6 @@ def wrong(report: Report) -> list[tuple[str, str, str]]:
     return [
         (f.subject, f.about, f.text) for f in report.findings if f.level in ("error", "warning")
     ]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
 
 
 # -- replicas ------------------------------------------------------------------------------------

@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import msgspec
 import zmq
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_DIR = REPOSITORY / "loadtest" / "tiny_model"
@@ -47,24 +47,6 @@ def engine_python() -> Path:
     if not python.exists():
         raise FileNotFoundError(f"no vLLM at {python}: run tests/engines/install.sh first")
     return python
-
-
-_ports = count(int(os.environ.get("WARMROUTE_TEST_PORTS", "24000")))
-
-
-def free_port() -> int:
-    """Pick a port nobody listens on, below the kernel's ephemeral range, each only once.
-
-    An engine binds half a minute after it was told: an ephemeral port could be taken by then.
-    """
-    for port in _ports:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("unreachable: ports are counted without end")
 
 
 class Process:

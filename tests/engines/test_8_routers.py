@@ -30,7 +30,6 @@ from tests.engines.harness import (
     Process,
     Router,
     answers,
-    free_port,
     wait_until,
 )
 from tests.engines.turns import (
@@ -41,6 +40,7 @@ from tests.engines.turns import (
     take_turns,
     wrong_predictions,
 )
+from tests.ports import free_port
 from tests.redis_servers import RedisServer, binary
 
 MIN_POOLED_RATIO = 0.98  # evictions included: the pool moves between answer and look-up

@@ -41,9 +41,9 @@ from tests.engines.harness import (
     MODEL_DIR,
     NUM_BLOCKS,
     engine_python,
-    free_port,
     read_metric,
 )
+from tests.ports import free_port
 
 VARIABLES = {
     "MODEL": f"/models/{MODEL_DIR.name}",

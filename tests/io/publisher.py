@@ -14,6 +14,7 @@ from typing import Self
 import zmq
 
 from router.kv_events import END_OF_REPLAY
+from tests.ports import free_port
 
 
 class Publisher:
@@ -33,9 +34,7 @@ class Publisher:
         for socket in (self._pub, self._router):
             socket.setsockopt(zmq.LINGER, 0)
         self.ports = tuple(
-            socket.bind_to_random_port("tcp://127.0.0.1", 22000, 22099)
-            if ports is None
-            else self._rebind(socket, ports[number])
+            self._bind(socket, free_port() if ports is None else ports[number])
             for number, socket in enumerate((self._pub, self._router))
         )
         self._topic = topic
@@ -50,7 +49,7 @@ class Publisher:
         self._thread.start()
 
     @staticmethod
-    def _rebind(socket: zmq.Socket[bytes], port: int) -> int:
+    def _bind(socket: zmq.Socket[bytes], port: int) -> int:
         socket.bind(f"tcp://127.0.0.1:{port}")
         return port
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -12,6 +11,7 @@ from aiohttp import web
 from router.errors import BadRequest, UpstreamBroken, UpstreamUnreachable
 from router.io.engine_api import EngineApi, EventSource, ServedModel
 from tests.io.conftest import Serve
+from tests.ports import free_port
 
 # As vLLM 0.32.0 writes it, shortened.
 METRICS = """# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
@@ -121,12 +121,8 @@ async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineAp
 
 async def test_nobody_there_is_unreachable(api: EngineApi) -> None:
     """A refused connection is told from a wrong answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
     with pytest.raises(UpstreamUnreachable, match="refused"):
-        await api.ping("r1", f"http://127.0.0.1:{port}")
+        await api.ping("r1", f"http://127.0.0.1:{free_port()}")
 
 
 async def test_health_is_the_engines_own_word(replica: Replica, api: EngineApi) -> None:

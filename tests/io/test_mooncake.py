@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -15,6 +14,7 @@ from router.errors import ConfigError, PoolError, PoolGone, PoolLate
 from router.io.mooncake import MasterApi, MasterEvents, MasterFigures, ObjectEvents
 from tests.io.conftest import Serve
 from tests.io.publisher import Publisher
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -137,10 +137,7 @@ async def test_a_deadline_of_ours_is_no_failure_of_its(master: PoolMaster, api: 
 
 async def test_nobody_there_is_said_apart() -> None:
     """Engines will find nothing there either."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    async with MasterApi(url) as api:
+    async with MasterApi(f"http://127.0.0.1:{free_port()}") as api:
         with pytest.raises(PoolGone, match="/metrics"):
             await api.figures()
 

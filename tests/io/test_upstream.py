@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 from aiohttp import web
@@ -13,6 +12,7 @@ from router.config import ForwardConfig
 from router.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from router.io.upstream import Upstream, end_to_end
 from tests.io.conftest import Serve
+from tests.ports import free_port
 
 
 def test_hop_by_hop_headers_stay_here() -> None:
@@ -64,13 +64,14 @@ async def test_the_body_and_the_query_arrive_as_they_are(serve: Serve, size: int
 
 async def test_nobody_there_is_unreachable() -> None:
     """A refused connection says so."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     async with Upstream(ForwardConfig()) as upstream:
         with pytest.raises(UpstreamUnreachable, match="refused") as caught:
             await upstream.open(
-                "r1", f"http://127.0.0.1:{port}/", method="GET", headers=CIMultiDict(), body=None
+                "r1",
+                f"http://127.0.0.1:{free_port()}/",
+                method="GET",
+                headers=CIMultiDict(),
+                body=None,
             )
 
     assert caught.value.replica == "r1"

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from loadtest.agents import Profile, make_sessions
 from loadtest.drive import drive
 from loadtest.results import Predicted, TurnResult, parse_predicted, summarize
+from tests.ports import free_port
 
 PROFILE = Profile(num_sessions=3, num_turns=3, turns_sigma=0.0, scale_tokens=0.02, scale_time=0.0)
 USAGE = {
@@ -150,9 +151,9 @@ async def test_errors_are_results(
     assert summarize(results).errors == {error: 3}
 
 
-async def test_unreachable_is_a_result(unused_tcp_port: int) -> None:
+async def test_unreachable_is_a_result() -> None:
     """Nobody listening is the error `connect`."""
-    results = await drive(f"http://127.0.0.1:{unused_tcp_port}", make_sessions(PROFILE))
+    results = await drive(f"http://127.0.0.1:{free_port()}", make_sessions(PROFILE))
 
     assert [turn.error for turn in results] == ["connect"] * 3
 

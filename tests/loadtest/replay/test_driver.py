@@ -33,6 +33,7 @@ from tests.loadtest.replay.samples import (
     word,
     workload,
 )
+from tests.ports import free_port
 
 INSTANT = EmulatorOptions(time_model=PRESETS["instant"], block_size=BLOCK_SIZE)
 PATIENCE_S = 60.0
@@ -491,7 +492,7 @@ async def test_too_long_turns_are_told_before() -> None:
     assert [result.error for result in run.turns] == [None, None, "http_400"]
 
 
-async def test_nothing_is_sent_to_a_target_that_is_not_there(unused_tcp_port: int) -> None:
+async def test_nothing_is_sent_to_a_target_that_is_not_there() -> None:
     """An unreachable target is an error before the first turn."""
     with pytest.raises(TargetError, match="nothing answers"):
-        await play(burst(1), f"http://127.0.0.1:{unused_tcp_port}")
+        await play(burst(1), f"http://127.0.0.1:{free_port()}")

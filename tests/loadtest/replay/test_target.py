@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.replay.target import Target, TargetError, base_url, look
 from tests.faults.fake_engine import FakeEngine
+from tests.ports import free_port
 
 TWO = {"data": [{"id": "a", "max_model_len": 4096}, {"id": "b"}]}
 
@@ -87,10 +88,10 @@ async def test_what_does_not_do(page: Any, options: dict[str, Any], words: str) 
     assert words in str(caught.value)
 
 
-async def test_nobody_there(unused_tcp_port: int) -> None:
+async def test_nobody_there() -> None:
     """A refused connection asks whether the target is running."""
     with pytest.raises(TargetError, match="is it running"):
-        await seen(f"http://127.0.0.1:{unused_tcp_port}")
+        await seen(f"http://127.0.0.1:{free_port()}")
 
 
 async def test_a_target_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
