@@ -90,6 +90,7 @@ class Standing(Struct, frozen=True, array_like=True):
     is_verified: bool = True  # the contract was found in the engine's events, not guessed
     is_distrusted: bool = False  # matches must not be believed until history is read again
     lacks: str = ""  # what the index has missed, until the next epoch
+    is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
 
 
 class TierChange(Struct, frozen=True, array_like=True):
@@ -124,11 +125,17 @@ class Delta(Struct, frozen=True, array_like=True):
 
 
 class FeedState(Struct, frozen=True, array_like=True):
-    """Where one feed stands in Redis."""
+    """Where one feed stands in Redis.
+
+    `is_fed`, which only a snapshot tells: the last delta was written by the router that holds the
+    lease. Else nobody has led since, for an unknown time, or the one who leads now has not read yet
+    what its engine did meanwhile.
+    """
 
     number: int  # of the last delta written
     position: Position | None
     standing: Standing | None
+    is_fed: bool = True
 
 
 # -- the work stream: what is in flight ----------------------------------------------------------

@@ -90,7 +90,7 @@ class RankStream:
         self._history = History(self.counters, has_replay=has_replay)
         self._has_understood = False
         self._is_partial = False
-        self._is_resuming = False  # nobody has proven yet that the engine is the same
+        self._is_resuming = False  # what the engine did since is not all read yet
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._distrust: str | None = None
         self._disconnected_s: float | None = None
@@ -114,7 +114,7 @@ class RankStream:
     @property
     def has_history(self) -> bool:
         """Whether what can be known of the time before now is known."""
-        return self._history.is_settled
+        return self._history.is_settled and not self._is_resuming
 
     @property
     def is_distrusted(self) -> bool:
@@ -161,6 +161,7 @@ class RankStream:
             is_verified=self._blocks.phase is not Phase.SEARCHING,
             is_distrusted=self.is_distrusted,
             lacks=self._lacks,
+            is_proven=not self._is_resuming,
         )
 
     @property
@@ -296,8 +297,9 @@ class RankStream:
             case Verdict.RESTARTED:
                 self._blocks.restart()
                 self._begin_epoch()
-        if self._is_resuming and self._history.is_proven:
-            self._is_resuming = False
+        history = self._history
+        if self._is_resuming and history.is_proven and history.wanted is None:
+            self._is_resuming = False  # not by the first reply: the rest may clear everything
 
     def _begin_epoch(self) -> None:
         self._blocks.clear()

@@ -48,6 +48,7 @@ class SharedStream:
         "_distrust",
         "_guess",
         "_index",
+        "_is_fed",
         "_lost_reason",
         "_mixed_until",
         "_position",
@@ -83,6 +84,7 @@ class SharedStream:
         self._guess = Standing("blind", "no events yet", contract, capacity_blocks)
         self._standing = self._guess
         self._distrust: str | None = None
+        self._is_fed = False  # somebody leads, and has told how it stands
         self._lost_reason: str | None = None  # what was not understood in this epoch
         self._position: Position | None = None
         self._mixed_until: int | None = None  # blocks of several moments before this number
@@ -111,7 +113,8 @@ class SharedStream:
     @property
     def has_history(self) -> bool:
         """Whether what can be known of the time before now is known."""
-        return self.number is not None and not self.wants_snapshot
+        is_read = self.number is not None and not self.wants_snapshot
+        return is_read and self._is_fed and self._standing.is_proven
 
     @property
     def is_distrusted(self) -> bool:
@@ -145,6 +148,7 @@ class SharedStream:
             self._distrust,
             self._without_feed(),
             "part of its feed was lost" if self.wants_snapshot else None,
+            None if self._is_fed else "nobody feeds it yet: as old as whoever fed it last",
             self._lost_reason,
         ):
             if reason is not None:
@@ -165,6 +169,7 @@ class SharedStream:
             is_verified=told.is_verified,
             is_distrusted=self.is_distrusted,
             lacks=self._lost_reason or told.lacks,
+            is_proven=self._is_fed and told.is_proven,
         )
 
     # -- the feed ----------------------------------------------------------------------------
@@ -182,6 +187,7 @@ class SharedStream:
         self.epoch += 1
         self.number, self._position, self._mixed_until = state.number, state.position, through
         self._standing = self._guess if state.standing is None else state.standing
+        self._is_fed = state.is_fed
         self.wants_snapshot = False
         self._lost_reason = None
         self._applied()
@@ -202,6 +208,7 @@ class SharedStream:
         if delta.standing is not None:
             self._standing = delta.standing
         self.counters.num_batches += 1
+        self._is_fed = True
         self._unfed = None
         self._applied()
 

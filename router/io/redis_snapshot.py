@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from router.contracts import BlockKey
@@ -138,7 +139,7 @@ async def begin_snapshot(
     (value,) = replies.values
     if isinstance(value, Exception):
         raise await connection.refusal(value)
-    incarnation, log_number, log_id, work_id, holders, feeds = value
+    incarnation, log_number, log_id, work_id, holders, feeds, fed = value
     cursor = Cursor(
         incarnation=incarnation.decode(),
         origin=replies.origin,
@@ -147,6 +148,7 @@ async def begin_snapshot(
         work_id=work_id.decode(),
     )
     states, num_garbage = read_states(feeds)
+    states = {feed: replace(state, is_fed=feed.encode() in fed) for feed, state in states.items()}
     bits, num_odd = _named_bits(holders)
     if wanted is not None:
         states = {feed: state for feed, state in states.items() if feed in wanted}

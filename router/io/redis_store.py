@@ -5,7 +5,8 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
     meta          hash     schema, incarnation, how many entries the log has had
     b:XX          hash     65,536 buckets, by the low 2 bytes of a key: other 6 -> holders' bits
     holders       hash     bit -> "tier feed", empty: dead; and "tier feed" -> bit
-    feeds         hash     nFEED number, pFEED position, sFEED standing, aFEED abandoned since
+    feeds         hash     nFEED number, pFEED position, sFEED standing, wFEED who wrote last,
+                           aFEED abandoned since
     copies:BIT    hash     8-byte key -> copies, where there are several
     log, work     streams  router.io.redis_log
     lease:FEED    string   which router feeds it; expires

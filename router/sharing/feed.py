@@ -414,9 +414,9 @@ class SharedFeeds:
             return
         feed.loading = None
         self.num_loads += 1
-        state = loading.state or FeedState(0, None, None)
+        state = loading.state or FeedState(0, None, None, is_fed=False)
         if not feed.has_blocks:  # nobody could go on from there with nothing
-            state = FeedState(state.number, None, state.standing)
+            state = FeedState(state.number, None, state.standing, state.is_fed)
         stream.load(state, loading.staged, through=loading.through)
         for delta in loading.deltas:
             self._apply(feed, delta)

@@ -151,7 +151,7 @@ async def test_two_routers_are_as_good_as_one(
         engine.reset_prefix_cache()
     num_before = num_removed(taps)
     with start_routers(replicas) as routers:
-        for router in routers:  # Redis still has what the engines forgot while nobody led
+        for router in routers:  # what a router led whose lease has not run out is believed so long
             wait_until(lambda r=router: r.metric("warmroute_index_blocks") == 0, 15, "cold caches")  # type: ignore[misc]
         turns = await take_turns([r.url for r in routers], some_sessions(), scripted=True)
         states = [router.state(name) for router in routers for name in ("r1", "r2")]

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.io.engine_events import EngineEvents, Replies
 from router.peers import Peers
 from tests.faults.stage import (
     LEASE_S,
@@ -106,6 +107,48 @@ async def test_a_router_that_joins_is_warm(start_redis: Start, version: str) -> 
             assert second.metric("warmroute_sharing_total", kind="snapshots") >= 1
             assert set(second.roles().values()) == {"following"}
             assert second.log.count("replay failed") == 0
+
+
+async def test_what_nobody_kept_up_is_read_before_routers_are_ready(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last router ended, and the engines forgot all; Redis did not, and replays are slow."""
+    redis = start_redis()
+    async with Engines(2) as engines:
+        async with on_stage(*engines, redis=redis) as last:
+            await asyncio.gather(*(last.ask(chat(words(number))) for number in range(6)))
+            await together([last], *engines)
+        for engine in engines:
+            engine.replica.reset_prefix_cache(preempt=False)
+            await compute(engine, [1, 2, 3])  # engines publish in steps
+        read = EngineEvents.replay
+
+        @asynccontextmanager
+        async def slow(events: EngineEvents, start: int) -> AsyncIterator[Replies]:
+            await asyncio.sleep(0.5)
+            async with read(events, start) as replies:
+                yield replies
+
+        monkeypatch.setattr(EngineEvents, "replay", slow)
+        async with (
+            on_stage(*engines, redis=redis, ready=False) as one,
+            on_stage(*engines, redis=redis, ready=False) as other,
+        ):
+            for stage in (one, other):
+                await stage.ready()
+                assert stage.held(engines[0]) == stage.held(engines[1]) == [set()]
+            replies = [await stage.ask(chat(words(n))) for n, stage in enumerate((one, other))]
+
+            assert [(reply.predicted, reply.reported) for reply in replies] == [(0, 0)] * 2
+            assert one.metric("warmroute_sharing_total", kind="rewrites") == 0
+
+
+async def compute(engine: Emulator, prompt: Sequence[int]) -> None:
+    """Have a replica itself complete a prompt, past all routers."""
+    body = {"model": "tiny", "prompt": list(prompt), "max_tokens": 1}
+    async with aiohttp.ClientSession(raise_for_status=True) as client:
+        async with client.post(f"{engine.url}/v1/completions", json=body) as answer:
+            await answer.read()
 
 
 async def test_siblings_at_two_routers_go_where_the_first_went(start_redis: Start) -> None:

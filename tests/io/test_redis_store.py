@@ -93,6 +93,29 @@ async def test_a_snapshot_may_be_of_some_feeds_only(store: RedisStore) -> None:
     assert await blocks(snapshot) == {(R2, "gpu"): {2, 3}}
 
 
+async def test_a_feed_is_fed_when_the_holder_of_its_lease_has_written(
+    shared_redis: RedisServer, namespace: str
+) -> None:
+    """What a router that is gone left is old by now; its successor says so by its first delta."""
+    url = shared_redis.url
+    async with (
+        opened(url, "gone", namespace=namespace) as gone,
+        opened(url, "next", namespace=namespace) as successor,
+    ):
+        told = []
+        await gone.hold([R1])
+        await gone.write([stored(R1, 1, [1])])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        await gone.release([R1])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        await successor.hold([R1])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        await successor.write([stored(R1, 2, [2])])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+
+        assert told == [True, False, False, True]
+
+
 async def test_a_large_delta_goes_in_pieces_and_arrives_whole(store: RedisStore) -> None:
     """Readers see one delta, whichever tiers and copies are in it."""
     begin = (await store.snapshot()).cursor

@@ -36,6 +36,7 @@ class PlainRedis:
         self.held: dict[Tier, dict[BlockKey, int]] = {tier: {} for tier in TIERS}
         self.log: list[Delta] = []
         self.holder: str | None = None  # of the lease
+        self.writer: str | None = None  # of the last delta
         self.is_full = False
 
     def write(self, delta: Delta, router: str) -> Written:
@@ -46,7 +47,7 @@ class PlainRedis:
             return Written.LOST
         if self.is_full and any(change.stored or change.copies for change in delta.changes):
             return Written.NO_ROOM
-        self.number = delta.number
+        self.number, self.writer = delta.number, router
         if delta.cleared:
             self.held = {tier: {} for tier in TIERS}
         for change in delta.changes:
@@ -68,7 +69,8 @@ class PlainRedis:
     def state(self) -> FeedState | None:
         if self.number is None:
             return None
-        return FeedState(self.number, self.position, self.standing)
+        is_fed = self.holder is not None and self.holder == self.writer
+        return FeedState(self.number, self.position, self.standing, is_fed)
 
     def hold(self, router: str) -> bool:
         """Take the lease if it is free; tell whether it is ours."""

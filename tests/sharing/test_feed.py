@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.index.candidate_stream import CandidateStream
 from router.index.rank_stream import RankStream
 from router.index.shared_stream import SharedStream
 from router.io.redis_store import Written
@@ -497,3 +498,43 @@ def test_a_journal_that_overflowed_is_a_rewrite() -> None:
 
     assert scene.leader.feeds.num_rewrites == num_rewrites + 1
     assert scene.redis.held["gpu"] == known(scene.other) == scene.truth
+
+
+# -- what nobody kept up -------------------------------------------------------------------------
+
+
+def test_what_a_dead_router_left_is_history_only_when_somebody_has_read_on() -> None:
+    """Redis says exact; since then the engine has forgotten all, and nobody told."""
+    scene = Scene()
+    scene.redis.holder = None
+    scene.engine.clear()
+    late, later = (Node(name, scene.redis, scene.engine) for name in ("late", "later"))
+    for node in (late, later):
+        node.connect()
+        node.rejoin()
+        node.begin_load()
+        node.end_load()
+    assert history(late, later) == [False, False]
+    assert stream_of(later).reason == "nobody feeds it yet: as old as whoever fed it last"
+
+    late.beat()
+    assert late.role is Role.LEADING
+    assert history(late, later) == [False, False]
+    late.follow()  # reads what the engine did
+    assert history(late, later) == [True, False]
+    while late.flush():
+        pass
+    later.read()
+
+    assert history(late, later) == [True, True]
+    assert known(late) == known(later) == {}
+
+
+def history(*nodes: Node) -> list[bool]:
+    return [stream_of(node).has_history for node in nodes]
+
+
+def stream_of(node: Node) -> CandidateStream:
+    stream = node.caches.stream(CANDIDATE)
+    assert stream is not None
+    return stream

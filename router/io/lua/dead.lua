@@ -35,7 +35,7 @@ for _, name in ipairs(call('HKEYS', feeds)) do
           call('UNLINK', base .. 'copies:' .. held)
         end
       end
-      call('HDEL', feeds, 'n' .. feed, 'p' .. feed, 's' .. feed, 'a' .. feed)
+      call('HDEL', feeds, 'n' .. feed, 'p' .. feed, 's' .. feed, 'w' .. feed, 'a' .. feed)
       num_forgotten = num_forgotten + 1
     end
   end

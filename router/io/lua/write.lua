@@ -178,7 +178,7 @@ for i = FIRST, #ARGV, STEP do
 end
 
 if counts then
-  call('HSET', feeds, 'n' .. feed, ARGV[5])
+  call('HSET', feeds, 'n' .. feed, ARGV[5], 'w' .. feed, ARGV[2])
   if ARGV[8] == '-' or (cleared and ARGV[8] == '') then
     call('HDEL', feeds, 'p' .. feed)
   elseif ARGV[8] ~= '' then
