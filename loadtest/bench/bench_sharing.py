@@ -23,7 +23,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import click
@@ -328,7 +328,7 @@ class _Router:
     def num_blocks(self) -> int:
         return sum(self.caches.index.num_blocks(CandidateId(name)) for name in _names())
 
-    def begin(self, number: int, keys: list[BlockKey]) -> Lease:
+    def begin(self, number: int, keys: Sequence[BlockKey]) -> Lease:
         """Send a request, as the pipeline does."""
         now_s = time.monotonic()
         candidate = CandidateId(_names()[number % _NUM_REPLICAS])

@@ -41,7 +41,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     body: bytes
     num_tokens: int
-    keys: list[BlockKey]
+    keys: Sequence[BlockKey]
     token_ids: TokenIds
 
     @property

@@ -20,7 +20,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from xxhash import xxh3_128_intdigest
 
@@ -35,7 +35,7 @@ _SEED_MASK = (1 << 64) - 1
 _LEAF = 0x6C656166  # mixed into a tail's seed: a tail is no segment, even if its bytes are the same
 _SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
 _CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
-_BLOCK_BYTES = 40  # a key (32) and the pointer to it
+_BLOCK_BYTES = 8  # a key, as a machine word: an int in a list takes 40, and a cache miss to copy
 
 
 class Boundary(NamedTuple):
@@ -57,7 +57,7 @@ class Boundaries(Protocol):
 
 
 class _Chain(NamedTuple):
-    keys: list[BlockKey]
+    keys: array[int]
     digest: bytes | None  # of the last full block of the path; None: there is none yet
     open_tokens: TokenIds  # behind that block, fewer than a block
     digests: bytes | None = None  # of the blocks of `keys`, put together; None: not asked for
@@ -210,10 +210,13 @@ class SegmentTree:
 
     def keys(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
-    ) -> list[BlockKey]:
-        """List the keys of the path's full blocks, hashing what no one hashed before."""
+    ) -> Sequence[BlockKey]:
+        """List the keys of the path's full blocks, hashing what no one hashed before.
+
+        An array("Q"): put together by copying words.
+        """
         chain_id = self._chain_id(contract, extra)
-        keys: list[BlockKey] = []
+        keys = array("Q")
         before = _START
         for segment in path:
             chain = segment.chains.get(chain_id) if segment.chains is not None else None
@@ -222,7 +225,7 @@ class SegmentTree:
                 self._remember_chain(segment, chain_id, chain)
             keys += chain.keys
             before = chain
-        return keys
+        return cast("Sequence[BlockKey]", keys)
 
     def digests(
         self,
@@ -308,10 +311,10 @@ def _remember_next(segment: Segment, key: int, num_bytes: int, guard: bytes) -> 
     segment.next_key, segment.next_bytes, segment.next_guard = key, num_bytes, guard
 
 
-_START = _Chain([], None, array("I"))
+_START = _Chain(array("Q"), None, array("I"))
 
 
 def _extended(before: _Chain, ids: TokenIds, contract: HashContract, extra: ExtraKeys) -> _Chain:
     tokens = before.open_tokens + ids
     keys, digest = contract.extend(before.digest, tokens, extra)
-    return _Chain(keys, digest, tokens[len(keys) * contract.block_size :])
+    return _Chain(array("Q", keys), digest, tokens[len(keys) * contract.block_size :])

@@ -50,7 +50,7 @@ class Job(Struct, kw_only=True):
     tokens: Tokens | None = None
     way: str = "unknown"  # local | engine | unknown: where the tokens come from
     num_tokens: int = 0
-    chains: dict[HashContract, list[BlockKey]] = {}  # of the tokens; see `keys`
+    chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, index.Match] = {}  # in Redis, where it is asked (stages.lookup)
     enrolment: Enrolment | None = None  # its place in an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
@@ -67,15 +67,14 @@ class Job(Struct, kw_only=True):
         """The request as its API defines it; None on routes that are only passed through."""
         return self.chat or self.completion
 
-    def keys(self, contract: HashContract) -> list[BlockKey]:
+    def keys(self, contract: HashContract) -> Sequence[BlockKey]:
         """List the keys of the prompt's full blocks, put together once; not to be changed.
 
-        Empty where the tokens are not known. A copy is some 20 µs for 100,000 tokens, and match,
-        first blocks and claim all want it.
+        Empty where the tokens are not known. Match, first blocks and claim all want it.
         """
         keys = self.chains.get(contract)
         if keys is None:
-            keys = self.tokens.keys(contract, self.extra) if self.tokens is not None else []
+            keys = self.tokens.keys(contract, self.extra) if self.tokens is not None else ()
             self.chains[contract] = keys
         return keys
 

@@ -93,12 +93,12 @@ def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
 
         assert prompter.prove(request, tokens)
         extra = SALTED if turn % 3 == 0 else ExtraKeys()
-        assert tokens.keys(CONTRACT, extra) == _fresh_keys(tokens, CONTRACT, extra)
+        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
         assert tokens.num_tokens == len(tokens.ids())
         assert prompter.size_bytes <= cache_tokens * 8 + 100_000  # chains are counted late
         held.append(tokens)
     for tokens in held:  # what was handed out stays right, evicted or not
-        assert tokens.keys(CONTRACT) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
+        assert list(tokens.keys(CONTRACT)) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,7 +119,7 @@ def test_token_id_prompts(turns: list[tuple[int, int, bool]]) -> None:
 
         assert tokens.ids() == ids
         extra = SALTED if salted else ExtraKeys()
-        assert tokens.keys(CONTRACT, extra) == _fresh_keys(tokens, CONTRACT, extra)
+        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
 
 
 def test_a_turn_encodes_what_it_added() -> None:
@@ -290,4 +290,4 @@ def test_many_salts_on_one_prefix() -> None:
 
     for turn in range(25):
         extra = ExtraKeys(cache_salt=f"tenant {turn % 12}")
-        assert tokens.keys(CONTRACT, extra) == _fresh_keys(tokens, CONTRACT, extra)
+        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
