@@ -39,7 +39,7 @@ _OTHER_TOKENIZER_CLASS = frozenset(
     {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
 )
 _MISTRAL_FAMILY = ("Mistral", "Mixtral", "Ministral", "Pixtral", "Voxtral", "Magistral")
-_BYTES_PER_TOKEN = 8  # an id (4), its share of a block key (1.3) and of a segment (1 to 2)
+_BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
 # What a tokenizer class must not do its own way.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
 

@@ -95,7 +95,7 @@ def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
         extra = SALTED if turn % 3 == 0 else ExtraKeys()
         assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
         assert tokens.num_tokens == len(tokens.ids())
-        assert prompter.size_bytes <= cache_tokens * 8 + 100_000  # chains are counted late
+        assert prompter.size_bytes <= cache_tokens * 6 + 100_000  # chains are counted late
         held.append(tokens)
     for tokens in held:  # what was handed out stays right, evicted or not
         assert list(tokens.keys(CONTRACT)) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
