@@ -110,11 +110,6 @@ class CostFit:
         self._error_ms: float | None = None
         self._next_elsewhere_s = 0.0
 
-    @property
-    def is_trusted(self) -> bool:
-        """Say whether `model` is what was observed rather than the prior."""
-        return self.num_observations >= self._trusted_after
-
     def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
         """Learn from one first token; `predicted_ms` is what was said at dispatch.
 

@@ -27,7 +27,6 @@ from router.contracts import DEFAULT_SEED, HashContract
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import StreamState
 from router.index.counters import StreamCounters
-from router.index.rank_stream import BLIND_AFTER_S
 from router.index.staged_blocks import StagedBlocks
 from router.replication import Delta, FeedState, Position, Standing, TierChange
 
@@ -53,8 +52,6 @@ class SharedStream:
         "_mixed_until",
         "_position",
         "_standing",
-        "_unfed",
-        "_unfed_since_s",
         "candidate",
         "counters",
         "epoch",
@@ -88,8 +85,6 @@ class SharedStream:
         self._lost_reason: str | None = None  # what was not understood in this epoch
         self._position: Position | None = None
         self._mixed_until: int | None = None  # blocks of several moments before this number
-        self._unfed: str | None = None
-        self._unfed_since_s = 0.0
 
     # -- for readers -------------------------------------------------------------------------
 
@@ -143,10 +138,9 @@ class SharedStream:
         """Tell state and reason; of several reasons the gravest."""
         told = self._standing
         if self.number is None or told.state == "blind":
-            return "blind", self._without_feed() or told.reason
+            return "blind", told.reason
         for reason in (
             self._distrust,
-            self._without_feed(),
             "part of its feed was lost" if self.wants_snapshot else None,
             None if self._is_fed else "nobody feeds it yet: as old as whoever fed it last",
             self._lost_reason,
@@ -209,30 +203,7 @@ class SharedStream:
             self._standing = delta.standing
         self.counters.num_batches += 1
         self._is_fed = True
-        self._unfed = None
         self._applied()
-
-    def fed(self) -> None:
-        """Somebody feeds it (again)."""
-        self._unfed = None
-
-    def unfed(self, reason: str, now_s: float) -> None:
-        """Nobody feeds it; what it said is believed for `BLIND_AFTER_S` more."""
-        if self._unfed is None:
-            self._unfed_since_s = now_s
-        self._unfed = reason
-
-    def tick(self, now_s: float) -> None:
-        """Let time pass: a candidate that nobody feeds for long is BLIND."""
-        if (
-            self._unfed is not None
-            and self.number is not None
-            and now_s - self._unfed_since_s >= BLIND_AFTER_S
-        ):
-            self._begin_epoch()
-            self._index.clear(self.candidate)
-            self.number = self._position = None
-            self.wants_snapshot = True
 
     def distrust(self, reason: str) -> None:
         """Stop believing, until whoever feeds it has read history again (a delta that clears).
@@ -281,6 +252,3 @@ class SharedStream:
     def _applied(self) -> None:
         if self.on_applied is not None:
             self.on_applied(self.candidate)
-
-    def _without_feed(self) -> str | None:
-        return None if self._unfed is None else f"nobody feeds it: {self._unfed}"

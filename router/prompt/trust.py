@@ -18,11 +18,6 @@ class TokenTrust:
         self.num_proofs = 0
         self.reason: str | None = None
 
-    @property
-    def is_engine_side(self) -> bool:
-        """Tell whether the engine must tokenize for this model; `reason` says why."""
-        return self.reason is not None
-
     def observe_usage(self, num_tokens: int, prompt_tokens: int) -> bool:
         """Compare our count of a prompt with the engine's `usage.prompt_tokens`.
 
@@ -37,10 +32,6 @@ class TokenTrust:
         """Note the outcome of a full encode of a prompt that was encoded in pieces."""
         self.num_proofs += 1
         return self._observe(is_proven, "a full encode gave other tokens than the pieces")
-
-    def reset(self) -> None:
-        """Believe again: the model, its template or the engine was changed."""
-        self.reason = None
 
     def _observe(self, is_match: bool, reason: str) -> bool:
         if is_match:

@@ -83,7 +83,6 @@ def test_keeps_the_prior_until_there_is_enough_to_trust() -> None:
     teach(fit, engine, random, 1)
 
     assert before == PRIOR
-    assert fit.is_trusted
     assert fit.num_observations == 16
     assert fit.model != PRIOR
 

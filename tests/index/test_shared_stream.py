@@ -9,7 +9,6 @@ from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.caches import Caches
 from router.index.counters import StreamCounters
-from router.index.rank_stream import BLIND_AFTER_S
 from router.index.shared_stream import SharedStream
 from router.index.staged_blocks import StagedBlocks
 from router.replication import Delta, FeedId, FeedState, Position, Standing, TierChange, pack_keys
@@ -205,33 +204,17 @@ def test_what_the_feeding_router_does_not_believe_nobody_does() -> None:
     assert follower.num_matched() == 1
 
 
-def test_a_candidate_that_nobody_feeds_is_believed_for_a_while() -> None:
-    """Then it is blind, until somebody loads a snapshot or a feed begins anew."""
-    follower = Follower().joined(0)
-    follower.stream.unfed("its lease is free", 100.0)
-    follower.stream.unfed("its lease is free", 130.0)
-    follower.stream.tick(100.0 + BLIND_AFTER_S - 1)
+def test_a_snapshot_that_nobody_has_kept_up_is_believed_but_is_no_history() -> None:
+    """Until whoever leads now says how it stands, and has read what its engine did since."""
+    follower = Follower()
+    follower.stream.load(FeedState(10, P5, EXACT, is_fed=False), staged(0))
+    told = [(follower.stream.state, follower.num_matched(), follower.stream.has_history)]
+    resuming = Standing("degraded", "resuming", OTHER, 77, is_proven=False)
+    for delta in (Delta(FEED, 11, standing=resuming), Delta(FEED, 12, standing=EXACT)):
+        follower.stream.apply(delta)
+        told.append((follower.stream.state, follower.num_matched(), follower.stream.has_history))
 
-    assert follower.stream.standing() == ("degraded", "nobody feeds it: its lease is free")
-    assert follower.num_matched() == 1
-    follower.stream.tick(100.0 + BLIND_AFTER_S)
-    follower.stream.tick(101.0 + BLIND_AFTER_S)
-    assert follower.stream.standing() == ("blind", "nobody feeds it: its lease is free")
-    assert (follower.num_matched(), follower.stream.position) == (0, None)
-    assert follower.stream.wants_snapshot
-    follower.stream.fed()
-    follower.joined(0)
-    assert (follower.stream.state, follower.num_matched()) == ("exact", 1)
-
-
-def test_a_delta_shows_that_somebody_feeds_it() -> None:
-    """Another router took the lease."""
-    follower = Follower().joined(0)
-    follower.stream.unfed("its lease is free", 100.0)
-    follower.stream.apply(Delta(FEED, 11))
-    follower.stream.tick(1000.0)
-
-    assert follower.stream.state == "exact"
+    assert told == [("degraded", 1, False), ("degraded", 1, False), ("exact", 1, True)]
 
 
 def test_what_it_knows_can_be_resumed() -> None:
