@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs before they start: free, and none given twice.
+"""Ports for servers that are told theirs before they start: free, and not given again soon.
 
 They lie below those that the kernel hands out (32,768 and above on Linux, 49,152 and above
 elsewhere). One of those belongs to whoever binds port 0 or connects between its choice and the
@@ -13,6 +13,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from itertools import count
 
 FIRST, NUM_SLICES, SLICE = 10_000, 16, 700
 BUS = 10_000  # Source: redis.conf, cluster-port: "the command port plus 10000"
@@ -25,15 +26,15 @@ def free_port() -> int:
             one.bind(("0.0.0.0", port))
             bus.bind(("0.0.0.0", port + BUS))
             return port
-    raise AssertionError(f"{SLICE} ports were given to this process: enlarge SLICE")
+    raise AssertionError("unreachable: ports are counted without end")
 
 
 def _own_ports() -> Iterator[int]:
     worker = os.environ.get("PYTEST_XDIST_WORKER", f"gw{os.getpid()}").removeprefix("gw")
     first = FIRST + int(worker) % NUM_SLICES * SLICE
     start = random.randrange(SLICE)  # another run on this machine begins elsewhere
-    for number in range(SLICE):
-        yield first + (start + number) % SLICE
+    for number in count(start):
+        yield first + number % SLICE
 
 
 _ports = _own_ports()
