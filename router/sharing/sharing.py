@@ -212,6 +212,7 @@ class Sharing:
                     error = _first(group)
                     logger.error("internal error", exc_info=_without_message(error))
                     self.link.went_down(f"internal error: {type(error).__name__}")
+                _heed_cancellation()
                 self._go_alone()
                 await self._store.close()
                 await pauses.pause()
@@ -365,6 +366,17 @@ def _first(group: BaseExceptionGroup[_Error]) -> _Error:
     """Find an error to tell of a group, which may hold groups."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _heed_cancellation() -> None:
+    """Let a cancellation through that came with a failure.
+
+    Before Python 3.13 a task group that is cancelled while one of its tasks fails tells of the
+    failure only, and a loop that goes on after it would never end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _without_message(error: BaseException) -> BaseException:

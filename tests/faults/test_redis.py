@@ -11,8 +11,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.errors import StoreUnavailable
 from router.replication import SCHEMA
+from router.sharing.link import Pauses
+from router.sharing.sharing import Sharing
 from tests.faults.stage import (
+    PATIENCE_S,
     SESSION,
     Engines,
     Reply,
@@ -167,6 +171,35 @@ async def test_a_router_that_ends_while_redis_hangs_leaves_nothing_open(
         store = stage.router._store
         assert store is not None
         assert store._connection._pool is None
+
+
+async def test_a_router_that_ends_as_redis_fails_ends(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to end, it hears at that moment that Redis is gone; it does not try again for ever."""
+    waits = iter([True])
+
+    async def fails_at_the_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if next(waits, False):  # once: a router that goes on must end with this test
+                raise StoreUnavailable("gone")
+
+    share = Sharing._share
+
+    async def until_then(sharing: Sharing, pauses: Pauses) -> None:
+        async with asyncio.TaskGroup() as tg:
+            tg.create_task(fails_at_the_end())
+            await share(sharing, pauses)
+
+    monkeypatch.setattr(Sharing, "_share", until_then)
+    redis = start_redis()
+    async with Engines(1) as (engine,), asyncio.timeout(PATIENCE_S):
+        async with on_stage(engine, redis=redis) as stage:
+            await together([stage], engine)
+
+        assert "redis gone" in stage.log
 
 
 async def test_a_flushed_redis_is_filled_again(start_redis: Start) -> None:
