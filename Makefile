@@ -20,7 +20,7 @@ lint: $(STAMP)
 
 test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engines on first use)
 	bash tests/engines/install.sh
-	$(BIN)/python -m pytest tests/engines -o timeout=900 $(ARGS)
+	$(BIN)/python -m pytest tests/engines -o timeout=900 -o timeout_method=signal $(ARGS)
 
 compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
 	$(BIN)/python -m tests.compose.queries
