@@ -267,6 +267,7 @@ class Sharing:
             await asyncio.sleep(_STEADY_S)
             self.link.steady()
             pauses.reset()
+            await asyncio.Event().wait()  # for ever: the group must not be left before it fails
 
     async def join_routers(self) -> None:
         """Learn what the other routers have in flight."""
@@ -372,7 +373,8 @@ def _heed_cancellation() -> None:
     """Let a cancellation through that came with a failure.
 
     Before Python 3.13 a task group that is cancelled while one of its tasks fails tells of the
-    failure only, and a loop that goes on after it would never end.
+    failure only, and a loop that goes on after it would never end. The count of cancellations is
+    true only if the failure met the group's body: one that met its exit leaves its own behind.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

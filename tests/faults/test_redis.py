@@ -13,6 +13,7 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from router.errors import StoreUnavailable
 from router.replication import SCHEMA
+from router.sharing import sharing
 from router.sharing.link import Pauses
 from router.sharing.sharing import Sharing
 from tests.faults.stage import (
@@ -213,8 +214,12 @@ async def test_a_flushed_redis_is_filled_again(start_redis: Start) -> None:
         assert "Redis was emptied, or is another one now" in stages[0].log
 
 
-async def test_connections_cut_are_opened_again(start_redis: Start) -> None:
-    """A proxy, a firewall, CLIENT KILL: nothing is written anew for it."""
+@pytest.mark.parametrize("steady_s", [0.0, 60.0])
+async def test_connections_cut_are_opened_again(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch, steady_s: float
+) -> None:
+    """A proxy, a firewall, CLIENT KILL: nothing is written anew for it, long up or not."""
+    monkeypatch.setattr(sharing, "_STEADY_S", steady_s)
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
         rewrites = [s.metric("warmroute_sharing_total", kind="rewrites") for s in stages]
