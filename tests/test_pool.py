@@ -47,7 +47,7 @@ def parts(reply: Reply) -> dict[str, int]:
 async def ask(stage: Stage, engines: tuple[Emulator, Emulator], *texts: str) -> Reply:
     """Ask, and wait until everything about it is known."""
     reply = await stage.ask(streamed(chat(*texts)))
-    await stage.settled(*engines)
+    await stage.saved(*engines)
     return reply
 
 

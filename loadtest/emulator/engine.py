@@ -111,6 +111,11 @@ class Engine:
             self.abort(generation)
             generation.ready.set()
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether there is nothing left to compute, to save and to publish."""
+        return not self._wake.is_set()
+
     async def run(self) -> None:
         """Step until cancelled."""
         start_s = self._clock()

@@ -267,6 +267,15 @@ class Stage:
             ]
             raise AssertionError(f"not in step: {told}, {self.roles()}\n{self.log}") from None
 
+    async def saved(self, *engines: Emulator) -> None:
+        """Wait until the engines have written to the pool what they computed, and told so.
+
+        They do it after the answer; what is evicted for it may be the next request's.
+        """
+        ranks = [rank for engine in engines for rank in engine.replica.ranks]
+        await self.until(lambda: all(rank.engine.is_idle for rank in ranks))
+        await self.settled(*engines)
+
     async def settled(self, *engines: Emulator) -> None:
         """Wait until the router has applied every event the engines have published."""
         await self.until(lambda: all(self._follows(engine) for engine in engines))

@@ -27,7 +27,7 @@ class Pooled:
         """Ask a prompt, and let the router hear of what that did."""
         reply = await self.stage.ask(chat(words(number)))
         assert reply.status == 200
-        await self.stage.settled(*self.engines)
+        await self.stage.saved(*self.engines)
         return reply
 
     async def move(self, number: int, last: Reply) -> Reply:
