@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -212,6 +213,9 @@ async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
 async def test_nothing_is_asked_that_cannot_be_named() -> None:
     """Before a listing a directory has blocks, but nobody knows their objects' names."""
     async with pooled(mooncake__poll_s=60) as (stage, master, engines):
+        follower = stage.router.pool_follower
+        assert follower is not None
+        follower._list_again_s = math.inf
         await ask(stage, engines, words(1))
         reply = await ask(stage, engines, words(1))
 
