@@ -148,10 +148,13 @@ async def begin_snapshot(
         work_id=work_id.decode(),
     )
     states, num_garbage = read_states(feeds)
-    states = {feed: replace(state, is_fed=feed.encode() in fed) for feed, state in states.items()}
     bits, num_odd = _named_bits(holders)
+    states = {
+        feed: replace(state, is_fed=feed.encode() in fed)
+        for feed, state in states.items()
+        if wanted is None or feed in wanted
+    }
     if wanted is not None:
-        states = {feed: state for feed, state in states.items() if feed in wanted}
         bits = {bit: holder for bit, holder in bits.items() if holder[0] in wanted}
     snapshot = Snapshot(connection, scripts, base, cursor, states, bits)
     snapshot.num_garbage = num_garbage + num_odd
