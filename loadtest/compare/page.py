@@ -97,11 +97,7 @@ def _row(found: Comparison, before: Comparison | None) -> tuple[str, ...]:
     return (
         found.measure if is_first else "",
         found.arm,
-        words.value(found.unit, found.theirs),
-        words.value(found.unit, found.ours),
-        words.effect(found),
-        words.bounds(found),
-        words.round_range(found) if len(found.rounds) > 1 else "-",
+        *words.figures(found),
         f"{found.num_turns:,}",
         f"{found.num_clusters:,}",
         "no verdict" if found.verdict == "blurred" else found.verdict,

@@ -81,11 +81,7 @@ def differences_table(report: Report) -> Table:
             table.add_row(
                 measure if not first else "",
                 found.arm,
-                words.value(found.unit, found.theirs),
-                words.value(found.unit, found.ours),
-                words.effect(found),
-                words.bounds(found),
-                words.round_range(found) if len(found.rounds) > 1 else "-",
+                *words.figures(found),
                 _verdict(found),
             )
     return table

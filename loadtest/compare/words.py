@@ -130,6 +130,17 @@ def bounds(found: Comparison) -> str:
     return f"{_write(found, found.low, bare=True)} to {_write(found, found.high, bare=True)}"
 
 
+def figures(found: Comparison) -> tuple[str, ...]:
+    """Write a comparison's cells: theirs, ours, effect, interval, range over the rounds."""
+    return (
+        value(found.unit, found.theirs),
+        value(found.unit, found.ours),
+        effect(found),
+        bounds(found),
+        round_range(found) if len(found.rounds) > 1 else "-",
+    )
+
+
 def round_range(found: Comparison) -> str:
     """Write the lowest and the highest of the rounds."""
     ends = (min(found.rounds), max(found.rounds))
