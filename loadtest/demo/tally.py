@@ -6,7 +6,7 @@ from bisect import insort
 
 from msgspec import Struct
 
-from loadtest.results import TurnResult
+from loadtest.results import TurnResult, percentile
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):
@@ -63,6 +63,4 @@ class Tally:
 
     def ttft_s(self, share: float) -> float | None:
         """Pick a nearest-rank percentile of the first-token times; None before the first."""
-        if not self._ttfts:
-            return None
-        return self._ttfts[min(len(self._ttfts) - 1, int(share * len(self._ttfts)))]
+        return percentile(self._ttfts, share) if self._ttfts else None

@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 from rich.table import Table
 
+from loadtest.results import percentile
 from loadtest.workload import Turn, Workload
 
 CAPACITIES_TOKENS: Final = tuple(
@@ -130,13 +131,8 @@ def _match(turn: Turn, cache: OrderedDict[int, None]) -> int:
 def spread_of(values: Iterable[float]) -> Spread:
     """Summarize values; all 0 if there are none."""
     ordered = sorted(values) or [0.0]
-
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return Spread(
-        mean=sum(ordered) / len(ordered), p50=at(0.5), p90=at(0.9), p99=at(0.99), max=ordered[-1]
-    )
+    p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+    return Spread(mean=sum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
 
 
 def table_of(d: Description) -> Table:
