@@ -14,6 +14,7 @@ from tests.engines.harness import (
     Engine,
     EventTap,
     Router,
+    all_up,
     answers,
     wait_until,
 )
@@ -46,15 +47,8 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     """Start both engines at once; the router will call them r1 and r2."""
     engines = (Engine("r1", log_dir), Engine("r2", log_dir))
-    try:
-        for engine in engines:
-            engine.start()
-        for engine in engines:
-            engine.wait_ready("/health", ENGINE_READY_S)
+    with all_up(engines):
         yield engines
-    finally:
-        for engine in engines:
-            engine.kill()
 
 
 @pytest.fixture

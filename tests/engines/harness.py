@@ -34,6 +34,7 @@ MAX_MODEL_LEN = 16_384  # NUM_BLOCKS * BLOCK_SIZE must hold one request of this 
 
 ENGINE_READY_S = 180.0  # 30 s alone; two at once on two busy cores take longer
 ROUTER_READY_S = 30.0
+MASTER_READY_S = 30.0
 
 
 def engine_python() -> Path:
@@ -115,6 +116,22 @@ class Process:
         """Return the end of the log."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
+
+
+@contextmanager
+def all_up(
+    processes: Sequence[Process], path: str = "/health", timeout_s: float = ENGINE_READY_S
+) -> Iterator[None]:
+    """Start processes at once; all have answered `path` when it enters, all are killed after."""
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.wait_ready(path, timeout_s)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
 
 
 class Engine(Process):
@@ -478,6 +495,16 @@ class EventTap:
                 with self._lock:
                     self._messages.append((topic, sequence, payload))
         subscriber.close()
+
+
+def num_removed(taps: tuple[EventTap, EventTap]) -> int:
+    """Count the blocks both replicas evicted."""
+    return sum(
+        len(event["block_hashes"])
+        for tap in taps
+        for event in tap.events()
+        if event["type"] == "BlockRemoved"
+    )
 
 
 class LossyProxy:

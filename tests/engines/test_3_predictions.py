@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
 from loadtest.drive import drive
-from tests.engines.harness import Engine, EventTap, Router
+from tests.engines.harness import Engine, EventTap, Router, num_removed
 from tests.engines.turns import (
     MIN_EXACT_RATIO,
     PROFILE,
@@ -74,13 +74,3 @@ def test_a_late_router_learns_the_past(
 
     reported = replicas[1].chat(turn.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert known == {"r1": 0, "r2": reported}
-
-
-def num_removed(taps: tuple[EventTap, EventTap]) -> int:
-    """Count the blocks both replicas evicted."""
-    return sum(
-        len(event["block_hashes"])
-        for tap in taps
-        for event in tap.events()
-        if event["type"] == "BlockRemoved"
-    )

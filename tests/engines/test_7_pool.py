@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from loadtest.agents import make_sessions
 from loadtest.drive import drive
 from loadtest.results import TurnResult
-from tests.engines.harness import ENGINE_READY_S, Engine, Master, Router, wait_until
+from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
 from tests.engines.turns import PROFILE, mixed_sessions, settled, take_turns, wrong_predictions
 
 MIN_EXACT_RATIO = 0.98  # pool evictions included: the pool moves between answer and look-up
@@ -25,26 +25,16 @@ PooledRouter = Callable[..., Router]
 def master(log_dir: Path) -> Iterator[Master]:
     """A master that evicts from 800 blocks on: less than the sessions of a test fill."""
     running = Master(log_dir, watermark=0.4)
-    running.start()
-    try:
-        yield running.wait_ready("/health", 30)
-    finally:
-        running.kill()
+    with all_up([running], timeout_s=MASTER_READY_S):
+        yield running
 
 
 @pytest.fixture(scope="module")
 def pooled(master: Master, log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     """Two replicas with small caches of their own."""
     engines = (master.engine("p1", log_dir), master.engine("p2", log_dir))
-    try:
-        for engine in engines:
-            engine.start()
-        for engine in engines:
-            engine.wait_ready("/health", ENGINE_READY_S)
+    with all_up(engines):
         yield engines
-    finally:
-        for engine in engines:
-            engine.kill()
 
 
 @pytest.fixture
@@ -139,7 +129,7 @@ async def test_the_master_dies_and_comes_back(start_pooled: PooledRouter, master
             await until(lambda: router.metric("warmroute_pool_up") == 0)
             await until(lambda: len(results) >= 16)
             master.start()
-            await asyncio.to_thread(master.wait_ready, "/health", 30)
+            await asyncio.to_thread(master.wait_ready, "/health", MASTER_READY_S)
 
         async with asyncio.TaskGroup() as tg:
             tg.create_task(fail())

@@ -24,12 +24,14 @@ from loadtest.drive import send
 from loadtest.results import TurnResult
 from tests.engines.harness import (
     ENGINE_READY_S,
+    MASTER_READY_S,
     Engine,
     EventTap,
     Master,
-    Process,
     Router,
+    all_up,
     answers,
+    num_removed,
     wait_until,
 )
 from tests.engines.turns import (
@@ -63,11 +65,8 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def master(log_dir: Path) -> Iterator[Master]:
     """A master that evicts from 900 blocks on."""
     running = Master(log_dir, watermark=0.9)
-    running.start()
-    try:
-        yield running.wait_ready("/health", 30)
-    finally:
-        running.kill()
+    with all_up([running], timeout_s=MASTER_READY_S):
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +77,8 @@ def both(master: Master, log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
         master.engine("q1", log_dir, segment_bytes=0, buffer_steps=BUFFER_STEPS),
         master.engine("q2", log_dir, segment_bytes=0, buffer_steps=BUFFER_STEPS),
     )
-    processes: tuple[Process, ...] = (memory, *engines)
-    try:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.wait_ready("/health", ENGINE_READY_S)
+    with all_up([memory, *engines]):
         yield engines
-    finally:
-        for process in processes:
-            process.kill()
 
 
 @pytest.fixture
@@ -112,16 +103,9 @@ def start_routers(redis: RedisServer, master: Master, log_dir: Path) -> StartRou
     ) -> Iterator[list[Router]]:
         flags = ("--redis", redis.url, "--redis-namespace", namespace, *flags)
         routers = [Router(replicas, log_dir, options=flags, **options) for _ in range(num_routers)]
-        try:
-            for router in routers:
-                router.start()
-            for router in routers:
-                router.wait_ready("/readyz", ROUTER_READY_S)
+        with all_up(routers, "/readyz", ROUTER_READY_S):
             wait_until(lambda: all(sees(r) >= num_routers for r in routers), 15, "one another")
             yield routers
-        finally:
-            for router in routers:
-                router.kill()
 
     return start
 
@@ -350,7 +334,7 @@ async def kill_master(load: Load, master: Master) -> None:
     await until(lambda: all(r.metric("warmroute_pool_up") == 0 for r in load.routers))
     await load.more(6)
     master.start()
-    await asyncio.to_thread(master.wait_ready, "/health", 30)
+    await asyncio.to_thread(master.wait_ready, "/health", MASTER_READY_S)
     await until(lambda: all(r.metric("warmroute_pool_up") == 1 for r in load.routers))
     await load.more(4)
 
@@ -546,16 +530,6 @@ def failures(results: Sequence[TurnResult]) -> list[str]:
 def num_pooled(results: Sequence[TurnResult]) -> int:
     """Count the requests of which something was predicted to come from the pool."""
     return sum(r.predicted is not None and r.predicted.pool > 0 for r in results)
-
-
-def num_removed(taps: tuple[EventTap, EventTap]) -> int:
-    """Count the blocks both replicas evicted."""
-    return sum(
-        len(event["block_hashes"])
-        for tap in taps
-        for event in tap.events()
-        if event["type"] == "BlockRemoved"
-    )
 
 
 def recomputed(turns: Sequence[tuple[Any, TurnResult]]) -> int:
