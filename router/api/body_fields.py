@@ -1,0 +1,133 @@
+"""Top-level fields of a JSON body, taken out or put in without touching another byte.
+
+What a client wrote stays: white space, order, numbers, escapes. Only the named members go, each
+with one comma. A key is compared as JSON means it ("\\u006eame" is "name"), and of a key that
+occurs several times every occurrence goes: which of them an engine would take is then no question.
+
+msgspec finds the members: it skips all other values in C without building them, and hands out a
+value as a view into the body, whose address tells where it is. About 1 µs per KB, and 3 ms per MB
+at worst (bodies of nothing but brackets or keys).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import orjson
+from msgspec import UNSET, Raw, UnsetType
+
+from router.errors import BadRequest
+
+_SPACE: Final = b" \t\r\n"
+_NOT_SPACE: Final = re.compile(rb"[^ \t\r\n]")
+_WINDOW: Final = 4096
+_MOST_OCCURRENCES: Final = 8  # of one key; each costs a pass over the body
+
+
+def without_fields(body: bytes, names: Iterable[str]) -> bytes:
+    """Remove the named members of the outermost object; without any of them it is `body` itself.
+
+    Raises:
+        BadRequest: the body is no JSON object, is nested too deep, or repeats a key too often.
+    """
+    members = _members(tuple(names))
+    left: bytes | bytearray = body
+    for _ in range(_MOST_OCCURRENCES + 1):
+        spans = _last_occurrences(left, members)
+        if not spans:
+            return bytes(left)
+        left = bytearray(left) if isinstance(left, bytes) else left
+        for start, end in sorted(spans.values(), reverse=True):  # what is to the left stays put
+            _cut(left, start, end)
+    name = next(iter(spans))
+    raise BadRequest(f"`{name}` occurs more than {_MOST_OCCURRENCES} times", param=name)
+
+
+def with_fields(body: bytes, values: Mapping[str, Any]) -> bytes:
+    """Set members of the outermost object, first in it, in place of those of the same names.
+
+    Raises:
+        BadRequest: as `without_fields`.
+    """
+    left = without_fields(body, values)
+    if not values:
+        return left
+    start = _next(left, 0) + 1  # behind the bracket
+    is_empty = left[_next(left, start)] == ord("}")
+    members = orjson.dumps(dict(values))[1:-1]
+    return b"".join((left[:start], members, b"" if is_empty else b",", left[start:]))
+
+
+class _Members(NamedTuple):
+    """A decoder for some members, and the attribute that has each of them."""
+
+    decoder: msgspec.json.Decoder[Any]
+    attributes: tuple[tuple[str, str], ...]  # (name, attribute)
+
+
+@lru_cache(maxsize=64)
+def _members(names: tuple[str, ...]) -> _Members:
+    attributes = tuple((name, f"f{number}") for number, name in enumerate(dict.fromkeys(names)))
+    fields = [(attribute, Raw | UnsetType, UNSET) for _, attribute in attributes]
+    rename = {attribute: name for name, attribute in attributes}
+    struct = msgspec.defstruct("Members", fields, rename=rename)
+    return _Members(msgspec.json.Decoder(struct), attributes)
+
+
+def _last_occurrences(body: bytes | bytearray, members: _Members) -> dict[str, tuple[int, int]]:
+    """Find the last member of each name: from its key's first byte to behind its value's last."""
+    try:
+        values = members.decoder.decode(body)
+    except msgspec.DecodeError as exc:
+        raise BadRequest(f"the body is not a JSON object: {exc}") from exc
+    except RecursionError as exc:
+        raise BadRequest("the body is nested too deep") from exc
+    found: dict[str, tuple[int, int]] = {}
+    for name, attribute in members.attributes:
+        value = getattr(values, attribute)
+        if value is not UNSET:
+            start = _address(value) - _address(body)
+            end = start + memoryview(value).nbytes
+            found[name] = (_key_start(body, start), end)
+    return found
+
+
+def _address(buffer: Any) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _key_start(body: bytes | bytearray, value: int) -> int:
+    """Go back from a value to its key. No name has a quote in it, nor then its key's spelling."""
+    return body.rindex(b'"', 0, body.rindex(b'"', 0, value))
+
+
+def _cut(body: bytearray, start: int, end: int) -> None:
+    """Remove a member and the comma behind it; of the last one the comma before it."""
+    behind = _next(body, end)
+    if body[behind] == ord(","):
+        end = behind + 1
+    else:
+        before = _previous(body, start)
+        if body[before] == ord(","):
+            start = before
+    del body[start:end]
+
+
+def _next(body: bytes | bytearray, index: int) -> int:
+    """Go from `index` to the first byte that is no white space."""
+    found = _NOT_SPACE.search(body, index)
+    assert found is not None
+    return found.start()
+
+
+def _previous(body: bytearray, index: int) -> int:
+    """Go back from before `index` to the first byte that is no white space."""
+    while not (window := body[max(0, index - _WINDOW) : index].rstrip(_SPACE)):
+        index -= _WINDOW
+    return max(0, index - _WINDOW) + len(window) - 1
