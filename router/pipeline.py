@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDict
 
@@ -92,6 +93,15 @@ class Reply(Protocol):
         """Send the next piece, at once."""
 
 
+class Passage(Struct, kw_only=True):
+    """An answer that has begun, and whose it is; `first_s` is when its first byte came."""
+
+    job: Job
+    placement: Placement
+    answer: Answer
+    first_s: float
+
+
 class Pipeline:
     """Routes requests. All state it changes sits in its parts.
 
@@ -153,31 +163,36 @@ class Pipeline:
         if self._trials is not None:
             job.enrolment = self._trials.enrol(job)
         job.tokenized_s = self._clock()
-        placement, answer = await self._forward(job)
-        first_s = self._clock()
+        tried: set[str] = set()
+        passage = self._answered(job, *await self._forward(job, tried))
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:
-            if job.streams and answer.status == 200:
-                self._fleet.first_token(placement.lease, first_s)
-                self._peers.answered(placement.lease, first_s)
-            usage = await self._pass_through(job, placement, answer, reply)
-            outcome = _outcome(answer.status)
+            usage = await self._pass_through(passage, reply)
+            outcome = _outcome(passage.answer.status)
         except UpstreamError:
             outcome = Outcome.REPLICA_FAILED
             raise
         finally:
-            answer.close()
-            self._give_back(placement, outcome)
+            passage.answer.close()
+            self._give_back(passage.placement, outcome)
             self._observer.finished(
-                job,
-                placement,
-                status=answer.status,
+                passage.job,
+                passage.placement,
+                status=passage.answer.status,
                 outcome=outcome,
                 usage=usage,
-                first_s=first_s,
+                first_s=passage.first_s,
                 now_s=self._clock(),
             )
+
+    def _answered(self, job: Job, placement: Placement, answer: Answer) -> Passage:
+        """Note the first byte of an answer."""
+        first_s = self._clock()
+        if job.streams and answer.status == 200:
+            self._fleet.first_token(placement.lease, first_s)
+            self._peers.answered(placement.lease, first_s)
+        return Passage(job=job, placement=placement, answer=answer, first_s=first_s)
 
     # ---------------------------------------------------------------- 1 receive
 
@@ -440,13 +455,12 @@ class Pipeline:
 
     # ---------------------------------------------------------------- 7 forward
 
-    async def _forward(self, job: Job) -> tuple[Placement, Answer]:
+    async def _forward(self, job: Job, tried: set[str]) -> tuple[Placement, Answer]:
         """Send the request; until an answer's first byte, a failing replica is left behind.
 
         Never twice to the same replica, never again for the client's own 4xx. The last try's
-        answer is the client's, even if it is an error.
+        answer is the client's, even if it is an error. `tried` is added to.
         """
-        tried: set[str] = set()
         while True:
             placement = await self._place(job, tried)
             tried.add(placement.candidate.replica.name)
@@ -526,14 +540,13 @@ class Pipeline:
             now_s=self._clock(),
         )
 
-    async def _pass_through(
-        self, job: Job, placement: Placement, answer: Answer, reply: Reply
-    ) -> Usage | None:
+    async def _pass_through(self, passage: Passage, reply: Reply) -> Usage | None:
         """Hand the answer on, byte for byte, and keep what tells its usage.
 
         Raises:
             UpstreamBroken, UpstreamTimeout: it broke off; a stream's client has been told.
         """
+        job, placement, answer = passage.job, passage.placement, passage.answer
         drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
         headers = end_to_end(answer.headers.items(), drop=drop)
         _explain_in(headers, job, placement)
