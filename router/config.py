@@ -221,6 +221,16 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_sessions: Annotated[int, Meta(gt=0, description="sessions remembered")] = 100_000
 
 
+class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    file: Annotated[
+        Path | None,
+        Meta(
+            description="YAML file of tenants, their keys (hashed) and limits; default: requests "
+            "are not authenticated"
+        ),
+    ] = None
+
+
 class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What several routers share. The password is no part of this tree: see `redis_password`."""
 
@@ -342,6 +352,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()
     session: SessionConfig = SessionConfig()
+    tenants: TenantsConfig = TenantsConfig()
     redis: RedisConfig = RedisConfig()
     index: IndexConfig = IndexConfig()
     shadow: ShadowConfig = ShadowConfig()
@@ -420,7 +431,7 @@ def load(
     try:
         config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
-        raise _explained(str(exc)) from exc
+        raise explained(str(exc)) from exc
     _check(config)
     return config
 
@@ -434,7 +445,7 @@ def experiment_of(tree: Mapping[str, Any]) -> Experiment:
     try:
         return msgspec.convert(tree, Experiment, strict=False)
     except msgspec.ValidationError as exc:
-        raise _explained(str(exc), Experiment) from exc
+        raise explained(str(exc), Experiment) from exc
 
 
 def _expand(
@@ -693,7 +704,7 @@ def _known(section: type[Struct]) -> str:
     return ", ".join(field.name for field in msgspec.structs.fields(section))
 
 
-def _explained(message: str, root: type[Struct] = Config) -> ConfigError:
+def explained(message: str, root: type[Struct] = Config) -> ConfigError:
     """Turn msgspec's message into one that names the key and what is allowed there."""
     text, _, where = message.partition(" - at `$")
     path = where.rstrip("`").lstrip(".").replace("[...]", "[]")

@@ -3,7 +3,10 @@
 RouterError                    status  code
 ├── ClientError                        the request is wrong; never counts against a replica
 │   ├── BadRequest              400    invalid_request_error
+│   ├── Unauthorized            401    invalid_api_key          (tenants)
 │   ├── UnknownModel            404    model_not_found
+│   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
+│   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
@@ -29,6 +32,7 @@ Raised on any floor, turned into an API's own JSON in router.http alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 
@@ -52,6 +56,37 @@ class ClientError(RouterError):
 
 class BadRequest(ClientError):
     code = "invalid_request_error"
+
+
+class Unauthorized(ClientError):
+    """The client's key is missing or nobody's."""
+
+    status = 401
+    code = "invalid_api_key"
+    type = "AuthenticationError"
+
+
+class RateLimited(ClientError):
+    """A tenant has used up a limit; `headers` say how much there is of each."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    type = "RateLimitError"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.headers = headers or {}
+
+
+class UnsupportedBody(ClientError):
+    """A body that cannot be given the tenant's cache salt."""
+
+    status = 415
+    code = "unsupported_media_type"
+    type = "UnsupportedMediaTypeError"
 
 
 class UnknownModel(ClientError):

@@ -42,6 +42,7 @@ from router.replication import (
     Alive,
     Answered,
     Began,
+    Consumed,
     Doubted,
     Ended,
     FeedId,
@@ -294,6 +295,8 @@ class Peers:
                     candidate = self._feeds.candidate_of(feed)
                     if candidate is not None:
                         self.on_doubted(candidate, reason)
+                case Consumed():
+                    pass  # whoever has the tenants' accounts reads it
                 case _:
                     assert isinstance(note, Registered)  # who has the registry's store reads it
 

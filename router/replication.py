@@ -196,7 +196,23 @@ class Registered(Struct, frozen=True, array_like=True, tag="registered"):
     """The registry of replicas changed: read it again."""
 
 
-Note = Began | Answered | Ended | Alive | Doubted | Registered
+class TenantUsage(Struct, frozen=True, array_like=True):
+    """What a router let through of a tenant, ever, and what it sees left of its limits."""
+
+    tenant: str  # its name
+    num_requests: int
+    num_tokens: int  # uncached
+    requests_left: int | None  # None: no such limit
+    tokens_left: int | None
+
+
+class Consumed(Struct, frozen=True, array_like=True, tag="consumed"):
+    """Tenants' usage at one router; those not named are as they were."""
+
+    usages: tuple[TenantUsage, ...]
+
+
+Note = Began | Answered | Ended | Alive | Doubted | Registered | Consumed
 
 
 class Notes(Struct, frozen=True, array_like=True):

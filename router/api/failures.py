@@ -6,9 +6,11 @@ Anthropic's error object for `/v1/messages`.
 
 from __future__ import annotations
 
+import math
+
 import orjson
 
-from router.errors import NoReplicaAvailable, RouterError
+from router.errors import NoReplicaAvailable, RateLimited, RouterError, Unauthorized
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -47,4 +49,8 @@ def error_headers(error: RouterError) -> dict[str, str]:
     """Give the headers that belong to the answer."""
     if isinstance(error, NoReplicaAvailable):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    if isinstance(error, RateLimited):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
     return {}

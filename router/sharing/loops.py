@@ -10,13 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from router.errors import EMPTIED, StoreFull, StoreUnavailable
 from router.io.redis_log import Cursor
 from router.io.redis_store import RedisStore, Written
 from router.peers import Peers
-from router.replication import Delta, FeedId, Notes, Registered
+from router.replication import Consumed, Delta, FeedId, Notes, Registered
 from router.sharing.feed import Feed, Role, SharedFeeds
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 FLUSH_S: Final = 0.005
 """Deltas and notes of so long go together: what an engine or a request does in that time is not
 known to other routers anyway, and Redis has little to do with them."""
+
+USAGE_S: Final = 0.1
+"""Between two notes of what tenants used: for so long routers do not know of one another's."""
 
 _READ_S: Final = 1.0  # one blocking read: silence for so long is no failure
 _SLICE_S: Final = 0.004  # longest time to apply what was read before requests get a turn
@@ -43,6 +47,7 @@ class Reader:
         me: str,
         on_registered: Callable[[], None],
         on_pool: Callable[[Delta], None],
+        on_consumed: Callable[[str, Consumed, float], None] = lambda *_: None,
     ) -> None:
         self._store = store
         self._feeds = feeds
@@ -50,6 +55,7 @@ class Reader:
         self._me = me
         self._on_registered = on_registered
         self._on_pool = on_pool
+        self._on_consumed = on_consumed
         self.num_deltas = 0
         self.num_gaps = 0
 
@@ -95,6 +101,9 @@ class Reader:
         self._peers.apply(notes, time.monotonic())
         if any(isinstance(note, Registered) for note in notes.notes):
             self._on_registered()
+        for note in notes.notes:
+            if isinstance(note, Consumed):
+                self._on_consumed(notes.router, note, time.monotonic())
 
 
 class Writer:
@@ -187,6 +196,20 @@ async def tell(store: RedisStore, peers: Peers) -> None:
                 peers.lost()
                 await asyncio.sleep(_FULL_PAUSE_S)
         await asyncio.sleep(FLUSH_S)
+
+
+async def tell_usage(store: RedisStore, take: Callable[[float], Consumed | None]) -> None:
+    """Tell the others what tenants used here, for ever.
+
+    Raises:
+        StoreError: Redis is gone or will not do.
+    """
+    while True:
+        note = take(time.monotonic())
+        if note is not None:
+            with suppress(StoreFull):  # the next one says it all
+                await store.tell((note,))
+        await asyncio.sleep(USAGE_S)
 
 
 class Keeper:

@@ -32,9 +32,10 @@ from router.replication import Registered, ReplicaRecord
 from router.sharing.feed import Feed, Role, SharedFeeds
 from router.sharing.link import Link, Pauses
 from router.sharing.loader import load
-from router.sharing.loops import Keeper, Reader, Writer, tell
+from router.sharing.loops import Keeper, Reader, Writer, tell, tell_usage
 from router.sharing.pool import LISTER, PoolShare
 from router.stages.trials import Trials
+from router.tenants import Accounts
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Sharing:
         feeds: What candidates are called among routers.
         apply_records: Makes the registry follow what is stored.
         trials: Experiments, shared as the registry is; None: there are none to share.
+        accounts: What tenants used; None: there are none.
         keeps_blocks: Whether blocks that other routers feed are kept here (index.mode local).
     """
 
@@ -77,6 +79,7 @@ class Sharing:
         session_ttl_s: float,
         keeps_blocks: bool,
         trials: Trials | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.link = Link()
         self.facts: StoreFacts | None = None  # of the last connection
@@ -90,6 +93,7 @@ class Sharing:
         self._apply_records = apply_records
         self._pool = pool
         self._trials = trials
+        self._accounts = accounts
         self._session_ttl_s = session_ttl_s
         self._must_read_registry = asyncio.Event()
         self.reader = Reader(
@@ -99,6 +103,7 @@ class Sharing:
             me=me,
             on_registered=self._must_read_registry.set,
             on_pool=pool.apply if pool is not None else _ignore,
+            on_consumed=accounts.hear if accounts is not None else _ignore,
         )
         self.writer = Writer(store, self.shared, pool.take if pool is not None else list)
         self.keeper = Keeper(
@@ -223,6 +228,8 @@ class Sharing:
         self.shared.go_alone()
         if self._pool is not None:
             self._pool.went_down()
+        if self._accounts is not None:
+            self._accounts.lost()
         self._peers.lost()
         self._peers.expire(time.monotonic())
 
@@ -260,6 +267,8 @@ class Sharing:
             tg.create_task(self._keep_sessions(), name="redis: sessions")
             tg.create_task(self._keep_doubts(), name="redis: doubts")
             tg.create_task(self._sweep(), name="redis: sweep")
+            if self._accounts is not None:
+                tg.create_task(tell_usage(self._store, self._accounts.note), name="redis: usage")
             if self._pool is not None:
                 self._pool.came_up()
                 tg.create_task(self._join_pools(self._pool), name="redis: pool")
@@ -355,8 +364,8 @@ class Sharing:
             await asyncio.sleep(_SWEEP_S)
 
 
-def _ignore(_: object) -> None:
-    """There is no pool."""
+def _ignore(*_: object) -> None:
+    """There is no pool, there are no tenants."""
 
 
 def _told(facts: StoreFacts) -> str:

@@ -1,0 +1,209 @@
+"""The tenants' file: YAML, strict. What is wrong is refused with the field and what is allowed.
+
+secret: 5f3c…                        # cache salts are derived from it; `openssl rand -hex 32`
+tenants:
+  - name: research
+    keys: ["sha256:9b1c…"]           # of keys made by `warmroute key`
+    models: [tiny]                   # default: all
+    requests_per_minute: 600         # default: no limit, for each of these
+    uncached_tokens_per_minute: 2000000
+    max_in_flight: 64                # at each router
+    body_bytes: 8000000
+    weight: 2.0
+    priority: 0
+    cache: own                       # own | shared | the name of a group
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from router.config import explained
+from router.errors import ConfigError
+from router.tenants.keys import DIGEST
+from router.tenants.salts import FORBIDDEN, MAX_CHARS
+
+MAX_TENANTS: Final = 1000
+_MAX_KEYS: Final = 16
+_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+_MIN_SECRET_CHARS: Final = 32
+_MIN_SALT_CHARS: Final = 22  # 128 bits in base64
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+OWN: Final = "own"
+SHARED: Final = "shared"
+
+_PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
+
+
+class TenantEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tenant as the file has it. None: no limit."""
+
+    name: str
+    keys: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
+    requests_per_minute: _PerMinute | None = None
+    uncached_tokens_per_minute: _PerMinute | None = None
+    max_in_flight: Annotated[int, Meta(ge=1, le=10**6)] | None = None
+    body_bytes: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    cache: str = OWN
+    salt: str | None = None
+
+
+class TenantsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    tenants: tuple[TenantEntry, ...]
+    secret: str | None = None
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that is given twice: YAML would quietly take the last."""
+
+
+def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise _unreadable("a key is no text", key_node)
+        if key in seen:
+            raise _unreadable("a key is given twice", key_node)
+        seen.add(key)
+    made: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return made
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read(path: Path) -> TenantsFile:
+    """Read and check the file.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it is wrong. The message quotes no key,
+            digest, salt or secret.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}", param="tenants.file") from exc
+    try:
+        return parse(data)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc.message}", param=exc.param) from exc
+
+
+def parse(data: bytes) -> TenantsFile:
+    """Read the content of a tenants' file.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(f"larger than {_MAX_FILE_BYTES} bytes")
+    try:
+        tree = yaml.load(data.decode(), _Loader)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ConfigError(f"{where}not YAML: {_plain(exc.problem)}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"not YAML ({type(exc).__name__})") from None
+    if not isinstance(tree, dict):
+        raise ConfigError("the top level must be a mapping of tenants and secret")
+    try:
+        made = msgspec.convert(tree, TenantsFile)
+    except msgspec.ValidationError as exc:
+        raise explained(str(exc), TenantsFile) from None
+    except RecursionError:
+        raise ConfigError("nested too deep") from None
+    _check(made)
+    return made
+
+
+def _check(file: TenantsFile) -> None:
+    """Refuse what types cannot.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    if not 0 < len(file.tenants) <= MAX_TENANTS:
+        raise _wrong("tenants", f"name 1 to {MAX_TENANTS} tenants")
+    if file.secret is not None and len(file.secret) < _MIN_SECRET_CHARS:
+        raise _wrong("secret", f"needs at least {_MIN_SECRET_CHARS} characters, random ones")
+    names: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    salts: dict[str, str] = {}
+    for i, tenant in enumerate(file.tenants):
+        place = f"tenants[{i}]"
+        if not _NAME.fullmatch(tenant.name):
+            raise _wrong(f"{place}.name", "1 to 64 letters, digits, '.', '_' and '-'")
+        _once(names, tenant.name, f"{place}.name")
+        if len(tenant.keys) > _MAX_KEYS:
+            raise _wrong(f"{place}.keys", f"at most {_MAX_KEYS} keys")
+        for j, digest in enumerate(tenant.keys):
+            if not DIGEST.fullmatch(digest):
+                raise _wrong(
+                    f"{place}.keys[{j}]",
+                    "must be sha256: and 64 hexadecimal digits, as `warmroute key` prints it "
+                    "(the digest of a key, not the key)",
+                )
+            _once(digests, digest, f"{place}.keys[{j}]")
+        if tenant.models is not None and not tenant.models:
+            raise _wrong(f"{place}.models", "name at least one model, or leave it out: all")
+        _check_cache(tenant, file.secret is not None, place)
+        if tenant.salt is not None:
+            _once(salts, tenant.salt, f"{place}.salt")
+
+
+def _check_cache(tenant: TenantEntry, has_secret: bool, place: str) -> None:
+    if not _NAME.fullmatch(tenant.cache):
+        raise _wrong(
+            f"{place}.cache",
+            f"{OWN}, {SHARED}, or the name of a group: 1 to 64 letters, digits, '.', '_', '-'",
+        )
+    if tenant.salt is not None:
+        if tenant.cache != OWN:
+            raise _wrong(f"{place}.salt", f"is for cache: {OWN} alone")
+        is_long = _MIN_SALT_CHARS <= len(tenant.salt) <= MAX_CHARS
+        if not is_long or FORBIDDEN & set(tenant.salt):
+            raise _wrong(
+                f"{place}.salt",
+                f"{_MIN_SALT_CHARS} to {MAX_CHARS} random characters, "
+                "none of them '@', '/', '\\' or NUL",
+            )
+    elif tenant.cache != SHARED and not has_secret:
+        raise _wrong(
+            "secret",
+            f"is needed for {place}.cache: {tenant.cache}; set it to the output of "
+            f"`openssl rand -hex 32`, or say cache: {SHARED}",
+        )
+
+
+def _once(seen: dict[str, str], value: str, place: str) -> None:
+    if value in seen:
+        raise _wrong(place, f"is {seen[value]}, too: each once")
+    seen[value] = place
+
+
+def _wrong(place: str, what: str) -> ConfigError:
+    return ConfigError(f"{place}: {what}", param=place)
+
+
+def _unreadable(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def _plain(problem: str | None) -> str:
+    """Keep what the parser says, less what it quotes of the file."""
+    return re.sub(r"'[^']*'", "…", problem or "")

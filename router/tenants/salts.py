@@ -1,0 +1,52 @@
+"""Cache salts: whose blocks are whose.
+
+vLLM mixes a request's `cache_salt` into the hash of its first block, and each block's hash into the
+next: requests with different salts share no block, on no tier. Salts are secret: who knows one can
+ask for what is cached under it.
+
+    tenant   HMAC(secret of the file, name of its cache), or as configured
+    user     HMAC(the tenant's salt, the salt that the client sent)
+
+A client chooses the second message only. Whatever it sends, it gets a salt below its tenant's own,
+so users of one tenant can be kept apart, and no tenant reaches the cache of another.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from typing import Final
+
+from router.errors import BadRequest
+
+MAX_CHARS: Final = 128
+FORBIDDEN: Final = frozenset("@/\\\0")
+"""What vLLM refuses in a salt. Source: vllm/entrypoints/generate/base/protocol.py at 0.32.0."""
+
+
+def tenant_salt(secret: str, cache: str) -> str:
+    """Derive the salt of a cache, 43 characters; `cache` names a tenant's own, or a group's."""
+    return _hmac(secret.encode(), b"warmroute cache\0" + cache.encode())
+
+
+def user_salt(salt: str, sent: object) -> str:
+    """Combine a tenant's salt with what a client sent as `cache_salt` (None: nothing).
+
+    Raises:
+        BadRequest: the engine would refuse what was sent; it must not see it to say so.
+    """
+    if sent is None:
+        return salt
+    if not isinstance(sent, str) or not 0 < len(sent) <= MAX_CHARS or FORBIDDEN & set(sent):
+        raise BadRequest(
+            f"`cache_salt` must be a string of 1 to {MAX_CHARS} characters without '@', '/', "
+            "'\\' and NUL",
+            param="cache_salt",
+        )
+    return _hmac(salt.encode(), b"user\0" + sent.encode("utf-8", "surrogatepass"))
+
+
+def _hmac(key: bytes, message: bytes) -> str:
+    digest = hmac.digest(key, message, hashlib.sha256)
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,0 +1,174 @@
+"""Who a request is of: the tenants' file in force, looked up by key.
+
+The file is read anew when it changes. One that cannot be used changes nothing: the last good one
+stays in force, the log says why, and it is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from router.errors import ConfigError, Unauthorized
+from router.tenants.accounts import Account, Accounts
+from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
+from router.tenants.keys import DIGEST, digest_of, key_in
+from router.tenants.salts import tenant_salt, user_salt
+
+logger = logging.getLogger(__name__)
+
+MAX_LABELS: Final = 100
+OTHER: Final = "other"
+"""The label of tenants beyond the first `MAX_LABELS` that this process has known."""
+
+_Signature = tuple[int, int, int]
+
+
+class Tenant:
+    """One tenant, as requests see it.
+
+    salt: Of its cache; None: it shares its cache with whoever sends no salt.
+    """
+
+    __slots__ = ("account", "body_bytes", "label", "models", "name", "priority", "salt", "weight")
+
+    def __init__(self, entry: TenantEntry, label: str, salt: str | None, account: Account) -> None:
+        self.name = entry.name
+        self.label = label
+        self.models = frozenset(entry.models) if entry.models is not None else None
+        self.salt = salt
+        self.body_bytes = entry.body_bytes
+        self.weight = entry.weight
+        self.priority = entry.priority
+        self.account = account
+
+    def may_use(self, model: str | None) -> bool:
+        """Say whether it may use a model; None, a model we cannot see, only if it may use all."""
+        return self.models is None or model in self.models
+
+    def salted(self, sent: object) -> str | None:
+        """Give the salt of a request whose client sent this one; None: it stays as it is.
+
+        Raises:
+            BadRequest: what was sent is no salt.
+        """
+        return user_salt(self.salt, sent) if self.salt is not None else None
+
+
+class Tenants:
+    """See the module.
+
+    Args:
+        path: The tenants' file.
+        on_reload: Called with `ok` or `bad` for each version of the file that was looked at.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+
+    def __init__(
+        self, path: Path, *, now_s: float, on_reload: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.accounts = Accounts()
+        self._path = path
+        self._on_reload = on_reload
+        self._by_digest: dict[bytes, Tenant] = {}
+        self._by_name: dict[str, Tenant] = {}
+        self._labels: dict[str, None] = {}  # names that have a label of their own, for good
+        self._seen = self._last = _signature(path)
+        self._apply(read(path), now_s)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def authenticate(self, headers: Mapping[str, str]) -> Tenant:
+        """Find whose key a request carries.
+
+        Raises:
+            Unauthorized: it has none, or one that is nobody's.
+        """
+        key = key_in(headers)
+        if key is None:
+            raise Unauthorized(
+                "You didn't provide an API key: send `Authorization: Bearer KEY` or `x-api-key`."
+            )
+        tenant = self._by_digest.get(digest_of(key))
+        if tenant is None:
+            raise Unauthorized("Incorrect API key provided.")
+        return tenant
+
+    def named(self, name: str) -> Tenant | None:
+        """Find a tenant by its name, for operators."""
+        return self._by_name.get(name)
+
+    # -- the file ----------------------------------------------------------------------------
+
+    def look(self) -> TenantsFile | ConfigError | None:
+        """Read the file if it has changed, and is not being written; None: nothing new.
+
+        Blocking: not for the event loop. A change counts once two looks have seen the same.
+        """
+        signature = _signature(self._path)
+        is_quiet, self._last = signature == self._last, signature
+        if signature == self._seen or not is_quiet:
+            return None
+        self._seen = signature
+        try:
+            return read(self._path)
+        except ConfigError as error:
+            return error
+
+    def follow(self, found: TenantsFile | ConfigError | None, now_s: float) -> None:
+        """Put what `look` found into force."""
+        if found is None:
+            return
+        if isinstance(found, ConfigError):
+            self._on_reload("bad")
+            logger.error(
+                "the tenants' file cannot be used; the last one stays in force",
+                extra={"reason": found.message},
+            )
+            return
+        self._apply(found, now_s)
+        self._on_reload("ok")
+        logger.info("tenants read anew", extra={"tenants": len(self)})
+
+    def _apply(self, file: TenantsFile, now_s: float) -> None:
+        self.accounts.follow({entry.name: entry for entry in file.tenants}, now_s)
+        self._by_digest, self._by_name = {}, {}
+        for entry in file.tenants:
+            label = self._label(entry.name)
+            tenant = Tenant(entry, label, _salt(entry, file.secret), self.accounts[entry.name])
+            self._by_name[entry.name] = tenant
+            for digest in entry.keys:
+                found = DIGEST.fullmatch(digest)
+                assert found is not None
+                self._by_digest[bytes.fromhex(found[1])] = tenant
+
+    def _label(self, name: str) -> str:
+        """Label a tenant in metrics: by name, as long as there are few."""
+        if name not in self._labels and len(self._labels) < MAX_LABELS:
+            self._labels[name] = None
+        return name if name in self._labels else OTHER
+
+
+def _salt(entry: TenantEntry, secret: str | None) -> str | None:
+    if entry.salt is not None:
+        return entry.salt
+    if entry.cache == SHARED:
+        return None
+    assert secret is not None  # the file was checked
+    is_own = entry.cache == OWN
+    return tenant_salt(secret, f"tenant/{entry.name}" if is_own else f"group/{entry.cache}")
+
+
+def _signature(path: Path) -> _Signature | None:
+    """Tell versions of the file apart; None: there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
