@@ -103,9 +103,6 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, Path],
         Meta(description="served model -> template file, if the engine got --chat-template"),
     ] = {}
-    trust_request_chat_template: Annotated[
-        bool, Meta(description="the engines run with --trust-request-chat-template")
-    ] = False
     cache_tokens: Annotated[
         int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
     ] = 20_000_000

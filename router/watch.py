@@ -361,7 +361,6 @@ def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig
         prompter = load_prompter(
             source,
             chat_template=chat_template,
-            trust_request_chat_template=config.trust_request_chat_template,
             cache_tokens=config.cache_tokens,
         )
         with suppress(NeedsEngine, RouterError):

@@ -70,7 +70,6 @@ class Tokenizers:
                 lambda: load_prompter(
                     source,
                     chat_template=template,
-                    trust_request_chat_template=self._config.trust_request_chat_template,
                 )
             )
         return self._loading[key]

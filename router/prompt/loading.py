@@ -50,7 +50,6 @@ def load_prompter(
     chat_template: str | Path | None = None,
     content_format: ContentFormat | None = None,
     default_chat_template_kwargs: dict[str, Any] | None = None,
-    trust_request_chat_template: bool = False,
     exclude_tools_when_tool_choice_none: bool = False,
     cache_tokens: int = 20_000_000,
     local_files_only: bool = False,
@@ -59,7 +58,7 @@ def load_prompter(
 
     Args:
         model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
-        chat_template, content_format, default_chat_template_kwargs, trust_request_chat_template,
+        chat_template, content_format, default_chat_template_kwargs,
         exclude_tools_when_tool_choice_none: The engine's flags of these names, see EngineOptions.
         cache_tokens: About how many tokens of prompts to remember.
         local_files_only: Do not go to the hub.
@@ -76,7 +75,6 @@ def load_prompter(
         chat_template=_read_template(chat_template),
         content_format=content_format,
         default_chat_template_kwargs=default_chat_template_kwargs or {},
-        trust_request_chat_template=trust_request_chat_template,
         exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
     )
     try:

@@ -31,7 +31,6 @@ from router.prompt.sandbox import compile_template, stock_template
 
 FindTemplate = Callable[[str | None, bool], str]
 
-_MAX_TEMPLATES = 32  # requests may bring their own
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # Parameters of transformers' apply_chat_template: as template arguments they would steer it.
 _STEERING = frozenset(
@@ -52,7 +51,6 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     content_format: ContentFormat | None = None
     default_chat_template_kwargs: dict[str, Any] = {}
-    trust_request_chat_template: bool = False
     exclude_tools_when_tool_choice_none: bool = False
 
 
@@ -78,9 +76,9 @@ class ChatRenderer:
     """Renders chat requests of one model.
 
     Args:
-        find_template: Gives the template's text: what `--chat-template` names or the request
-            brought (None: the model's own), for requests with tools (True) or without. Raises
-            LookupError where there is none.
+        find_template: Gives the template's text: what `--chat-template` names (None: the model's
+            own), for requests with tools (True) or without. Raises LookupError where there is
+            none.
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
     """
 
@@ -96,29 +94,25 @@ class ChatRenderer:
         self._special_tokens = dict(special_tokens)
         self._options = options or EngineOptions()
         self._memo = JsonMemo()
-        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
+        self._templates: dict[bool, ChatTemplate] = {}
 
-    def template(self, with_tools: bool, given: str | None = None) -> ChatTemplate:
+    def template(self, with_tools: bool) -> ChatTemplate:
         """Return the template for requests with or without tools, compiled at the first call.
 
-        Args:
-            with_tools: Some models have one of its own for them.
-            given: What the request brought instead.
+        Some models have one of its own for them.
 
         Raises:
             NeedsEngine: the model has none, or one that does not compile here.
         """
-        known = self._templates.get((given, with_tools))
+        known = self._templates.get(with_tools)
         if known is not None:
             return known
         try:
-            source = self._find_template(given or self._options.chat_template, with_tools)
+            source = self._find_template(self._options.chat_template, with_tools)
             found = ChatTemplate(source, self._memo)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
-        if len(self._templates) >= _MAX_TEMPLATES:
-            self._templates.clear()
-        self._templates[given, with_tools] = found
+        self._templates[with_tools] = found
         return found
 
     def render(self, request: ChatRequest, *, by_the_book: bool = False) -> str:
@@ -152,13 +146,13 @@ class ChatRenderer:
         """
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
-        if request.chat_template is not None and not self._options.trust_request_chat_template:
+        if request.chat_template is not None:  # a client's program: it may run for ever
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")
         arguments = self._arguments(request, memo)
         with_tools = arguments.get("tools") is not None
-        template = self.template(with_tools, request.chat_template or None)
+        template = self.template(with_tools)
         content_format = self._options.content_format or template.content_format
         conversation = build_conversation(request.messages, content_format, memo)
         if not template.knows_developer:

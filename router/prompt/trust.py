@@ -1,43 +1,98 @@
-"""Does the engine count the tokens that we count? Evidence per model, and the verdict."""
+"""Does the engine count the tokens that we count? Evidence per replica, the verdict per model."""
 
 from __future__ import annotations
 
+from typing import Final
+
+_MIN_AGAINST: Final = 2  # replicas; fewer where fewer serve the model
+_FIRST_PAUSE_S: Final = 30.0
+_MAX_PAUSE_S: Final = 3600.0
+_NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is short again
+
 
 class TokenTrust:
-    """Counts agreement with the engine; one disagreement ends local tokenization.
+    """Counts agreement with the replicas, and says whether a model is tokenized here.
 
-    A prompt's tokens are either the engine's or worthless for finding its blocks, and whatever made
-    them differ (another template, flag or release) will do so again. So there is no threshold.
+    A prompt's tokens are either the engine's or worthless for finding its blocks. Whose fault a
+    disagreement is, the others tell: a replica that disagrees alone is the one that is not
+    believed. Where several disagree, and more than agree, our tokens are wrong: the engine
+    tokenizes, for a pause that doubles each time; then ours are tried again.
+
+    reason: Why the engine tokenizes; None: it need not.
     """
 
-    __slots__ = ("num_matches", "num_mismatches", "num_proofs", "reason")
+    __slots__ = (
+        "_agrees",
+        "_num_in_a_row",
+        "_pause_s",
+        "_until_s",
+        "num_matches",
+        "num_mismatches",
+        "num_proofs",
+        "reason",
+    )
 
     def __init__(self) -> None:
         self.num_matches = 0
         self.num_mismatches = 0
         self.num_proofs = 0
         self.reason: str | None = None
+        self._agrees: dict[str, bool] = {}  # by replica: its last answer
+        self._num_in_a_row = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self._until_s = 0.0
 
-    def observe_usage(self, num_tokens: int, prompt_tokens: int) -> bool:
-        """Compare our count of a prompt with the engine's `usage.prompt_tokens`.
+    def disagrees(self, replica: str) -> bool:
+        """Say whether the replica's last answer counted other tokens."""
+        return self._agrees.get(replica) is False
 
-        Only for prompts that were tokenized here. Returns whether they agree.
+    def observe_usage(
+        self, replica: str, num_tokens: int, prompt_tokens: int, *, num_replicas: int, now_s: float
+    ) -> bool:
+        """Compare our count of a prompt with a replica's `usage.prompt_tokens`.
+
+        Only for prompts that were tokenized here. `num_replicas` serve the model. Returns whether
+        the counts agree.
         """
-        return self._observe(
-            num_tokens == prompt_tokens,
-            f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}",
-        )
+        is_match = num_tokens == prompt_tokens
+        self._agrees[replica] = is_match
+        self._count(is_match)
+        if not is_match:
+            num_against = sum(not agrees for agrees in self._agrees.values())
+            if num_against >= min(_MIN_AGAINST, num_replicas) and 2 * num_against > len(
+                self._agrees
+            ):
+                self._end(f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}", now_s)
+        return is_match
 
-    def observe_proof(self, is_proven: bool) -> bool:
+    def observe_proof(self, is_proven: bool, *, now_s: float) -> bool:
         """Note the outcome of a full encode of a prompt that was encoded in pieces."""
         self.num_proofs += 1
-        return self._observe(is_proven, "a full encode gave other tokens than the pieces")
+        self._count(is_proven)
+        if not is_proven:
+            self._end("a full encode gave other tokens than the pieces", now_s)
+        return is_proven
 
-    def _observe(self, is_match: bool, reason: str) -> bool:
-        if is_match:
-            self.num_matches += 1
-        else:
+    def try_again(self, now_s: float) -> bool:
+        """Believe in our tokens anew once the pause is over; True: from now on."""
+        if self.reason is None or now_s < self._until_s:
+            return False
+        self.reason = None
+        self._agrees.clear()
+        return True
+
+    def _count(self, is_match: bool) -> None:
+        if not is_match:
             self.num_mismatches += 1
-            if self.reason is None:
-                self.reason = reason
-        return is_match
+            self._num_in_a_row = 0
+            return
+        self.num_matches += 1
+        self._num_in_a_row += 1
+        if self._num_in_a_row >= _NUM_PROVEN:
+            self._pause_s = _FIRST_PAUSE_S
+
+    def _end(self, reason: str, now_s: float) -> None:
+        if self.reason is None:  # requests of before may still come to the same end
+            self.reason = reason
+            self._until_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

@@ -140,6 +140,11 @@ class Placement(Struct, kw_only=True):
     state: str  # exact | degraded | blind
 
     @property
+    def num_replicas(self) -> int:
+        """Count the replicas that there were to choose from; ranks of one are one."""
+        return len({view.id.partition("#")[0] for view in self.snapshot.replicas})
+
+    @property
     def num_cached_tokens(self) -> int:
         """Count the prompt tokens predicted to be reused."""
         return self.num_gpu_tokens + self.num_cpu_tokens + self.num_pool_tokens

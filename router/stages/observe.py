@@ -131,7 +131,7 @@ class Observer:
         """Hold what was predicted against what the engine says it did."""
         if job.completion is not None and len(job.completion.prompts) > 1:
             return  # usage sums the prompts; only the first was predicted
-        self._tokenizer.audit(job, usage.prompt_tokens)
+        self._tokenizer.audit(job, placement, usage.prompt_tokens)
         reported = usage.num_cached_tokens
         if reported is None or job.tokens is None:
             return

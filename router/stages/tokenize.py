@@ -1,7 +1,8 @@
 """Stage 2: a prompt's token ids; locally, else at an engine, else not at all.
 
 Local tokens are proven at run time: a sample is encoded whole and compared, and every answer's
-`prompt_tokens` is. One disagreement sends the model's prompts to the engine (see TokenTrust).
+`prompt_tokens` is. If they are wrong, the engine gets the model's prompts for a while (see
+TokenTrust).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from router.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
 from router.metrics import Metrics
 from router.prompt import NeedsEngine, Prompter, Prompters, Tokens
-from router.stages.job import Job
+from router.stages.job import Job, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class Tokenizer:
         """
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is not None and job.prompt is not None:
+            if prompter.trust.try_again(asyncio.get_running_loop().time()):
+                logger.info("local tokens are tried again", extra={"model": job.model})
             try:
                 await self._find(job, prompter)
             except TemplateFailed:
@@ -161,19 +164,26 @@ class Tokenizer:
 
     # ---------------------------------------------------------------- proof
 
-    def audit(self, job: Job, num_engine_tokens: int) -> None:
-        """Hold our count of a prompt against the engine's."""
+    def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
+        """Hold our count of a prompt against that of the replica it was sent to."""
         prompter = self._prompters.get(job.model) if job.model is not None else None
-        if prompter is None:
+        if prompter is None or not (job.is_refused_here or job.way == "local"):
             return
+        replica = placement.candidate.replica.name
+        disagreed = prompter.trust.disagrees(replica)
+        is_match = prompter.trust.observe_usage(
+            replica,
+            0 if job.is_refused_here else job.num_tokens,
+            num_engine_tokens,
+            num_replicas=placement.num_replicas,
+            now_s=asyncio.get_running_loop().time(),
+        )
         if job.is_refused_here:  # but not by the engine: our template is not the engine's
-            prompter.trust.observe_usage(0, num_engine_tokens)
-            self._mismatch(job, "template", prompter)
-        if job.way != "local":
+            self._mismatch(job, "template", prompter, replica, is_new=not disagreed)
             return
         self._num_requests += 1
-        if not prompter.trust.observe_usage(job.num_tokens, num_engine_tokens):
-            self._mismatch(job, "usage", prompter)
+        if not is_match:
+            self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
         elif self._is_sampled() and not self._proof_runs:
             self._prove(job, prompter)
 
@@ -206,21 +216,31 @@ class Tokenizer:
             self._next_proof_s = now_s + (now_s - started_s) * (1 / self._config.prove_ratio - 1)
             if done.cancelled() or done.exception() is not None:
                 return  # distrusted meanwhile, or refused: no proof of anything
-            if not prompter.trust.observe_proof(done.result()):
+            if not prompter.trust.observe_proof(done.result(), now_s=now_s):
                 self._mismatch(job, "full_encode", prompter)
 
         proof.add_done_callback(note)
 
-    def _mismatch(self, job: Job, against: str, prompter: Prompter) -> None:
+    def _mismatch(
+        self,
+        job: Job,
+        against: str,
+        prompter: Prompter,
+        replica: str | None = None,
+        *,
+        is_new: bool = True,
+    ) -> None:
+        """Count it; log who is not believed any more, once."""
         self._metrics.token_mismatches.labels(job.model or "", against).inc()
-        logger.error(
-            "our tokens are not the engine's; the engine tokenizes from here on",
-            extra={
-                "model": job.model,
-                "request": job.request_id,
-                "reason": prompter.trust.reason,
-            },
-        )
+        said = {"model": job.model, "request": job.request_id, "replica": replica}
+        reason = prompter.trust.reason
+        if reason is not None:
+            logger.error(
+                "our tokens are not the engine's; the engine tokenizes for a while",
+                extra={**said, "reason": reason},
+            )
+        elif is_new:
+            logger.error("a replica counts other tokens; it alone is not believed", extra=said)
 
 
 def _is_one_text(request: CompletionRequest) -> bool:

@@ -92,6 +92,24 @@ async def test_a_wrong_template_is_found_by_the_first_answer(tmp_path: Path) -> 
         assert "our tokens are not the engine's" in stage.log
 
 
+async def test_one_replica_that_lies_about_usage_ends_nothing() -> None:
+    """Two others count as we do: all prompts stay exact, the liar is counted and logged once."""
+
+    async def lie(_: web.Request) -> web.StreamResponse:
+        usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+        return web.json_response({"choices": [], "usage": usage})
+
+    async with Engines(2) as engines, FakeEngine(lie) as liar:
+        async with on_stage(liar, *engines, policy__name="round_robin") as stage:
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+            for number in range(9):
+                assert (await stage.ask(chat(words(number)))).status == 200
+
+            assert stage.metric("warmroute_token_mismatches_total", against="usage") == 3
+            assert stage.metric("warmroute_tokenized_requests_total", way="local") == 9
+            assert stage.log.count("it alone is not believed") == 2  # as text, as JSON
+
+
 async def test_a_template_that_refuses_what_the_engine_accepts_fails_nobody(tmp_path: Path) -> None:
     """The engine has the last word until its counts have proven the template to be its own."""
     folder = model_dir(tmp_path / "m", template="{{ raise_exception('no: ' ~ messages) }}")

@@ -115,27 +115,6 @@ def test_left_to_the_engine(body: dict[str, Any], reason: str) -> None:
     assert caught.value.reason == reason
 
 
-def test_request_template() -> None:
-    """A request's own template is used where the engine trusts it."""
-    trusting = EngineOptions(trust_request_chat_template=True, chat_template="flag's")
-
-    assert _render(PLAIN, trusting, chat_template="mine {{ messages | length }}") == "mine 2"
-    assert _render(PLAIN, trusting, chat_template="") == "flag's"
-    assert _render(PLAIN, trusting) == "flag's"
-
-
-def test_templates_are_bounded() -> None:
-    """Many templates in requests do not fill the memory."""
-    options = EngineOptions(trust_request_chat_template=True)
-    renderer = ChatRenderer(lambda given, with_tools: given or PLAIN, {}, options)
-
-    for n in range(100):
-        request = parse_chat({"messages": TALK, "chat_template": f"{n}"})
-        assert renderer.render(request) == f"{n}"
-
-    assert len(renderer._templates) <= 32
-
-
 def test_special_tokens() -> None:
     """Templates name the tokenizer's special tokens; arguments win over them."""
     renderer = ChatRenderer(lambda given, with_tools: "{{ bos_token }}", {"bos_token": "<s>"})
