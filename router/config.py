@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from policies.naming import split
 from policies.policy import Policy
 from policies.registry import create
+from router.api.routes import check_pattern
 from router.definitions import Experiment, check_all, check_replicas
 from router.errors import ConfigError
 
@@ -192,6 +193,13 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),
     ] = 4.0
     ca_file: Annotated[Path | None, Meta(description="CA bundle for https replicas")] = None
+    routes: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="engine routes that clients may use besides inference, models and tokens: "
+            "/path, /prefix/* or METHOD /path; never those that control an engine"
+        ),
+    ] = ()
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -514,6 +522,9 @@ def _check(config: Config) -> None:
             f"admin.host: {config.admin.host!r} is reachable from outside; set admin.token_file",
             param="admin.token_file",
         )
+    for i, pattern in enumerate(config.forward.routes):
+        if wrong := check_pattern(pattern):
+            raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
     _check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
         raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")

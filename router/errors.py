@@ -9,6 +9,8 @@ RouterError                    status  code
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
 │   ├── TemplateFailed          400    chat_template_error
+│   ├── UnknownRoute            404    unknown_route
+│   ├── MethodNotAllowed        405    method_not_allowed
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
 │   ├── ReplicaConflict         409    replica_conflict         (admin API)
 │   ├── UnknownExperiment       404    unknown_experiment       (admin API)
@@ -104,6 +106,20 @@ class TemplateFailed(ClientError):
     """The model's chat template refused the messages."""
 
     code = "chat_template_error"
+
+
+class UnknownRoute(ClientError):
+    """The public port does not serve it."""
+
+    status = 404
+    code = "unknown_route"
+    type = "NotFoundError"
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+    code = "method_not_allowed"
+    type = "MethodNotAllowedError"
 
 
 class UnknownReplica(ClientError):

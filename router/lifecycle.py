@@ -36,6 +36,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.registry import create
 from router import logs
+from router.api.routes import Routes
 from router.config import Config, redis_password
 from router.errors import (
     ConfigError,
@@ -338,6 +339,7 @@ class Router:
             fleet=self.fleet,
             metrics=self.metrics,
             limits=self._config.limits,
+            routes=Routes(self._config.forward.routes),
             not_ready=self.not_ready,
             is_starting=self.is_starting,
         ).build()

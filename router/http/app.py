@@ -1,7 +1,8 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
 No routing here: a request becomes an `Inbound`, its connection a `Reply`, the rest is
-router.pipeline. The router's own pages are /healthz, /readyz, /metrics and /v1/models.
+router.pipeline. The router's own pages are /healthz, /readyz, /metrics and /v1/models; which
+routes go to engines says router.api.routes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.api.failures import error_body, error_headers
+from router.api.routes import Route, Routes
 from router.config import LimitsConfig
 from router.errors import (
     BadRequest,
@@ -34,9 +36,9 @@ from router.stages.job import Api, Inbound
 
 logger = logging.getLogger(__name__)
 
-_APIS: Final[dict[tuple[str, str], Api]] = {
-    ("POST", "/v1/chat/completions"): "chat",
-    ("POST", "/v1/completions"): "completions",
+_APIS: Final[dict[str, Api]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
 }
 _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
@@ -82,6 +84,7 @@ class DataApp:
         fleet: Fleet,
         metrics: Metrics,
         limits: LimitsConfig,
+        routes: Routes,
         not_ready: Callable[[], str | None],
         is_starting: Callable[[], bool],
     ) -> None:
@@ -89,6 +92,7 @@ class DataApp:
         self._fleet = fleet
         self._metrics = metrics
         self._limits = limits
+        self._routes = routes
         self._not_ready = not_ready
         self._is_starting = is_starting
         self._may_wait_until_s = time.monotonic() + _START_S
@@ -111,13 +115,15 @@ class DataApp:
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
-            if not request.raw_path.startswith("/"):  # "@host/" would change whom we talk to
-                raise BadRequest("the request target must begin with '/'")
+            raw_path, _, query = request.raw_path.partition("?")
+            route = self._routes.find(request.method, raw_path)
+            if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
+                return await self._models(request)  # with a slash at its end
             inbound = Inbound(
-                api=_api(request),
+                api=_api(request, route),
                 method=request.method,
-                path=request.path,
-                target=request.raw_path,
+                path=route.path,
+                target=f"{route.path}?{query}" if query else route.path,
                 headers=request.headers,
                 body=await self._body(request),
                 arrived_s=arrived_s,
@@ -238,8 +244,8 @@ class DataApp:
         )
 
 
-def _api(request: web.Request) -> Api:
+def _api(request: web.Request, route: Route) -> Api:
     """Find the API; a prompt in a compressed body is passed through without being read."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         return "other"
-    return _APIS.get((request.method, request.path), "other")
+    return _APIS.get(route.path, "other") if request.method == "POST" else "other"

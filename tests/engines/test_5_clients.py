@@ -94,15 +94,32 @@ def test_openai_client_models_and_errors(client: OpenAI) -> None:
         client.chat.completions.create(model="nobody", messages=MESSAGES)
 
 
-@pytest.mark.parametrize("path", ["/version", "/kv_event_sources", "/load", "/ping"])
-def test_other_routes_pass_through(
+@pytest.mark.parametrize("path", ["/version", "/metrics", "/%6detrics", "//load", "/v1/../ping"])
+def test_what_tells_about_an_engine_is_not_served(
     router: Router, replicas: tuple[Engine, Engine], path: str
 ) -> None:
-    """What warmroute does not know, the engine answers."""
-    through = httpx.get(f"{router.url}{path}")
+    """The engine has these routes; the router has its own metrics only."""
+    through = httpx.get(httpx.URL(router.url, raw_path=path.encode()))
 
-    direct = [httpx.get(f"{replica.url}{path}") for replica in replicas]
-    assert (through.status_code, through.text) in [(d.status_code, d.text) for d in direct]
+    assert httpx.get(f"{replicas[0].url}/version").status_code == 200
+    if path == "/metrics":
+        assert "vllm:" not in through.text
+        assert "warmroute_" in through.text
+    else:
+        assert through.status_code == 404
+        assert "forward.routes" in through.json()["error"]["message"]
+
+
+def test_a_slash_at_the_end_is_no_redirect_to_an_engine(
+    router: Router, replicas: tuple[Engine, Engine]
+) -> None:
+    """As the engine itself would answer it, with its own address."""
+    path, body = "/v1/chat/completions/", {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}
+    direct = httpx.post(replicas[0].url + path, json=body, timeout=60)
+    through = httpx.post(router.url + path, json=body, timeout=60)
+
+    assert direct.status_code == 307
+    assert through.status_code == 200
 
 
 def test_tokenize_passes_through(router: Router, replicas: tuple[Engine, Engine]) -> None:

@@ -38,7 +38,10 @@ async def test_nothing_told_holds_what_clients_said(tmp_path: Path) -> None:
         "tools": [{"type": "function", "function": {"name": "f", "description": SECRET}}],
     }
     query = f"/v1/chat/completions?key={SECRET}"
-    async with Engines(2) as engines, on_stage(*engines, log__decisions=records) as stage:
+    async with (
+        Engines(2) as engines,
+        on_stage(*engines, log__decisions=records, forward__routes=["/v1/embeddings/*"]) as stage,
+    ):
         bodies = [
             chat(words(1), **fields),
             streamed(chat(words(2), **fields)),
@@ -53,6 +56,7 @@ async def test_nothing_told_holds_what_clients_said(tmp_path: Path) -> None:
             await stage.ask(body, query, headers=sent)
         await stage.ask({"model": "tiny", "prompt": words(4)}, "/v1/completions", headers=sent)
         await stage.ask({"input": SECRET}, f"/v1/embeddings/{SECRET}", headers=sent)
+        await stage.ask({"input": SECRET}, f"/not/served/{SECRET}", headers=sent)
         for engine in engines:
             arm(engine, "status", status=500, count=1)
         await stage.ask(chat(words(5)), headers=sent)

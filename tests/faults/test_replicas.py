@@ -327,7 +327,7 @@ async def test_all_replicas_down_is_a_503_that_says_when_to_come_back() -> None:
             arm(engine, "kill")
             await engine.serve()
         replies = [await stage.ask(chat(words(1))) for _ in range(3)]
-        replies.append(await stage.ask(None, "/v1/files", method="GET"))
+        replies.append(await stage.ask(None, "/v1/responses/r", method="GET"))
         replies.append(await stage.ask({"model": "tiny"}, "/v1/messages"))
         health = await stage.ask(None, "/healthz", method="GET")
 

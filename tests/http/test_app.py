@@ -55,22 +55,23 @@ async def test_a_body_arrives_byte_for_byte() -> None:
 
 
 async def test_path_and_query_arrive_as_they_are() -> None:
-    """Percent signs, dots and double slashes are the engine's business."""
+    """A query is the engine's business; so is a path of a kind that the operator let through."""
     targets = [
-        "/v1/chat/completions?a=1&a=2&b&c=%2F%20+&d=%E2%82%AC",
-        "/v1/embeddings/a%2Fb/../c//d;x=1?q=@evil",
-        "//evil/path",
-        "/%2e%2e/%40?[]|^`{}",
+        "/v1/chat/completions?a=1&a=2&b&c=%2F%20+&d=%E2%82%AC&e=/../%2e%2e//x",
+        "/v1/responses/resp_1/cancel?",
+        "/v1/files/a%20b/%C3%A9?x",
     ]
     body = orjson.dumps(chat("a"))
-    async with FakeEngine() as engine, on_stage(engine) as stage:
+    async with FakeEngine() as engine, on_stage(engine, forward__routes=["/v1/files/*"]) as stage:
         async with RawClient.connected(stage.url) as client:
             for target in targets:
                 length = b"Content-Length: %d\r\n\r\n" % len(body)
                 await client.send(b"POST " + target.encode() + HTTP + length + body)
                 assert await client.status() == 200
 
-        assert [received.target for received in engine.received] == targets
+        assert [received.target for received in engine.received] == [
+            targets[0], "/v1/responses/resp_1/cancel", targets[2],
+        ]  # fmt: skip
 
 
 async def test_headers_go_through_but_those_of_the_hop() -> None:
@@ -192,7 +193,7 @@ async def test_status_headers_and_bytes_come_back() -> None:
     def said(status: int) -> bytes:
         return b"" if status in (204, 304) else b'{ "said" : "so" }\n'
 
-    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+    async with FakeEngine(answer) as engine, on_stage(engine, forward__routes=["/v1/*"]) as stage:
         async with RawClient.connected(stage.url) as client:
             for status in (200, 201, 204, 302, 304, 400, 401, 404, 409, 422, 429, 500):
                 await client.send(b"GET /v1/%d" % status + HTTP + b"\r\n")
@@ -215,7 +216,7 @@ async def test_a_compressed_answer_is_not_touched() -> None:
 
     async with FakeEngine(answer) as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:
-            await client.send(b"GET /v1/things" + HTTP + b"Accept-Encoding: gzip\r\n\r\n")
+            await client.send(b"GET /v1/responses/r1" + HTTP + b"Accept-Encoding: gzip\r\n\r\n")
             head = await client.head()
 
             assert b"Content-Encoding: gzip" in head
@@ -230,9 +231,9 @@ async def test_head_says_how_long_the_answer_would_be() -> None:
 
     async with FakeEngine(answer) as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:
-            await client.send(b"HEAD /v1/things" + HTTP + b"\r\n")
+            await client.send(b"HEAD /v1/responses/r1" + HTTP + b"\r\n")
             head = await client.head()
-            await client.send(b"GET /v1/things" + HTTP + b"\r\n")
+            await client.send(b"GET /v1/responses/r1" + HTTP + b"\r\n")
 
             assert b"content-length: 5" in head.lower()
             assert await client.status() == 200
@@ -284,9 +285,9 @@ async def test_a_stream_arrives_byte_for_byte() -> None:
 # -- routes --------------------------------------------------------------------------------------
 
 
-async def test_any_other_route_and_method_is_passed_through() -> None:
-    """With its body, to a healthy replica."""
-    async with FakeEngine() as engine, on_stage(engine) as stage:
+async def test_a_route_that_the_operator_added_is_passed_through() -> None:
+    """With any method and body, to a healthy replica."""
+    async with FakeEngine() as engine, on_stage(engine, forward__routes=["/v1/files/*"]) as stage:
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"):
             reply = await stage.ask(b"any bytes", "/v1/files/7?x", method=method)
             got = engine.received.pop()
@@ -329,6 +330,52 @@ async def test_a_request_may_leave_out_the_only_model() -> None:
     assert "tiny, other" in reply.error["message"]
 
 
+async def test_routes_that_control_an_engine_do_not_reach_one() -> None:
+    """In any spelling; the refusal has the API's shape and says what to do."""
+    names = ["reset_prefix_cache", "sleep", "collective_rpc", "metrics", "v1/load_lora_adapter"]
+    spellings = [
+        "/%s", "//%s", "/%s/", "/v1/../%s", "/./%s", "/v1/chat/completions/../../../%s", "/%%2e/%s",
+        "/v1/%%2e%%2e/%s", "/v1%%2f..%%2f%s", "/\\%s", "/%s;x", "/%s%%00", "/%s#", "/%s%%3f",
+        "/v1/responses/../../%s", "/v1/responses/%%2e%%2e%%2f%s",
+    ]  # fmt: skip
+    targets = [spelling % name for spelling in spellings for name in names]
+    targets += ["/%72eset_prefix_cache", "/%6detrics", "/sleep?level=1", "/%73leep?level=1", "/"]
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            for target in targets:
+                await client.send(b"POST " + target.encode() + HTTP + b"Content-Length: 0\r\n\r\n")
+                assert await client.status() in (404, 405), target
+        reply = await stage.ask({}, "/sleep")
+
+        assert engine.received == []
+        assert reply.status == 404
+        assert reply.error["type"] == "NotFoundError"
+        assert "`forward.routes`" in reply.error["message"]
+
+
+async def test_a_slash_at_the_end_of_a_known_route_changes_nothing() -> None:
+    """It is routed by its tokens as without; the engine would redirect the client to itself."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        reply = await stage.ask(chat("a"), "/v1/chat/completions/?a=1")
+        models = await stage.ask(None, "/v1/models/", method="GET")
+
+        assert engine.received[0].target == "/v1/chat/completions?a=1"
+        assert reply.headers["x-warmroute-policy"] == "kv_aware"
+        assert models.json()["data"][0]["id"] == "tiny"
+
+
+async def test_another_method_on_a_known_route_is_refused_here() -> None:
+    """With 405; only a web page's question whether it may ask goes through."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        refused = await stage.ask(None, "/v1/chat/completions", method="GET")
+        asked = await stage.ask(None, "/v1/chat/completions", method="OPTIONS")
+
+        assert refused.status == 405
+        assert "takes POST" in refused.error["message"]
+        assert asked.status == 200
+        assert [received.method for received in engine.received] == ["OPTIONS"]
+
+
 async def test_its_own_pages_answer() -> None:
     """Health, readiness, metrics."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
@@ -356,9 +403,9 @@ async def test_websocket_is_refused_clearly() -> None:
 
             assert head.startswith(b"HTTP/1.1 400 ")
             assert "WebSocket is not supported" in orjson.loads(body)["error"]["message"]
-            await client.send(b"GET /v1/things" + HTTP + b"\r\n")
+            await client.send(b"GET /v1/responses/r1" + HTTP + b"\r\n")
             assert await client.status() == 200
-        assert [received.target for received in engine.received] == ["/v1/things"]
+        assert [received.target for received in engine.received] == ["/v1/responses/r1"]
 
 
 async def test_an_upgrade_to_http2_is_ignored() -> None:
@@ -381,7 +428,7 @@ async def test_a_target_cannot_change_the_host() -> None:
     """Only paths go to a replica; everything else is refused here."""
     lines = [
         b"GET @evil/ HTTP/1.1",
-        b"GET http://evil/v1/things HTTP/1.1",
+        b"GET http://evil/v1/responses/r1 HTTP/1.1",
         b"GET :80/ HTTP/1.1",
         b"GET * HTTP/1.1",
         b"OPTIONS * HTTP/1.1",

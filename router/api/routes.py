@@ -1,0 +1,179 @@
+"""Which routes the public port serves. An allow-list: whatever it does not name, no engine sees.
+
+What runs an engine (sleep, pause, caches, weights, scaling, adapters, profiling) and what tells
+about it (metrics, version, event sources, docs) shares the port of its API, and its --api-key
+covers little of that (vLLM 0.32 serve/middleware/authenticate.py: /v1, /v2, /inference, /cohere).
+Left out, too: `…/derender`, whose cost grows with the cube of its input, and `/tokenizer_info`. An
+operator adds routes with `forward.routes`.
+
+A path is matched as the bytes that came, and what is matched is what is forwarded. So every other
+spelling of a path (//x, /%78, /a/../x, /x;y, \\x) is another path, one that is not on the list. The
+one exception: a slash at the end of a known path is taken off. FastAPI would answer 307 with the
+engine's own address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from router.errors import MethodNotAllowed, UnknownRoute
+
+_POST: Final = frozenset({"POST"})
+_GET: Final = frozenset({"GET", "HEAD"})
+
+# Source: vLLM 0.32.0, every api_router.py below vllm/entrypoints. In OpenAI's API, but not (yet) in
+# vLLM: audio/speech, input_items, DELETE of a response.
+_KNOWN: Final[dict[str, frozenset[str]]] = {
+    "/v1/models": _GET,
+    # generate
+    "/v1/chat/completions": _POST,
+    "/v1/chat/completions/batch": _POST,
+    "/v1/completions": _POST,
+    "/v1/responses": _POST,
+    "/v1/messages": _POST,
+    "/v1/messages/count_tokens": _POST,
+    "/v1/systemone": _POST,
+    "/cohere/v2/chat": _POST,
+    "/inference/v1/generate": _POST,
+    "/invocations": _POST,
+    "/generative_scoring": _POST,
+    # pool
+    "/v1/embeddings": _POST,
+    "/v2/embed": _POST,
+    "/pooling": _POST,
+    "/classify": _POST,
+    "/score": _POST,
+    "/v1/score": _POST,
+    "/rerank": _POST,
+    "/v1/rerank": _POST,
+    "/v2/rerank": _POST,
+    # audio
+    "/v1/audio/transcriptions": _POST,
+    "/v1/audio/translations": _POST,
+    "/v1/audio/speech": _POST,
+    # tokens
+    "/tokenize": _POST,
+    "/detokenize": _POST,
+    "/v1/chat/completions/render": _POST,
+    "/v1/completions/render": _POST,
+    "/v1/messages/render": _POST,
+    "/v1/responses/render": _POST,
+    "/cohere/v2/chat/render": _POST,
+}
+
+_OF_RESPONSES: Final = {
+    "": frozenset({"GET", "HEAD", "DELETE"}),
+    "/cancel": _POST,
+    "/input_items": _GET,
+}
+_RESPONSE: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items|)")
+
+_UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+
+# Source: RFC 3986, `pchar` without ";"; escapes only of what may not stand there as it is, and of
+# none of these: what separates (/ \ ; ? #), the escape itself, controls.
+_SEGMENT: Final = re.compile(
+    r"(?!\.{1,2}$)"
+    r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]"
+    r"|%(?:2[02]|3[CEce]|5[BDEbde]|60|7[B-Db-d]|[89A-Fa-f][0-9A-Fa-f]))+"
+)
+_PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/\S*)")
+
+
+class Route(Struct, frozen=True):
+    """A route that is served: `path` is what is forwarded. `is_json`: it takes a JSON object."""
+
+    path: str
+    is_json: bool
+
+
+class Routes:
+    """The routes that are served.
+
+    Args:
+        more: `forward.routes`; each must pass `check_pattern`.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        self._methods: dict[str, set[str] | frozenset[str] | None] = {**_KNOWN}  # None: all
+        self._prefixes: list[tuple[str, str | None]] = []  # (path, method)
+        for pattern in more:
+            split = _PATTERN.fullmatch(pattern)
+            assert split is not None
+            path, method = split["path"], split["method"]
+            if path.endswith("/*"):
+                self._prefixes.append((path[:-1], method))
+            elif method is None:
+                self._methods[path] = None
+            elif (methods := self._methods.get(path, frozenset())) is not None:
+                self._methods[path] = {*methods, method}
+        self._post = {  # nearly every request is one of these
+            path: Route(path, is_json=path in _KNOWN and path not in _UPLOADS)
+            for path, methods in self._methods.items()
+            if methods is None or "POST" in methods
+        }
+
+    def find(self, method: str, raw_path: str) -> Route:
+        """Find the route of a request by its path as it came, without the query.
+
+        Raises:
+            UnknownRoute, MethodNotAllowed: it is not served.
+        """
+        route = self._post.get(raw_path) if method == "POST" else None
+        return route or self._find(method, raw_path)
+
+    def _find(self, method: str, raw_path: str) -> Route:
+        path = raw_path
+        if path.endswith("/") and (path[:-1] in self._methods or _RESPONSE.fullmatch(path[:-1])):
+            path = path[:-1]
+        methods: set[str] | frozenset[str] | None = frozenset()
+        if path in self._methods:
+            methods = self._methods[path]
+        elif response := _RESPONSE.fullmatch(path):
+            methods = _OF_RESPONSES[response[2]]
+        # OPTIONS: whether a web page may ask is the engine's to say.
+        if methods is None or method in methods or (methods and method == "OPTIONS"):
+            return Route(path, is_json=path in _KNOWN and path not in _UPLOADS)
+        if self._is_below_a_prefix(method, path):
+            return Route(path, is_json=False)
+        if methods:
+            raise MethodNotAllowed(f"{path} takes {', '.join(sorted(methods))}, not {method!a}")
+        raise UnknownRoute(
+            f"{method[:20]!a} {raw_path[:200]!a} is not served here; an operator can add a route "
+            "to `forward.routes`, and engines are controlled through the admin API"
+        )
+
+    def _is_below_a_prefix(self, method: str, path: str) -> bool:
+        for prefix, wanted in self._prefixes:
+            if path.startswith(prefix) and wanted in (None, method):
+                return is_canonical(path)
+        return False
+
+
+def is_canonical(path: str) -> bool:
+    """Say whether a path has one meaning, for whoever reads it; a slash may end it."""
+    segments = path.split("/")
+    if len(segments) > 2 and not segments[-1]:
+        del segments[-1]
+    return (
+        len(segments) > 1
+        and not segments[0]
+        and all(_SEGMENT.fullmatch(segment) for segment in segments[1:])
+    )
+
+
+def check_pattern(pattern: str) -> str | None:
+    """Say what is wrong with an entry of `forward.routes`; None: nothing."""
+    split = _PATTERN.fullmatch(pattern)
+    path = split["path"] if split is not None else ""
+    prefix = path[:-1] if path.endswith("/*") else path
+    if "*" not in prefix and (path == "/*" or is_canonical(prefix)):
+        return None
+    return (
+        f"{pattern!r} is no route; write /path, /prefix/* or METHOD /path, without escapes that "
+        "need not be, '//', '.', '..' and ';'"
+    )
