@@ -16,8 +16,10 @@ import click
 
 from policies.registry import POLICIES, create
 from router import config as configuration
+from router.admin_token import default_file
 from router.definitions import Experiment
 from router.errors import ConfigError
+from router.hosts import HostRules
 
 COMMANDS = "warmroute.commands"
 
@@ -215,7 +217,9 @@ def _admin_options(command: Any) -> Any:
     """Give a command what it needs to ask the admin port."""
     command = click.option("--json", "as_json", is_flag=True, help="the raw answer")(command)
     command = click.option(
-        "--token-file", type=click.Path(path_type=Path, exists=True), help="admin token"
+        "--token-file",
+        type=click.Path(path_type=Path, exists=True),
+        help="admin token; default: the one that a router of yours made on this machine",
     )(command)
     return click.option(
         "--admin", default="http://127.0.0.1:8081", show_default=True, help="admin base URL"
@@ -233,6 +237,7 @@ def _ask(
     import httpx
 
     headers = {"Content-Type": "application/json"}
+    token_file = token_file or _own_token(admin)
     try:
         if token_file is not None:
             headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
@@ -252,6 +257,28 @@ def _ask(
     if failed is not None:
         raise click.ClickException(failed)
     return told
+
+
+def _own_token(admin: str) -> Path | None:
+    """Find the token that `serve` made for this user; it is sent to this machine alone."""
+    try:
+        is_here = HostRules(["loopback", "localhost"]).refused([admin]) is None
+    except ValueError:  # no URL at all: said when it is asked
+        return None
+    file = default_file(os.environ)
+    return file if is_here and file.exists() else None
+
+
+@main.command()
+def token() -> None:
+    """Print the admin token that `serve` made for you on this machine, for curl."""
+    file = default_file(os.environ)
+    try:
+        click.echo(file.read_text().strip())
+    except OSError as exc:
+        raise click.ClickException(
+            f"{file}: {exc.strerror}; `warmroute serve` without --admin-token-file makes it"
+        ) from exc
 
 
 @main.command()

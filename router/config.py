@@ -24,6 +24,7 @@ from policies.registry import create
 from router.api.routes import check_pattern
 from router.definitions import Experiment, check_all, check_replicas
 from router.errors import ConfigError
+from router.hosts import HostRules
 
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -71,8 +72,25 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     port: Annotated[Port, Meta(description="port of the admin API (0: any)")] = 8081
     token_file: Annotated[
         Path | None,
-        Meta(description="file with the admin bearer token; required off loopback"),
+        Meta(
+            description="file with the admin bearer token; default: the user's own, made at the "
+            "first start (see docs/admin.md)"
+        ),
     ] = None
+    open: Annotated[
+        bool, Meta(description="ask for no token; on loopback only, and only for tests")
+    ] = False
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="names the admin port may be called by; addresses and localhost always"),
+    ] = ()
+    replica_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts that may be added as replicas: loopback, private, a network, a "
+            "name, .SUFFIX, or * for names without a dot; never link-local"
+        ),
+    ] = ("loopback", "private", "*", ".svc", ".svc.cluster.local")
     allow_empty: Annotated[
         bool,
         Meta(
@@ -140,6 +158,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Path | None,
         Meta(description="file with the engines' --api-key, for discovery; clients send their own"),
     ] = None
+    key_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts of added replicas that may be sent that key, too, as in "
+            "admin.replica_hosts; configured replicas always are"
+        ),
+    ] = ()
 
 
 class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -517,19 +542,28 @@ def _check(config: Config) -> None:
         _check_url(config.mooncake.master, "mooncake.master")
     if config.mooncake.events is not None:
         _check_endpoints((config.mooncake.events,), "mooncake.events")
-    if config.admin.host not in ("127.0.0.1", "::1", "localhost") and not config.admin.token_file:
+    if config.admin.host not in ("127.0.0.1", "::1", "localhost") and config.admin.open:
         raise ConfigError(
-            f"admin.host: {config.admin.host!r} is reachable from outside; set admin.token_file",
-            param="admin.token_file",
+            f"admin.open: not where others can reach the port (admin.host: {config.admin.host!r})",
+            param="admin.open",
         )
     for i, pattern in enumerate(config.forward.routes):
         if wrong := check_pattern(pattern):
             raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
+    _check_hosts(config.admin.replica_hosts, "admin.replica_hosts")
+    _check_hosts(config.engine.key_hosts, "engine.key_hosts")
     _check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
         raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
     _check_shadows(config.shadow)
     _check_experiments(config)
+
+
+def _check_hosts(patterns: tuple[str, ...], key: str) -> None:
+    try:
+        HostRules(patterns)
+    except ValueError as exc:
+        raise ConfigError(f"{key}: {exc}", param=key) from exc
 
 
 def _check_shadows(shadow: ShadowConfig) -> None:

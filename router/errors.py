@@ -11,6 +11,7 @@ RouterError                    status  code
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnknownRoute            404    unknown_route
 │   ├── MethodNotAllowed        405    method_not_allowed
+│   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
 │   ├── ReplicaConflict         409    replica_conflict         (admin API)
 │   ├── UnknownExperiment       404    unknown_experiment       (admin API)
@@ -120,6 +121,16 @@ class MethodNotAllowed(ClientError):
     status = 405
     code = "method_not_allowed"
     type = "MethodNotAllowedError"
+
+
+class AdminRefused(ClientError):
+    """A request to the admin port that is not an operator's; see router.http.guard."""
+
+    code = "admin_refused"
+
+    def __init__(self, status: int, message: str, param: str) -> None:
+        super().__init__(message, param=param)
+        self.status = status  # type: ignore[misc]  # one class: no caller tells them apart
 
 
 class UnknownReplica(ClientError):

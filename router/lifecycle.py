@@ -36,8 +36,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.registry import create
 from router import logs
+from router.admin_token import with_token
 from router.api.routes import Routes
 from router.config import Config, redis_password
+from router.engine_key import EngineKey
 from router.errors import (
     ConfigError,
     RouterError,
@@ -48,8 +50,10 @@ from router.fleet.fleet import Fleet
 from router.fleet.registry import Entry, Registry
 from router.fleet.sessions import Sessions
 from router.garbage import collect_garbage
+from router.hosts import HostRules
 from router.http.admin import AdminApp
 from router.http.app import DataApp
+from router.http.guard import Guard
 from router.index.block_index import BlockIndex
 from router.index.caches import Caches
 from router.index.pool_readers import PoolReaders
@@ -108,7 +112,7 @@ class Router:
         self._config = config
         self._owns_process = owns_process
         self.metrics = Metrics()
-        self.registry = Registry(config.replicas)
+        self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = Caches(BlockIndex())
         self.sessions = Sessions(
@@ -119,7 +123,7 @@ class Router:
         self._engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
             ca_file=str(config.forward.ca_file) if config.forward.ca_file else None,
-            api_key=_secret(config.engine.api_key_file, "engine.api_key_file"),
+            key=EngineKey.of(config, _secret(config.engine.api_key_file, "engine.api_key_file")),
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
         # Of its own: a model hub that does not answer must not hold up prompts of other models.
@@ -357,7 +361,7 @@ class Router:
             describe=self._status.describe,
             describe_pool=self._status.describe_pool,
             sharing=self._status.sharing,
-            token=token,
+            guard=Guard(token, self._config.admin.hosts),
         ).build()
 
     def is_idle(self) -> bool:
@@ -505,6 +509,7 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
+    config = with_token(config, os.environ)
     router = Router(
         config, owns_process=True, redis_password=redis_password(config.redis, os.environ)
     )

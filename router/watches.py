@@ -21,7 +21,7 @@ from typing import Protocol
 
 from router.config import ReplicaConfig
 from router.fleet.fleet import Fleet
-from router.fleet.registry import Entry, Registry, refused
+from router.fleet.registry import Entry, Registry
 from router.io.upstream import Upstream
 from router.replication import ReplicaRecord
 from router.status import UNDISCOVERED, Waiting
@@ -138,7 +138,7 @@ class Watches:
     def apply(self, records: Mapping[str, ReplicaRecord]) -> None:
         """Follow the records of all routers; those of no possible replica are told, once."""
         for identity, record in records.items():
-            reason = refused(identity, record)
+            reason = self._registry.refused(identity, record)
             if reason is not None and identity not in self._refused:
                 self._refused.add(identity)
                 logger.warning("record of a replica not followed", extra={"reason": reason})

@@ -50,7 +50,9 @@ def run(*args: str, **kwargs: str) -> Result:
         ((*REPLICA, "--policy-param", "alpha=-1"), "Expected `float` >= 0.0"),
         ((*REPLICA, "--policy-param", "alpha"), "--policy-param: 'alpha' is not NAME=VALUE"),
         ((*REPLICA, "--port", "99999"), "listen.port: Expected `int` <= 65535"),
-        ((*REPLICA, "--admin-host", "0.0.0.0"), "set admin.token_file"),
+        ((*REPLICA, "--admin-host", "0.0.0.0", "--admin-open"), "admin.open: not where others can"),
+        ((*REPLICA, "--admin-replica-hosts", "10.0.0.0/40"), "admin.replica_hosts: '10.0.0.0/40'"),
+        ((*REPLICA, "--engine-key-hosts", "a b"), "engine.key_hosts: 'a b' is not"),
         ((*REPLICA, "--log-level", "loud"), "log.level:"),
         ((*REPLICA, "--forward-max-tries", "0"), "forward.max_tries: Expected `int` >= 1"),
         ((*REPLICA, "--forward-ca-file", "/nowhere"), "forward.ca_file: No such file"),
@@ -241,7 +243,16 @@ async def test_explain_at_somebody_else_says_so(tmp_path: Path) -> None:
 async def serving(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run `warmroute serve` as a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", *args),
+        *(
+            sys.executable,
+            "-m",
+            "router.cli",
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--admin-open",
+            *args,
+        ),
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONWARNINGS": "error::ResourceWarning"},
     )

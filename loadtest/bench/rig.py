@@ -175,7 +175,7 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(*_leashed(), "-m", "router.cli", "serve", "--host", "127.0.0.1"),
-            *("--port", "0", "--admin-port", "0", *replicas, *flags),
+            *("--port", "0", "--admin-port", "0", "--admin-open", *replicas, *flags),
             stderr=log,
         )
     try:

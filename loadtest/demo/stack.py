@@ -131,7 +131,7 @@ async def start_router(
     serve += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", "0"]
     for url in replica_urls:
         serve += ["--replica", url]
-    env = child_environment(os.environ)
+    env = child_environment(os.environ) | {"XDG_STATE_HOME": str(log_dir)}  # its admin token
     async with running("router", serve, log=log_dir / "router.log", env=env) as child:
         await child.wait_announced(_ROUTER_UP, _START_TIMEOUT_S)
         router = Router(url=child.announced[1], admin_url=child.announced[2], child=child)

@@ -19,7 +19,9 @@ from router.checking.seen import PoolSeen, RedisSeen, ReplicaSeen, RouterSeen
 from router.checking.stores import look_at_pool, look_at_redis
 from router.checking.tokenizers import Tokenizers
 from router.config import Config
+from router.engine_key import EngineKey
 from router.fleet.registry import Entry, Registry
+from router.hosts import HostRules
 from router.index.shared_pool import SharedPool
 from router.io.engine_api import EngineApi
 
@@ -43,11 +45,11 @@ async def check(
     async with asyncio.TaskGroup() as tg:
         progress = tg.create_task(_tell(deadline, on_waiting), name="progress")
         here = tg.create_task(look_here(config, deadline), name="here")
-        registry = Registry(config.replicas)
+        registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         redis = None
         if config.redis.is_configured:  # first: it may know of further replicas
             redis, records = await look_at_redis(
-                config.redis, password=redis_password, deadline=deadline
+                config.redis, registry, password=redis_password, deadline=deadline
             )
             registry.apply(records)
         pool = SharedPool() if config.mooncake.master is not None else None
@@ -69,7 +71,7 @@ async def _look_at_replicas(
     api = EngineApi(
         timeout_s=deadline.at_most(config.health.timeout_s),
         ca_file=_usable(config.forward.ca_file),
-        api_key=_secret(config.engine.api_key_file),
+        key=EngineKey.of(config, _secret(config.engine.api_key_file)),
     )
     tokenizers = Tokenizers(config.tokens, deadline)
     async with api, asyncio.TaskGroup() as tg:

@@ -11,7 +11,7 @@ from router.checking.deadline import Deadline
 from router.checking.seen import FeedSeen, PatternSeen, PoolSeen, RedisSeen
 from router.config import MooncakeConfig, RedisConfig
 from router.errors import PoolError, StoreError, StoreRefused
-from router.fleet.registry import refused
+from router.fleet.registry import Registry
 from router.index.shared_pool import SharedPool
 from router.io.mooncake import MasterApi
 from router.io.ports import reach
@@ -24,7 +24,7 @@ _SLICE: Final = 10_000
 
 
 async def look_at_redis(
-    config: RedisConfig, *, password: str | None, deadline: Deadline
+    config: RedisConfig, registry: Registry, *, password: str | None, deadline: Deadline
 ) -> tuple[RedisSeen, dict[str, ReplicaRecord]]:
     """Read what several routers share, and what operators ordered; nothing is written."""
     seen = RedisSeen(
@@ -39,10 +39,10 @@ async def look_at_redis(
             return replace(seen, error=exc.message, is_refused=isinstance(exc, StoreRefused)), {}
         except TimeoutError:
             return replace(seen, error="it did not answer in time"), {}
-    return _as_seen(seen, found), found.records
+    return _as_seen(seen, found, registry), found.records
 
 
-def _as_seen(seen: RedisSeen, found: StoreLook) -> RedisSeen:
+def _as_seen(seen: RedisSeen, found: StoreLook, registry: Registry) -> RedisSeen:
     info = found.info
     stops = info.get("rdb_last_bgsave_status", "ok") != "ok"
     return replace(
@@ -75,7 +75,7 @@ def _as_seen(seen: RedisSeen, found: StoreLook) -> RedisSeen:
         refused=tuple(
             f"{name}: {why}"
             for name, record in sorted(found.records.items())
-            if (why := refused(name, record)) is not None
+            if (why := registry.refused(name, record)) is not None
         ),
     )
 

@@ -23,8 +23,9 @@ from itertools import count
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.config import ReplicaConfig, check_replica
+from router.config import AdminConfig, ReplicaConfig, check_replica
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
+from router.hosts import HostRules
 from router.replication import ReplicaRecord
 
 
@@ -61,12 +62,20 @@ def _ignore(identity: str, record: ReplicaRecord) -> None:
     """Tell nobody."""
 
 
+_ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
+
+
 class Registry:
-    """Replicas by name, those configured first, then as they were added."""
+    """Replicas by name, those configured first, then as they were added.
+
+    Args:
+        hosts: Where replicas that are not configured may be.
+    """
 
     __slots__ = (
         "_configured",
         "_entries",
+        "_hosts",
         "_names",
         "_numbers",
         "_records",
@@ -75,9 +84,14 @@ class Registry:
     )
 
     def __init__(
-        self, configured: Sequence[ReplicaConfig] = (), *, on_change: OnChange = _ignore
+        self,
+        configured: Sequence[ReplicaConfig] = (),
+        *,
+        on_change: OnChange = _ignore,
+        hosts: HostRules = _ANY_ORDINARY_HOST,
     ) -> None:
         self.on_change = on_change
+        self._hosts = hosts
         self.unsaved: dict[str, ReplicaRecord] = {}  # ordered here, not known to be stored
         self._configured: dict[str, ReplicaConfig] = {}
         self._entries: dict[str, Entry] = {}
@@ -114,10 +128,10 @@ class Registry:
         """Add a replica; one that is there already (or leaving) stays. Tell whether it is new.
 
         Raises:
-            ConfigError: it cannot be one.
+            ConfigError: it cannot be one, or may not be added where it is.
             ReplicaConflict: its name or its address is another's.
         """
-        check_replica(replica)
+        self._check(replica)
         entry = self._match(_normal(replica))
         is_new = entry is None or entry.leaving
         if entry is None:
@@ -162,12 +176,12 @@ class Registry:
     def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[Entry, ...]:
         """Follow the records of the store; return the entries that changed. Idempotent.
 
-        Records that name no possible replica are left out; see `refused`.
+        Records that are refused are left out.
         """
         followed = {
             identity: record
             for identity, record in records.items()
-            if identity not in self.unsaved and refused(identity, record) is None
+            if identity not in self.unsaved and self.refused(identity, record) is None
         }
         self._records |= followed
         changed = [self._follow(identity, record) for identity, record in followed.items()]
@@ -196,7 +210,41 @@ class Registry:
         )
         return self._put(wanted) if wanted != entry else None
 
+    def refused(self, identity: str, record: ReplicaRecord) -> str | None:
+        """Say why a record is not followed; None: it is.
+
+        Whoever can write to the store is trusted with adding replicas where they may be, but not
+        with breaking names.
+        """
+        try:
+            self._check(_replica(identity, record))
+        except ConfigError as exc:
+            return exc.message
+        replica = _normal(_replica(identity, record))
+        if replica.name is None and identity != replica.url:
+            return f"{identity!r} is neither a name nor the replica's address"
+        return None
+
     # -- inside ------------------------------------------------------------------------------
+
+    def _check(self, replica: ReplicaConfig) -> None:
+        """Refuse what cannot be a replica, or connects to where none may be added.
+
+        Raises:
+            ConfigError: the message and `param` name the field.
+        """
+        check_replica(replica)
+        if _normal(replica).url in {known.url for known in self._configured.values()}:
+            return
+        fields = {"url": (replica.url,), "events": replica.events, "replay": replica.replay}
+        for field, urls in fields.items():
+            host = self._hosts.refused(urls)
+            if host is not None:
+                raise ConfigError(
+                    f"{field}: {host!r} is not in admin.replica_hosts "
+                    f"({', '.join(self._hosts.patterns) or 'empty'})",
+                    param=field,
+                )
 
     def _known(self, name: str) -> Entry:
         entry = self._entries.get(name)
@@ -255,21 +303,6 @@ class Registry:
 
     def _candidates(self) -> Iterator[str]:
         return (f"r{number}" for number in self._numbers)
-
-
-def refused(identity: str, record: ReplicaRecord) -> str | None:
-    """Say why a record is not followed; None: it is.
-
-    Whoever can write to the store is trusted with adding replicas, but not with breaking names.
-    """
-    try:
-        check_replica(_replica(identity, record))
-    except ConfigError as exc:
-        return exc.message
-    replica = _normal(_replica(identity, record))
-    if replica.name is None and identity != replica.url:
-        return f"{identity!r} is neither a name nor the replica's address"
-    return None
 
 
 def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:

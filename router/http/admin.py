@@ -1,4 +1,4 @@
-"""The admin port: what operators ask. Bound to loopback; behind a bearer token elsewhere.
+"""The admin port: what operators ask, behind a bearer token; see router.http.guard.
 
 GET    /admin/replicas                every replica as the router sees it
 POST   /admin/replicas                add one: {"url", "name"?, "events"?, "replay"?}
@@ -18,8 +18,7 @@ GET    /admin/config                  the configuration in force
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol, TypeVar
@@ -31,11 +30,14 @@ from msgspec import Meta, Struct
 from router.api.failures import error_body, error_headers
 from router.config import Config, ReplicaConfig, experiment_of
 from router.definitions import check, check_replicas
-from router.errors import BadRequest, ConfigError, RouterError
+from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
 from router.fleet.registry import Entry
+from router.http.guard import Guard
 from router.pipeline import Pipeline
 from router.stages.job import Inbound
 from router.stages.trials import Trials
+
+logger = logging.getLogger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -77,7 +79,7 @@ class AdminApp:
 
     Args:
         replicas: Tells of each replica there should be its names and base URL.
-        token: None: none is asked (loopback only).
+        guard: Lets operators through.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class AdminApp:
         config: Config,
         describe: Callable[[], list[dict[str, Any]]],
         describe_pool: Callable[[], dict[str, Any] | None],
-        token: str | None,
+        guard: Guard,
         sharing: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         self._pipeline = pipeline
@@ -101,12 +103,12 @@ class AdminApp:
         self._describe = describe
         self._describe_pool = describe_pool
         self._sharing = sharing
-        self._token_digest = _digest(token) if token is not None else None
+        self._guard = guard
 
     def build(self) -> web.Application:
         """Build the aiohttp application."""
         app = web.Application(
-            client_max_size=self._config.limits.body_bytes, middlewares=[self._guard]
+            client_max_size=self._config.limits.body_bytes, middlewares=[self._answer]
         )
         app.router.add_get("/admin/replicas", self._replicas)
         app.router.add_post("/admin/replicas", self._add)
@@ -124,21 +126,17 @@ class AdminApp:
         return app
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Check the token in constant time; turn errors into JSON."""
-        if self._token_digest is not None:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(_digest(given), self._token_digest):
-                return _json({"error": {"message": "admin token missing or wrong"}}, status=401)
+    async def _answer(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Let operators through; turn errors into JSON."""
         try:
+            self._guard.check(request)
             return await handler(request)
+        except AdminRefused as error:
+            told = {"address": request.remote, "why": error.param, "path": request.path}
+            logger.warning("admin request refused", extra=told)
+            return _failed(error, request)
         except RouterError as error:
-            return web.Response(
-                status=error.status,
-                body=error_body(error, request.path),
-                content_type="application/json",
-                headers=error_headers(error),
-            )
+            return _failed(error, request)
 
     async def _replicas(self, _: web.Request) -> web.Response:
         return _json({"replicas": self._describe(), "sharing": self._sharing()})
@@ -236,8 +234,14 @@ def _is_set(request: web.Request, name: str) -> bool:
     return request.query.get(name) in ("1", "true")
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+def _failed(error: RouterError, request: web.Request) -> web.Response:
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    return web.Response(
+        status=error.status,
+        body=error_body(error, request.path),
+        content_type="application/json",
+        headers=headers | error_headers(error),
+    )
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

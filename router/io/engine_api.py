@@ -15,6 +15,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from router.engine_key import NO_KEY, EngineKey
 from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 
 NOT_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
@@ -79,10 +80,10 @@ class EngineApi:
     """Asks replicas about themselves. Use as an async context manager."""
 
     def __init__(
-        self, *, timeout_s: float, ca_file: str | None = None, api_key: str | None = None
+        self, *, timeout_s: float, ca_file: str | None = None, key: EngineKey = NO_KEY
     ) -> None:
+        self._key = key
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key is not None else None,
             timeout=timeout_s,
             verify=ssl.create_default_context(cafile=ca_file) if ca_file is not None else True,
             trust_env=False,
@@ -107,7 +108,8 @@ class EngineApi:
             raise UpstreamBroken(
                 replica,
                 f"{url}/v1/models answered {response.status_code}: the engine has an --api-key; "
-                "name its file in engine.api_key_file",
+                "name its file in engine.api_key_file (of a replica that was added, also its host "
+                "in engine.key_hosts)",
             )
         try:
             models = msgspec.json.decode(response.content, type=_ModelList).data
@@ -186,7 +188,7 @@ class EngineApi:
                 "POST",
                 f"{url}/tokenize",
                 content=body,
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json", **self._key.headers(url)},
                 timeout=timeout_s,
             ),
         )
@@ -200,7 +202,10 @@ class EngineApi:
             ) from exc
 
     async def _get(self, replica: str, url: str, path: str) -> httpx.Response:
-        return await self._send(replica, self._client.build_request("GET", url + path))
+        headers = self._key.headers(url)
+        return await self._send(
+            replica, self._client.build_request("GET", url + path, headers=headers)
+        )
 
     async def _optional(self, replica: str, url: str, path: str) -> httpx.Response | None:
         """Get what a replica may not have; None unless it answers 200."""

@@ -373,7 +373,7 @@ class Router(Process):
         self.decisions_path = log_dir / f"decisions-{port}.jsonl"
         command: list[str | Path] = [
             sys.executable, "-m", "router.cli", "serve",
-            "--port", str(port), "--admin-port", str(admin_port),
+            "--port", str(port), "--admin-port", str(admin_port), "--admin-open",
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip
         if config is None:

@@ -183,9 +183,10 @@ class Stage:
         """Ask the admin port; with a body it is a POST."""
         data = orjson.dumps(body) if isinstance(body, dict) else body
         method = method or ("GET" if body is None else "POST")
+        sent = {"Content-Type": "application/json"} | (headers or {})
         async with aiohttp.ClientSession() as client:
             async with client.request(
-                method, self.admin_url + path, data=data, headers=headers
+                method, self.admin_url + path, data=data, headers=sent
             ) as answer:
                 return Reply(answer.status, answer.headers, await answer.read())
 

@@ -380,7 +380,7 @@ async def serving(
     """Run `warmroute serve`, ready, as leader of all engines."""
     flags = [word for engine in engines for word in ("--replica", engine.url)]
     flags += ["--redis", redis.url, "--redis-lease-s", str(LEASE_S)]
-    flags += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
+    flags += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--admin-open"]
     output = folder / "router"
     with output.open("wb") as file:
         process = await asyncio.create_subprocess_exec(

@@ -6,7 +6,7 @@ import pytest
 
 from router.config import ReplicaConfig
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.fleet.registry import Registry, refused
+from router.fleet.registry import Registry
 from router.replication import ReplicaRecord
 
 X, Y, Z = "http://x:1", "http://y:1", "http://z:1"
@@ -257,7 +257,19 @@ def test_records_of_no_possible_replica_are_left_out(identity: str, record: Repl
     """Whoever writes to the store."""
     made = registry()
 
-    assert refused(identity, record) is not None
+    assert made.refused(identity, record) is not None
     assert made.apply({identity: record, Z: ReplicaRecord(url=Z)}) == made.entries
     assert names(made) == {"r1": Z}
     assert identity not in made.records
+
+
+def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
+    """Whoever can write to Redis cannot have prompts sent anywhere; configured ones stay."""
+    inside, outside = "http://gpu.example:1", "http://169.254.169.254"
+    made = Registry([ReplicaConfig(url=inside)])
+    made.apply(
+        {inside: ReplicaRecord(url=inside, draining=True), outside: ReplicaRecord(url=outside)}
+    )
+
+    assert names(made) == {"r1": inside}
+    assert made.entries[0].draining

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
+from router.engine_key import EngineKey
 from router.errors import BadRequest, UpstreamBroken, UpstreamUnreachable
+from router.hosts import HostRules
 from router.io.engine_api import EngineApi, EventSource, ServedModel
 from tests.io.conftest import Serve
 from tests.ports import free_port
@@ -104,19 +106,27 @@ async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page
 
 
 async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineApi) -> None:
-    """Without one the message says which setting to make."""
+    """If it is configured, or its host may have it; else the message says which setting to make."""
 
     async def handler(request: web.Request) -> web.Response:
         is_known = request.headers.get("Authorization") == "Bearer sesame"
         return web.json_response(MODELS if is_known else {}, status=200 if is_known else 401)
 
     url = await serve(handler)
-    async with EngineApi(timeout_s=2, api_key="sesame") as with_key:
-        with pytest.raises(UpstreamBroken, match=r"401.*engine\.api_key_file"):
-            await api.facts("r1", url)
-        facts = await with_key.facts("r1", url)
+    nowhere = HostRules(())
+    keys = [
+        EngineKey("sesame", [url + "/"], nowhere),
+        EngineKey("sesame", [], HostRules(["loopback"])),
+        EngineKey("sesame", ["http://127.0.0.1:9"], nowhere),
+    ]
+    configured, by_host, other = [EngineApi(timeout_s=2, key=key) for key in keys]
+    async with configured, by_host, other:
+        for without in (api, other):
+            with pytest.raises(UpstreamBroken, match=r"401.*engine\.api_key_file"):
+                await without.facts("r1", url)
+        found = [(await client.facts("r1", url)).models[0].id for client in (configured, by_host)]
 
-    assert facts.models[0].id == "tiny"
+    assert found == ["tiny", "tiny"]
 
 
 async def test_nobody_there_is_unreachable(api: EngineApi) -> None:

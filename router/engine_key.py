@@ -1,0 +1,45 @@
+"""The engines' own `--api-key`, and which replicas may be sent it.
+
+Configured replicas may. One that was added while the router runs, by the admin API or by another
+router, may only if its host is in `engine.key_hosts`: who can add a replica must not learn the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+from router.config import Config
+from router.hosts import HostRules
+
+
+class EngineKey:
+    """A key and the base URLs that may have it.
+
+    Args:
+        key: None: there is none.
+        urls: Base URLs of the configured replicas.
+        hosts: Hosts of other replicas that may have it, too.
+    """
+
+    __slots__ = ("_hosts", "_key", "_urls")
+
+    def __init__(self, key: str | None, urls: Iterable[str], hosts: HostRules) -> None:
+        self._key = key
+        self._urls = frozenset(url.rstrip("/") for url in urls)
+        self._hosts = hosts
+
+    @classmethod
+    def of(cls, config: Config, key: str | None) -> Self:
+        """Take the replicas and hosts of a configuration."""
+        return cls(key, (r.url for r in config.replicas), HostRules(config.engine.key_hosts))
+
+    def headers(self, url: str) -> Mapping[str, str]:
+        """Give the header that authorizes at the replica with base URL `url`; {}: none does."""
+        if self._key is None:
+            return {}
+        is_known = url.rstrip("/") in self._urls or self._hosts.refused([url]) is None
+        return {"Authorization": f"Bearer {self._key}"} if is_known else {}
+
+
+NO_KEY = EngineKey(None, (), HostRules(()))

@@ -1,0 +1,68 @@
+"""Who may ask the admin port: what a web page in the operator's browser cannot fake, and a token.
+
+Host            an address, localhost, or a name of `admin.hosts`: a page whose own name was
+                made to resolve to this machine (DNS rebinding) sends that name
+Origin          absent, or this port itself: every other page's requests carry theirs
+Content-Type    application/json for whatever has a body or is a POST: a form cannot send it,
+                and a script only after asking (CORS), which is never granted here
+Authorization   the token, compared in constant time
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from router.errors import AdminRefused
+from router.hosts import address_of
+
+
+class Guard:
+    """Checks requests to the admin port.
+
+    Args:
+        token: None: none is asked for (`admin.open`).
+        hosts: Names that the port may be called by, beside addresses and localhost.
+    """
+
+    def __init__(self, token: str | None, hosts: Iterable[str]) -> None:
+        self._token_digest = _digest(token) if token is not None else None
+        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+
+    def check(self, request: web.Request) -> None:
+        """Let a request through.
+
+        Raises:
+            AdminRefused: it is none of an operator's; the message says what is missing.
+        """
+        host = _host_of(request.headers.get("Host", ""))
+        if host not in self._hosts and address_of(host) is None:
+            raise AdminRefused(
+                403, f"Host {host!r} is no name of this port; see admin.hosts", "Host"
+            )
+        origin = request.headers.get("Origin")
+        own = {f"{scheme}://{request.headers['Host']}" for scheme in ("http", "https")}
+        if origin is not None and origin not in own:
+            raise AdminRefused(403, "requests of other web pages are not answered", "Origin")
+        if self._token_digest is not None:
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            is_right = hmac.compare_digest(_digest(given.strip()), self._token_digest)
+            if scheme.lower() != "bearer" or not is_right:
+                raise AdminRefused(401, "admin token missing or wrong", "Authorization")
+        if request.method == "POST" or request.body_exists:
+            if request.content_type != "application/json":
+                raise AdminRefused(415, "send Content-Type: application/json", "Content-Type")
+
+
+def _host_of(header: str) -> str:
+    """Strip the port and the brackets of an IPv6 address."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
