@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint test-engines compose-check bench docs lock clean
+.PHONY: demo test lint test-engines compose-check chaos fuzz bench docs lock clean
 
 demo: $(STAMP)            ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -24,6 +24,13 @@ test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engi
 
 compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
 	$(BIN)/python -m tests.compose.queries
+
+chaos: $(STAMP)           ## everything breaks at once, under load; ARGS="--minutes 10 --seed 7"
+	$(BIN)/python -m loadtest.chaos $(ARGS)
+
+SECONDS ?= 60
+fuzz: $(STAMP)            ## every fuzz target for SECONDS each
+	WARMROUTE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/fuzz -o timeout=0 $(ARGS)
 
 bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)

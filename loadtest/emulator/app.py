@@ -167,6 +167,9 @@ class App:
             case "silence_events":
                 for publisher in publishers:
                     publisher.silent = True
+            case "garbage_events":
+                for publisher in publishers:
+                    publisher.publish_garbage(fault.count or 1)
             case "truncate_replay":
                 for publisher in publishers:
                     publisher.truncate(fault.num_kept)

@@ -155,6 +155,12 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option("--tool-call-ratio", "tool_call_ratio", "Share of requests with tools that call one.")
 @option("--seed", "seed", "Of replies and faults.")
 @click.option(
+    "--request-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Append a JSON line at the start and at the end of each generation.",
+)
+@click.option(
     "--instant",
     is_flag=True,
     help="No time model, long ticks, no tokenization, cache or events: a fast upstream for "

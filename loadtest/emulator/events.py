@@ -17,6 +17,17 @@ from router.kv_events import END_OF_REPLAY, EventBatch, KvEvent, WireShape, enco
 
 HIGH_WATER_MARK = 100_000
 
+_DEEP = b"\x91" * 5_000 + b"\xc0"  # msgpack: lists of one list, and a null in the last
+GARBAGE = (
+    b"\x93\xcb" + bytes(8) + b"\x91\x82\xa4type\xa7Unknown\xa1x" + _DEEP + b"\xc0",
+    _DEEP,
+    b"\x93\xcb" + bytes(8) + b"\x91\x81\xa4type\xacBlockRemoved\xc0",
+    b"\xff not msgpack at all",
+    b"\x93\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff",
+    b"",
+)
+"""Batches that no engine sends; the first is a batch with an event of a type unknown so far."""
+
 
 class PublisherOptions(Struct, frozen=True, kw_only=True):
     host: str
@@ -92,9 +103,16 @@ class EventPublisher:
 
     def publish(self, events: list[KvEvent], ts: float) -> None:
         """Send one batch; never blocks (a subscriber that is too slow loses it, as with vLLM)."""
-        payload = encode(
-            EventBatch(ts=ts, events=events, dp_rank=self._rank), shape=self._options.shape
+        self._send(
+            encode(EventBatch(ts=ts, events=events, dp_rank=self._rank), shape=self._options.shape)
         )
+
+    def publish_garbage(self, count: int) -> None:
+        """Send `count` payloads of `GARBAGE`, numbered and buffered as batches are."""
+        for number in range(count):
+            self._send(GARBAGE[number % len(GARBAGE)])
+
+    def _send(self, payload: bytes) -> None:
         sequence = self.next_sequence
         self.next_sequence += 1
         self._buffer.append((sequence, payload))

@@ -22,6 +22,7 @@ FaultKind = Literal[
     "drop_events",
     "silence_events",
     "truncate_replay",
+    "garbage_events",
     "restart",
     "kill",
 ]
@@ -43,6 +44,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         drop_events       number the next `count` event batches but do not send them: a gap
         silence_events    send no events until `clear`
         truncate_replay   forget all but the last `num_kept` batches of the replay buffer
+        garbage_events    publish `count` batches that no engine sends: nested 5,000 deep, no
+                          msgpack, no events, empty; in turn
         restart           empty cache, events from 0 again, requests lost; gone for `down_s`,
                           then back on the same address, or on `port`
         kill              end without saying goodbye

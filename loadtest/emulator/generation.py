@@ -17,9 +17,10 @@ import orjson
 from aiohttp import web
 
 from loadtest.emulator.engine import Generation
-from loadtest.emulator.faults import Fault
+from loadtest.emulator.faults import REQUEST_FAULTS, Fault
 from loadtest.emulator.replica import Rank, Replica
 from loadtest.emulator.replies import Reply
+from loadtest.emulator.request_log import RequestLog
 from loadtest.emulator.tokens import Prompt
 from loadtest.emulator.wire import (
     DONE,
@@ -70,6 +71,8 @@ class Generate:
         self._replica = replica
         self._prefix = replica.tokenizer.special_prefix()
         self._instant_reply: dict[int, Reply] = {}
+        path = replica.options.request_log
+        self._log = RequestLog(path) if path is not None else None
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(request, "chat")
@@ -120,6 +123,7 @@ class Generate:
         body = parse_body(raw, request.headers.get("Content-Type", ""))
         model, lora = self._model(body)
         params = parse_generation(body, api)
+        fault = fault or await _poisoned(request, params)
         head = Head(id=_head_id(request, api), created=int(time.time()), model=model, api=api)
         if not replica.options.tokenize:
             return await self._answer_untokenized(request, head, params, len(raw))
@@ -133,6 +137,9 @@ class Generate:
         choices: list[_Choice] = []
         replica.num_in_flight += 1
         start_s = replica.clock()
+        is_whole = False
+        if self._log is not None:
+            self._log.started(head.id)
         try:
             pooled = [
                 await replica.fetch(rank, prompt, lora=lora, cache_salt=params.cache_salt)
@@ -143,10 +150,13 @@ class Generate:
                 for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True)
                 for index in range(params.n)
             )
-            if params.stream:
-                return await self._stream(request, head, params, choices, ready, fault)
-            return await self._whole(request, head, params, choices, ready, fault)
+            way = self._stream if params.stream else self._whole
+            answered = await way(request, head, params, choices, ready, fault)
+            is_whole = True
+            return answered
         finally:
+            if self._log is not None:
+                self._log.ended(head.id, [c.generation.request for c in choices], is_whole)
             replica.num_in_flight -= 1
             for choice in choices:
                 rank.engine.abort(choice.generation)
@@ -436,6 +446,16 @@ async def _suffer(request: web.BaseRequest, fault: Fault) -> None:
             await asyncio.Event().wait()
         case _:
             pass
+
+
+async def _poisoned(request: web.BaseRequest, params: GenerationParams) -> Fault | None:
+    """Let a request fail wherever it goes: `"emulator": {"poison": KIND}`, a fault of requests."""
+    kind = params.extension.get("poison")
+    if kind not in REQUEST_FAULTS:
+        return None
+    fault = Fault(kind=kind)
+    await _suffer(request, fault)
+    return fault
 
 
 async def _hang_up(request: web.BaseRequest) -> None:

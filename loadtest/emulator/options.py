@@ -68,6 +68,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
     seed: int = 0
     # faults
+    request_log: Path | None = None  # a JSON line at the start and the end of each generation
     may_kill: bool = False  # whether the `kill` fault ends the process, or just the replica
 
     def contract(self) -> HashContract:

@@ -222,7 +222,9 @@ class EngineApi:
             raise UpstreamTimeout(replica, f"{request.url} was silent") from exc
         except httpx.ConnectError as exc:
             raise UpstreamUnreachable(replica, f"{request.url} refused the connection") from exc
-        except httpx.HTTPError as exc:
+        except (httpx.HTTPError, AttributeError) as exc:
+            # AttributeError: anyio asks a connection for its peer, which uvloop does not have any
+            # more where it was cut in the moment it was made. Found by `make chaos`.
             raise UpstreamBroken(replica, f"{request.url}: {type(exc).__name__}") from exc
 
 

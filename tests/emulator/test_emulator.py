@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.events import GARBAGE
 from loadtest.emulator.faults import Fault, FaultKind
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
@@ -246,3 +250,50 @@ async def test_many_replicas_live_in_one_process() -> None:
 
 def _fault(kind: FaultKind) -> Fault:
     return Fault(kind=kind)
+
+
+async def test_garbage_is_published_as_batches_are(
+    replica: Emulator, session: aiohttp.ClientSession
+) -> None:
+    """Numbered, and kept for the replay, too: a subscriber cannot avoid it."""
+    publisher = replica.replica.ranks[0].publisher
+    assert publisher is not None
+    before = publisher.next_sequence
+
+    await arm(session, {"kind": "garbage_events", "count": 7})
+
+    payloads = [payload for _, payload in publisher._buffer]
+    assert publisher.next_sequence == before + 7
+    assert payloads[-7:] == [*GARBAGE, GARBAGE[0]]
+
+
+@pytest.mark.parametrize("kind", ["status", "refuse"])
+async def test_a_poison_request_fails_and_no_other(
+    session: aiohttp.ClientSession, kind: str
+) -> None:
+    """Wherever it is sent: the fault is in its body."""
+    poison = BODY | {"emulator": {"poison": kind}}
+    async with session.post(CHAT, json=poison) as answer:
+        assert answer.status >= 500
+
+    await ask(session)
+
+
+async def test_generations_are_noted_at_both_ends(tmp_path: Path) -> None:
+    """By the client's request id: one that is cut is not whole."""
+    log = tmp_path / "requests.jsonl"
+    poison = BODY | {"stream": True, "emulator": {"poison": "die_after"}}
+    async with (
+        Emulator(replace(OPTIONS, request_log=log)) as replica,
+        aiohttp.ClientSession(replica.url) as session,
+    ):
+        async with session.post(CHAT, json=BODY, headers={"X-Request-Id": "one"}) as answer:
+            await answer.read()
+        with pytest.raises(aiohttp.ClientError):
+            async with session.post(CHAT, json=poison, headers={"X-Request-Id": "two"}) as answer:
+                await answer.read()
+
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    ends = {line["id"]: line["is_whole"] for line in lines if line["is_end"]}
+    assert ends == {"chatcmpl-one": True, "chatcmpl-two": False}
+    assert len(lines) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import httpx
 import pytest
 from aiohttp import web
 
@@ -161,3 +162,17 @@ async def test_a_prompt_the_engine_refuses_is_the_clients_fault(
         await api.tokenize("r1", await replica({"/tokenize": (422, "x")}), b"", timeout_s=1)
     with pytest.raises(UpstreamBroken, match="500"):
         await api.tokenize("r1", await replica({"/tokenize": (500, "x")}), b"", timeout_s=1)
+
+
+async def test_a_connection_cut_as_it_is_made_is_a_broken_replica(
+    api: EngineApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """anyio then fails with an AttributeError, which ended the router that probed."""
+
+    def cut(request: httpx.Request) -> httpx.Response:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    monkeypatch.setattr(api._client, "_transport", httpx.MockTransport(cut))
+
+    with pytest.raises(UpstreamBroken, match="AttributeError"):
+        await api.ping("r1", "http://127.0.0.1:1")

@@ -1,0 +1,5 @@
+"""`python -m loadtest.chaos`."""
+
+from loadtest.chaos.cli import main
+
+main()

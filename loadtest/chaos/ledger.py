@@ -1,0 +1,60 @@
+"""What clients saw, request by request, and in which few ways that can end.
+
+right          the answer, complete, as an undisturbed engine would have given it
+refused        a request that is wrong, answered with a client error of the API's shape
+error          an error answer of the API's shape, nothing else
+error event    a stream that ended with an error event instead of its rest
+left           the client left on purpose
+router gone    its router was killed or died, or its machine's kernel refused the connection
+wrong          an answer that is not the right one
+unclear        anything else: cut, hung, in no known shape
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from msgspec import Struct
+
+Outcome = Literal[
+    "right", "refused", "error", "error event", "left", "router gone", "wrong", "unclear"
+]
+
+FAILED: frozenset[Outcome] = frozenset({"error", "error event", "wrong", "unclear"})
+
+
+class Seen(Struct, kw_only=True):
+    """One request of a client, at one router. Seconds of the loop's clock."""
+
+    id: str
+    kind: str  # "agent", or which hostile request
+    api: str
+    router: str
+    life: int  # of the router, when it was sent
+    start_s: float
+    end_s: float = 0.0
+    status: int | None = None
+    outcome: Outcome = "unclear"
+    detail: str = ""
+    replica: str | None = None  # who answered, as the router says
+    has_text: bool = False  # some of an answer was handed to the client
+    by_router: bool = False  # the answer, or its error event, is the router's own
+
+
+class Ledger:
+    """All requests of a run."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.num_open = 0
+        self.num_refused_connections = 0
+        self._counts: Counter[Outcome] = Counter()
+
+    def close(self, seen: Seen) -> None:
+        """Enter a request that has ended."""
+        self.seen.append(seen)
+        self._counts[seen.outcome] += 1
+
+    def count(self, outcome: Outcome) -> int:
+        return self._counts[outcome]

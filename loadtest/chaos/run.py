@@ -1,0 +1,148 @@
+"""One run: the stack, the load, the faults in time, and the evidence when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+from msgspec import Struct
+
+from loadtest.chaos.answers import Oracle
+from loadtest.chaos.faults import Injector
+from loadtest.chaos.ledger import Ledger
+from loadtest.chaos.load import Load
+from loadtest.chaos.plan import Fault, plan
+from loadtest.chaos.stack import Stack
+from loadtest.chaos.verdict import Evidence, engine_lines
+from loadtest.chaos.watch import Watch
+
+_READY_S: Final = 60.0
+_SETTLE_S: Final = 15.0
+_TICK_S: Final = 0.25
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    seed: int
+    length_s: float
+    num_agents: int
+    every_s: float  # between faults, on average
+    folder: Path
+
+
+Progress = Callable[[float, Ledger, Injector], None]
+"""Called several times a second with the seconds since the beginning."""
+
+
+async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evidence:
+    """Run it all; `stop` ends it early, in order.
+
+    Raises:
+        RuntimeError: the stack did not start.
+    """
+    loop = asyncio.get_running_loop()
+    ledger, oracle = Ledger(), Oracle()
+    faults = plan(options.seed, options.length_s, options.every_s)
+    async with Stack.running(options.folder, options.seed) as stack:
+        load = Load(stack, ledger, oracle, options.seed)
+        injector = Injector(stack, load.send_large)
+        watch = Watch(stack)
+        await _ready(stack)
+        start_s = loop.time()
+        async with asyncio.TaskGroup() as tg:
+            watching = tg.create_task(watch.run())
+            showing = tg.create_task(_show(progress, ledger, injector, start_s))
+            ending = tg.create_task(_end_in_time(stop, start_s + options.length_s))
+            async with asyncio.TaskGroup() as working:
+                working.create_task(load.run(options.num_agents, stop.is_set))
+                working.create_task(_break(injector, faults, stop, start_s))
+            is_partial = not ending.done() or ending.result()
+            for task in (watching, showing, ending):
+                task.cancel()
+        await _settle(watch, stack)
+        end_s = loop.time()
+    return Evidence(
+        start_s=start_s,
+        end_s=end_s,
+        ledger=ledger,
+        time_line=injector.time_line,
+        lives={name: server.lives for name, server in stack.servers.items()},
+        counts=watch.counts,
+        samples=watch.samples,
+        logs=stack.logs(),
+        engine_lines=engine_lines(stack.request_log()),
+        is_partial=is_partial,
+    )
+
+
+async def _ready(stack: Stack) -> None:
+    """Wait until both routers can route.
+
+    Raises:
+        RuntimeError: they cannot after a minute.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _READY_S
+    async with aiohttp.ClientSession() as client:
+        for url in stack.urls.values():
+            while True:
+                async with client.get(f"{url}/readyz") as answer:
+                    if answer.status == 200:
+                        break
+                    reason = await answer.text()
+                if loop.time() > deadline_s:
+                    raise RuntimeError(f"a router was not ready: {reason.strip()}")
+                await asyncio.sleep(0.1)
+
+
+async def _end_in_time(stop: asyncio.Event, at_s: float) -> bool:
+    """Set `stop` when the time is over; True: it was set before."""
+    try:
+        async with asyncio.timeout_at(at_s):
+            await stop.wait()
+    except TimeoutError:
+        stop.set()
+        return False
+    return True
+
+
+async def _break(
+    injector: Injector, faults: list[Fault], stop: asyncio.Event, start_s: float
+) -> None:
+    """Do each fault at its time; return when all that was done is undone."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tg:
+        for fault in faults:
+            try:
+                async with asyncio.timeout_at(start_s + fault.at_s):
+                    await stop.wait()
+                return
+            except TimeoutError:
+                tg.create_task(injector.do(fault))
+        assert loop.time() >= start_s
+
+
+async def _show(progress: Progress, ledger: Ledger, injector: Injector, start_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        progress(loop.time() - start_s, ledger, injector)
+        await asyncio.sleep(_TICK_S)
+
+
+async def _settle(watch: Watch, stack: Stack) -> None:
+    """Look at the routers until nothing is in flight, or for long enough to say that some is."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    await asyncio.sleep(1.5)  # what ended last is counted by then
+    while True:
+        await watch.look()
+        last = [watch.counts.get((s.name, s.life.number)) for s in stack.routers()]
+        if all(counts is not None and not any(counts.gauges.values()) for counts in last):
+            return
+        if loop.time() > begun_s + _SETTLE_S:
+            return
+        await asyncio.sleep(0.5)

@@ -1,0 +1,320 @@
+"""What must hold of a run, and whether it did.
+
+A failed request *could have been saved* if nothing of an answer had reached its client, its router
+was neither killed, paused nor out of descriptors meanwhile, and one replica was undisturbed, for
+this router, from `SETTLED_S` before the request began until it ended.
+
+A router's counters are held against what clients saw at the last look at each of its lives: all
+that had ended by then must be in, nothing that had not begun.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+
+from loadtest.chaos.faults import Done
+from loadtest.chaos.ledger import FAILED, Ledger, Seen
+from loadtest.chaos.plan import REPLICAS, ROUTERS
+from loadtest.chaos.stack import Life
+from loadtest.chaos.watch import Counts, Sample
+
+SETTLED_S: Final = 5.0  # until routers use a replica again that was disturbed
+_COUNTED_S: Final = 1.0  # between the end of an answer and its being counted, at most
+_WARM_S: Final = 20.0  # of a life: caches fill
+_LONG_S: Final = 40.0  # shorter records say nothing about growth
+_GROWTH_BYTES: Final = 40 * 1024 * 1024
+_GROWTH_DESCRIPTORS: Final = 40
+_DRAIN_S: Final = 20.0
+_SHOWN: Final = 8
+_OF_ROUTERS: Final = frozenset(
+    {"router killed", "router paused", "router out of descriptors", "router ended"}
+)
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One thing that must hold. `holds` None: the run was too short to say."""
+
+    name: str
+    holds: bool | None
+    figures: str
+    failures: Sequence[str] = ()
+
+
+class Evidence(Struct, kw_only=True):
+    """All that is known of a run when it is over. Seconds of the loop's clock."""
+
+    start_s: float
+    end_s: float
+    ledger: Ledger
+    time_line: list[Done]
+    lives: Mapping[str, list[Life]]
+    counts: Mapping[tuple[str, int], Counts]
+    samples: Mapping[tuple[str, int], list[Sample]]
+    logs: Sequence[Path]
+    engine_lines: Sequence[Mapping[str, Any]]
+    is_partial: bool
+
+
+def judge(evidence: Evidence) -> list[Check]:
+    """Check everything."""
+    return [
+        _ends_clearly(evidence),
+        _is_right(evidence),
+        _none_lost(evidence),
+        _none_twice(evidence),
+        _counts_agree(evidence),
+        _gauges_are_zero(evidence),
+        _memory_is_flat(evidence),
+        _descriptors_are_flat(evidence),
+        _none_died(evidence),
+        _no_traceback(evidence),
+    ]
+
+
+def could_be_saved(seen: Seen, time_line: Iterable[Done]) -> bool:
+    """Whether a failed request was the router's to save; see the module."""
+    if seen.has_text or seen.outcome not in FAILED or seen.kind != "agent":
+        return False
+    hurt: set[str] = set()
+    for done in time_line:
+        fault = done.fault
+        if fault.kind.group == "router" and fault.target == seen.router:
+            if fault.kind.name in _OF_ROUTERS and done.overlaps(seen.start_s, seen.end_s):
+                return False
+        elif fault.kind.group == "replica" and done.overlaps(seen.start_s - SETTLED_S, seen.end_s):
+            router, _, replica = fault.target.rpartition("-")
+            if router in ("", seen.router):
+                hurt.add(replica)
+    return len(hurt) < len(REPLICAS)
+
+
+def around(seen: Seen, evidence: Evidence) -> str:
+    """Describe a request and the faults about it, so that it can be looked into."""
+    at_s = seen.start_s - evidence.start_s
+    faults = [
+        f"{done.fault.kind.name} {done.fault.target} {done.start_s - evidence.start_s:.1f}-"
+        f"{(done.end_s or evidence.end_s) - evidence.start_s:.1f}"
+        for done in evidence.time_line
+        if done.overlaps(seen.start_s - 2.0, seen.end_s)
+    ]
+    return (
+        f"{at_s:.1f}+{seen.end_s - seen.start_s:.1f} s {seen.id} ({seen.kind}, {seen.api}) at "
+        f"{seen.router}: {seen.outcome}: {seen.detail} | faults: {'; '.join(faults) or 'none'}"
+    )
+
+
+def _failures(evidence: Evidence, found: Iterable[Seen]) -> list[str]:
+    return [around(seen, evidence) for seen in found]
+
+
+def _ends_clearly(evidence: Evidence) -> Check:
+    seen = evidence.ledger.seen
+    found = [one for one in seen if one.outcome == "unclear"]
+    return Check(
+        name="every request ends in an answer or one clear error",
+        holds=not found,
+        figures=f"{len(found)} of {len(seen):,} did not",
+        failures=_failures(evidence, found),
+    )
+
+
+def _is_right(evidence: Evidence) -> Check:
+    found = [one for one in evidence.ledger.seen if one.outcome == "wrong"]
+    return Check(
+        name="every answer is the right one: text, end, usage once",
+        holds=not found,
+        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_lost(evidence: Evidence) -> Check:
+    seen = [one for one in evidence.ledger.seen if one.outcome in FAILED and one.kind == "agent"]
+    found = [one for one in seen if could_be_saved(one, evidence.time_line)]
+    return Check(
+        name="none failed that a retry could have saved",
+        holds=not found,
+        figures=f"{len(found)} of {len(seen)} failed ones",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_twice(evidence: Evidence) -> Check:
+    """Hold what engines computed against what was asked: twice only where something broke."""
+    num_whole: Counter[str] = Counter()
+    num_started: Counter[str] = Counter()
+    for line in evidence.engine_lines:
+        name = str(line["id"]).partition("-")[2]  # after chatcmpl-, cmpl-
+        if not line["is_end"]:
+            num_started[name] += 1
+        elif line["is_whole"]:
+            num_whole[name] += 1
+    by_id = {one.id: one for one in evidence.ledger.seen}
+    twice = [by_id[name] for name, number in num_whole.items() if number > 1 and name in by_id]
+    found = [
+        one
+        for one in twice
+        if not any(done.overlaps(one.start_s - 1.0, one.end_s) for done in evidence.time_line)
+    ]
+    num_resent = sum(number - 1 for number in num_started.values())
+    return Check(
+        name="none computed twice where nothing broke",
+        holds=not found,
+        figures=f"{num_resent} tries abandoned, {len(twice)} of them computed whole, "
+        f"{len(found)} for no reason",
+        failures=_failures(evidence, found),
+    )
+
+
+def _counts_agree(evidence: Evidence) -> Check:
+    failures: list[str] = []
+    num_lives = 0
+    for (router, life), counts in sorted(evidence.counts.items()):
+        mine = [s for s in evidence.ledger.seen if s.router == router and s.life == life]
+        over = [s for s in mine if s.end_s < counts.at_s - _COUNTED_S]
+        begun = [s for s in mine if s.start_s < counts.at_s]
+        num_lives += 1
+        num_ok = counts.requests.get("ok", 0)
+        low, high = _num_ok(over), _num_ok(begun) + _num_open_ended(begun)
+        if not low <= num_ok <= high:
+            failures.append(
+                f"router {router}, life {life}: {num_ok} ok, clients saw {low} to {high}"
+            )
+        others = sum(
+            number
+            for outcome, number in counts.requests.items()
+            if outcome not in ("ok", "client_gone")
+        )
+        low, high = _num_errors(over), _num_errors(begun) + _num_open_ended(begun)
+        if counts.num_refused > high or counts.num_refused + others < low:
+            failures.append(
+                f"router {router}, life {life}: {counts.num_refused} refused and {others} failed, "
+                f"clients saw {low} to {high} errors"
+            )
+    return Check(
+        name="routers' counters agree with what clients saw",
+        holds=not failures if num_lives else None,
+        figures=f"{num_lives} lives of routers",
+        failures=failures,
+    )
+
+
+def _num_ok(seen: Iterable[Seen]) -> int:
+    return sum(one.status == 200 and one.outcome in ("right", "wrong") for one in seen)
+
+
+def _num_errors(seen: Iterable[Seen]) -> int:
+    return sum(one.outcome in ("error", "error event", "refused") for one in seen)
+
+
+def _num_open_ended(seen: Iterable[Seen]) -> int:
+    """Count those of which the router's own outcome is not known to the client."""
+    return sum(one.outcome in ("left", "router gone", "unclear") for one in seen)
+
+
+def _gauges_are_zero(evidence: Evidence) -> Check:
+    failures: list[str] = []
+    num_gauges = 0
+    for router in ROUTERS:
+        counts = evidence.counts.get((router, evidence.lives[router][-1].number))
+        if counts is None:
+            failures.append(f"router {router} does not answer in the end")
+            continue
+        num_gauges += len(counts.gauges)
+        failures += [f"router {router}: {k} is {v:g}" for k, v in counts.gauges.items() if v]
+    return Check(
+        name="nothing is in flight in the end",
+        holds=not failures,
+        figures=f"{num_gauges} gauges at zero" if not failures else "",
+        failures=failures,
+    )
+
+
+def _memory_is_flat(evidence: Evidence) -> Check:
+    return _flat(
+        evidence,
+        "memory of routers is flat",
+        lambda sample: sample.rss_bytes,
+        _GROWTH_BYTES,
+        lambda value: f"{value / 2**20:.0f} MiB",
+    )
+
+
+def _descriptors_are_flat(evidence: Evidence) -> Check:
+    return _flat(
+        evidence,
+        "descriptors of routers are flat",
+        lambda sample: sample.num_descriptors,
+        _GROWTH_DESCRIPTORS,
+        lambda value: f"{value:.0f}",
+    )
+
+
+def _flat(evidence: Evidence, name: str, of: Any, limit: float, shown: Any) -> Check:
+    """Compare the medians of the first and the last fifth of each long life, once warm."""
+    told: list[str] = []
+    failures: list[str] = []
+    for (router, life), samples in sorted(evidence.samples.items()):
+        warm = [s for s in samples if s.at_s > samples[0].at_s + _WARM_S]
+        if not warm or warm[-1].at_s - warm[0].at_s < _LONG_S:
+            continue
+        fifth = len(warm) // 5
+        first = statistics.median(of(s) for s in warm[:fifth])
+        last = statistics.median(of(s) for s in warm[-fifth:])
+        line = f"{router}: {shown(first)} to {shown(last)} in {warm[-1].at_s - warm[0].at_s:.0f} s"
+        told.append(line)
+        if last - first > limit:
+            failures.append(f"life {life} of router {line}")
+    return Check(
+        name=name,
+        holds=None if not told else not failures,
+        figures="; ".join(told) or "no life was long enough",
+        failures=failures,
+    )
+
+
+def _none_died(evidence: Evidence) -> Check:
+    failures: list[str] = []
+    num_lives = 0
+    for name, lives in evidence.lives.items():
+        for life in lives:
+            num_lives += 1
+            if life.how == "died":
+                failures.append(f"{name}, life {life.number}: ended with status {life.status}")
+            elif name in ROUTERS and life.how == "ended" and life.status != 0:
+                failures.append(f"{name}, life {life.number}: asked to end, status {life.status}")
+    return Check(
+        name="no process ends unless it is made to",
+        holds=not failures,
+        figures=f"{num_lives} lives of {len(evidence.lives)} servers",
+        failures=failures,
+    )
+
+
+def _no_traceback(evidence: Evidence) -> Check:
+    failures = []
+    for log in evidence.logs:
+        number = log.read_bytes().count(b"Traceback (most recent call last)") if log.exists() else 0
+        if number:
+            failures.append(f"{log}: {number}")
+    return Check(
+        name="no traceback in any log",
+        holds=not failures,
+        figures=f"{len(evidence.logs)} logs",
+        failures=failures,
+    )
+
+
+def engine_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Read what the engines noted; a last line that was cut by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [orjson.loads(line) for line in lines if line.endswith(b"}")]

@@ -1,0 +1,40 @@
+"""What an engine was asked to generate, and what came of it: one JSON line each, never buffered.
+
+For whoever counts afterwards how often a request was computed; a line that was written outlives
+the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from loadtest.emulator.scheduler import Request
+
+
+class RequestLog:
+    """Appends to a file that several lives of a replica share."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def started(self, request_id: str) -> None:
+        self._write({"id": request_id, "is_end": False})
+
+    def ended(self, request_id: str, requests: Sequence[Request], is_whole: bool) -> None:
+        """Note the end; `is_whole`: the last byte was handed to the connection."""
+        self._write(
+            {
+                "id": request_id,
+                "is_end": True,
+                "is_whole": is_whole,
+                "num_tokens": sum(request.num_output_tokens for request in requests),
+            }
+        )
+
+    def _write(self, line: dict[str, Any]) -> None:
+        os.write(self._file, orjson.dumps(line) + b"\n")

@@ -1,0 +1,24 @@
+"""Fuzz targets run once in the suite, and for `WARMROUTE_FUZZ_SECONDS` each in `make fuzz`.
+
+Every pass of a target draws other examples; a failure of an earlier run is tried first (Hypothesis
+keeps it in `.hypothesis`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+
+import pytest
+
+SECONDS = float(os.environ.get("WARMROUTE_FUZZ_SECONDS", "0"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Run a target again and again until its time is over; its fixtures stay."""
+    end_s = time.monotonic() + SECONDS
+    yield
+    while time.monotonic() < end_s:
+        item.runtest()
