@@ -213,6 +213,19 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_tries: Annotated[
         int, Meta(ge=1, description="replicas tried before a client sees a failure")
     ] = 3
+    retry_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of the requests of the last 10 s that may be sent a second time, "
+            "beyond ten; what a replica loses at once counts as one",
+        ),
+    ] = 0.2
+    retry_backoff_s: Annotated[
+        float,
+        Meta(ge=0, description="longest pause before the second try; drawn, doubled for a third"),
+    ] = 0.05
     keepalive_s: Annotated[
         Seconds,
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),

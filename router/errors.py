@@ -20,6 +20,7 @@ RouterError                    status  code
 ├── UpstreamError                      the replica is wrong; counts against it
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   ├── UpstreamTimeout         504    upstream_timeout
+│   │   └── ConnectTimeout      504    connect_timeout          (nothing was sent)
 │   └── UpstreamBroken          502    upstream_broken
 ├── StoreError                         Redis is wrong: counted, survived, never a client's answer
 │   ├── StoreUnavailable        -      gone, slow, or failing over: tried again
@@ -193,6 +194,10 @@ class UpstreamUnreachable(UpstreamError):
 class UpstreamTimeout(UpstreamError):
     status = 504
     code = "upstream_timeout"
+
+
+class ConnectTimeout(UpstreamTimeout):
+    code = "connect_timeout"
 
 
 class UpstreamBroken(UpstreamError):

@@ -108,6 +108,20 @@ class Metrics:
             ["replica", "reason"],
             registry=r,
         )
+        self.not_retried = Counter(
+            "warmroute_not_retried",
+            "Failed tries that were not followed by another, by why: budget (forward.retry_ratio), "
+            "sent_twice, side_effects, no_replica, max_tries",
+            ["why"],
+            registry=r,
+        )
+        self.absolved = Counter(
+            "warmroute_failures_absolved",
+            "Failures that did not count against a replica, by why: same_elsewhere (the request "
+            "failed at two replicas in the same way), unproven (no budget to try another)",
+            ["why"],
+            registry=r,
+        )
         self.refused = Counter(
             "warmroute_refused",
             "Requests answered with an error by the router itself, by code",

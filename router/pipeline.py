@@ -17,6 +17,7 @@ lease and the claim on blocks belong to the request and end with it, however it 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -38,19 +39,24 @@ from policies.view import CandidateId, ReplicaView, RequestView, Snapshot
 from router.api import openai
 from router.api.failures import error_event
 from router.api.sessions import session_hash, session_of
+from router.api.side_effects import has_side_effects
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.config import Config
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.errors import (
     BadRequest,
+    ConnectTimeout,
     NoReplicaAvailable,
     RouterError,
     UpstreamError,
+    UpstreamTimeout,
     UpstreamUnreachable,
 )
 from router.fleet.fleet import NO_MATCH, Fleet, Match
 from router.fleet.health import Outcome
+from router.fleet.ledger import Lease
 from router.fleet.replica import Candidate
+from router.fleet.retry_budget import RetryBudget
 from router.fleet.sessions import Sessions
 from router.index.block_index import NO_MATCH as NO_BLOCKS
 from router.index.caches import Caches
@@ -70,6 +76,10 @@ logger = logging.getLogger(__name__)
 RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+_NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
+_NOT_PROCESSED: Final = _NOT_SENT | {"status_503"}
+"""Failures that say that nothing was computed: the request may move on any number of times."""
 
 CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
@@ -148,6 +158,7 @@ class Pipeline:
         self._trials = trials
         self._seed = seed
         self._clock = clock
+        self._retry_budget = RetryBudget(config.forward.retry_ratio)
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
     async def route(self, inbound: Inbound, reply: Reply, request_id: str) -> None:
@@ -176,6 +187,8 @@ class Pipeline:
         finally:
             passage.answer.close()
             self._give_back(passage.placement, outcome)
+            if passage.job.is_excused:
+                self._fleet.absolve(passage.placement.lease, self._clock())
             self._observer.finished(
                 passage.job,
                 passage.placement,
@@ -216,6 +229,7 @@ class Pipeline:
             model = body.get("model")
             job.model = model if isinstance(model, str) else None
             job.streams = body.get("stream") is True
+        job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
         job.session = session_of(inbound.headers, body, self._config.session.headers)
         if job.session is not None:
             job.session_hash = session_hash(job.session, job.model or "")
@@ -458,9 +472,12 @@ class Pipeline:
     async def _forward(self, job: Job, tried: set[str]) -> tuple[Placement, Answer]:
         """Send the request; until an answer's first byte, a failing replica is left behind.
 
-        Never twice to the same replica, never again for the client's own 4xx. The last try's
-        answer is the client's, even if it is an error. `tried` is added to.
+        Never twice to the same replica, never again for the client's own 4xx, and once more at
+        most where a replica may have begun to work on it. The last try's answer is the client's,
+        even if it is an error. `tried` is added to.
         """
+        self._retry_budget.note_request(self._clock())
+        failed: list[tuple[Lease, str]] = []
         while True:
             placement = await self._place(job, tried)
             tried.add(placement.candidate.replica.name)
@@ -468,7 +485,8 @@ class Pipeline:
             error: UpstreamError | None = None
             failure: str | None = None
             try:
-                answer = await self._ask(job, placement, partial(self._may_retry, job, tried))
+                may_move_on = partial(self._may_move_on, job, tried, placement)
+                answer = await self._ask(job, placement, may_move_on)
                 failure = f"status_{answer.status}" if answer.status in RETRYABLE else None
             except UpstreamError as exc:
                 error, failure = exc, exc.code
@@ -476,20 +494,30 @@ class Pipeline:
                 self._give_back(placement, Outcome.CLIENT_GONE)
                 self._note_unanswered(job, placement, CLIENT_LEFT, Outcome.CLIENT_GONE)
                 raise
+            objection = self._objection(job, tried, placement, failure) if failure else None
             job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
-            may_retry = failure is not None and self._may_retry(job, tried)
-            if answer is not None and not may_retry:
+            if failure is not None:
+                failed.append((placement.lease, failure))
+                self._excuse(job, failed, objection)
+            if answer is not None and (failure is None or objection is not None):
                 return placement, answer
             is_refused = isinstance(error, UpstreamUnreachable)
             outcome = Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
             self._give_back(placement, outcome)
-            if error is not None and not may_retry:
+            if error is not None and objection is not None:
+                if job.is_excused:
+                    self._fleet.absolve(placement.lease, self._clock())
                 last = _nobody_listens(error) if is_refused else error
                 self._note_unanswered(job, placement, last.status, outcome)
                 raise last from error
             self._note_failover(job, placement, str(failure))
             if answer is not None:
                 answer.close()
+            if failure not in _NOT_SENT:
+                name = placement.candidate.replica.name
+                self._retry_budget.take(name, placement.lease.begun_s, self._clock())
+                pause_s = self._config.forward.retry_backoff_s * 2.0 ** (len(failed) - 1)
+                await asyncio.sleep(random.uniform(0.0, pause_s))
 
     async def _ask(self, job: Job, placement: Placement, may_move_on: Callable[[], bool]) -> Answer:
         """Send one try; an answer that is not a stream is read whole, so it can still move on."""
@@ -509,14 +537,50 @@ class Pipeline:
             raise
         return answer
 
-    def _may_retry(self, job: Job, tried: set[str]) -> bool:
-        """Say whether a failed try may be followed by one more, at somebody else."""
-        if len(tried) >= self._config.forward.max_tries:
-            return False
+    def _may_move_on(self, job: Job, tried: set[str], placement: Placement) -> bool:
+        """Say whether a try that gets no answer in time may be followed by one more."""
+        return self._objection(job, tried, placement, UpstreamTimeout.code) is None
+
+    def _objection(
+        self, job: Job, tried: set[str], placement: Placement, failure: str
+    ) -> str | None:
+        """Say why a failed try may not be followed by one more elsewhere; None: it may."""
+        if failure not in _NOT_SENT:
+            if job.has_side_effects:
+                return "side_effects"
+            if len(tried) >= self._config.forward.max_tries:
+                return "max_tries"
+            if failure not in _NOT_PROCESSED and any(
+                t.failure is not None and t.failure not in _NOT_PROCESSED for t in job.tries
+            ):
+                return "sent_twice"
+        now_s = self._clock()
         try:
-            return bool(self._fleet.candidates(job.model, self._clock(), exclude=tried))
+            self._fleet.candidates(job.model, now_s, exclude=tried)
         except RouterError:
-            return False
+            return "no_replica"
+        name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
+        if failure in _NOT_SENT or self._retry_budget.can_take(name, begun_s, now_s):
+            return None
+        return "budget"
+
+    def _excuse(self, job: Job, failed: Sequence[tuple[Lease, str]], objection: str | None) -> None:
+        """Decide whose fault the last failure is, and take back what an earlier one counted.
+
+        What fails at two replicas in the same way is the request's. Where no budget is left to
+        try another replica, nothing is proven: else a flood of such requests would still do it.
+        """
+        if objection is not None:
+            self._metrics.not_retried.labels(objection).inc()
+        failure, before = failed[-1][1], failed[:-1]
+        if failure in _NOT_PROCESSED:
+            return
+        same = [other for other, its_failure in before if its_failure == failure]
+        if same:
+            self._fleet.absolve(same[-1], self._clock())
+        if same or objection == "budget":
+            job.is_excused = True
+            self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
 
     def _note_failover(self, job: Job, placement: Placement, reason: str) -> None:
         name = placement.candidate.replica.name

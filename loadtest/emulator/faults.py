@@ -18,6 +18,7 @@ FaultKind = Literal[
     "hang",
     "refuse",
     "status",
+    "first_event_error",
     "slow",
     "drop_events",
     "silence_events",
@@ -27,18 +28,22 @@ FaultKind = Literal[
     "kill",
 ]
 
-REQUEST_FAULTS: Final = frozenset({"die_before", "die_after", "hang", "refuse", "status"})
+REQUEST_FAULTS: Final = frozenset(
+    {"die_before", "die_after", "hang", "refuse", "status", "first_event_error"}
+)
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One switch.
 
-    Per generation request, `count` times or by chance or until cleared:
+    Per generation request (`text`: only those whose body has it; `pooled`: only those that would
+    read from the pool), `count` times or by chance or until cleared:
         die_before        close the connection instead of answering
         die_after         close it after `after_tokens` tokens
         hang              never answer (until the client goes)
         refuse            503
         status            HTTP status `status`, with vLLM's error body
+        first_event_error a stream: 200, then an error event of `status`; else as `status`
     At once:
         slow              multiply step times by `factor` (1.0: as before)
         drop_events       number the next `count` event batches but do not send them: a gap
@@ -59,6 +64,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     factor: float = 10.0
     num_kept: int = 0
     down_s: float = 0.0
+    text: str = ""
+    pooled: bool = False
     port: int | None = None
 
 
@@ -90,13 +97,20 @@ class Faults:
                 probability=fault.probability,
                 after_tokens=fault.after_tokens,
                 status=fault.status,
+                text=fault.text,
+                pooled=fault.pooled,
             )
             for fault, left in self._armed
         ]
 
-    def next(self) -> Fault | None:
-        """Say what befalls the next request; None: nothing."""
+    def next(self, body: bytes = b"", *, is_pooled: bool = False) -> Fault | None:
+        """Say what befalls the next request; None: nothing.
+
+        Asked twice per request: with its body, and again if it reads from the pool.
+        """
         for index, (fault, left) in enumerate(self._armed):
+            if fault.pooled is not is_pooled or fault.text.encode() not in body:
+                continue
             if fault.probability is not None and self._dice.random() >= fault.probability:
                 continue
             if left is not None:

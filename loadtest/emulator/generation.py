@@ -116,10 +116,10 @@ class Generate:
 
     async def _generate(self, request: web.BaseRequest, api: Api) -> web.StreamResponse:
         replica = self._replica
-        fault = replica.faults.next()
+        raw = await request.read()
+        fault = replica.faults.next(raw)
         if fault is not None:
             await _suffer(request, fault)
-        raw = await request.read()
         body = parse_body(raw, request.headers.get("Content-Type", ""))
         model, lora = self._model(body)
         params = parse_generation(body, api)
@@ -145,6 +145,10 @@ class Generate:
                 await replica.fetch(rank, prompt, lora=lora, cache_salt=params.cache_salt)
                 for prompt in prompts
             ]
+            if fault is None and any(pooled):
+                fault = replica.faults.next(raw, is_pooled=True)
+                if fault is not None:
+                    await _suffer(request, fault)
             choices += (
                 self._submit(rank, prompt, params, body, lora, ready, index, num_pooled_tokens)
                 for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True)
@@ -199,6 +203,8 @@ class Generate:
         ready: asyncio.Event,
         fault: Fault | None,
     ) -> web.StreamResponse:
+        if fault is not None and fault.kind == "first_event_error":
+            raise _generation_error(fault)
         while any(choice.num_ready < len(choice.reply.ids) for choice in choices):
             ready.clear()
             await ready.wait()
@@ -234,6 +240,14 @@ class Generate:
                 usage_follows=params.include_usage,
             )
         await response.prepare(request)
+        if fault is not None and fault.kind == "first_event_error":
+            # As vLLM does it: the role first, then the error, and the end as ever.
+            opening = choices[0].chunks.role(None, None) if head.api == "chat" else b""
+            error = b"data: " + _generation_error(fault).body + b"\n\n"
+            await response.write(opening)
+            await response.write(error + DONE)
+            await response.write_eof()
+            return response
         while not all(choice.is_done for choice in choices):
             ready.clear()
             if not any(choice.num_ready > choice.num_told for choice in choices):
@@ -431,6 +445,11 @@ def _count(rank: Rank, choice: _Choice, start_s: float, now_s: float) -> None:
 def _raise_if_failed(choices: list[_Choice]) -> None:
     if any(choice.generation.failed for choice in choices):
         raise ApiError(500, "EngineCore encountered an issue.", type="InternalServerError")
+
+
+def _generation_error(fault: Fault) -> ApiError:
+    kind = "InternalServerError" if fault.status >= 500 else "BadRequestError"
+    return ApiError(fault.status, "emulated: generation failed", type=kind)
 
 
 async def _suffer(request: web.BaseRequest, fault: Fault) -> None:

@@ -236,6 +236,13 @@ class Fleet:
         self._watch(slot.candidate.replica.name)
         return True
 
+    def absolve(self, lease: Lease, now_s: float) -> None:
+        """Take back what the failure of an ended lease did to its replica's health."""
+        slot = self._slots.get(lease.candidate)
+        if slot is not None:
+            slot.health.absolve(lease.number, now_s)
+            self._watch(slot.candidate.replica.name)
+
     # Other routers' requests
 
     def begin_elsewhere(

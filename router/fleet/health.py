@@ -11,6 +11,10 @@
 DOWN means that nothing listens: nobody is sent there, panic or not. SUSPECT means that it answers
 badly or late. A client's own errors and departures say nothing about a replica and are never
 counted; nor is, once it is out, the success of a request sent before.
+
+A request that fails at two replicas in the same way is itself at fault: `absolve` takes its
+failures back, and what they caused. They are counted until then, so that a broken replica is left
+at its third failure, however long the second tries take.
 """
 
 from __future__ import annotations
@@ -61,10 +65,12 @@ class Health:
 
     __slots__ = (
         "_by_probe",
-        "_num_failures",
+        "_failures",
         "_num_opened",
         "_num_probe_failures",
         "_opened_as",
+        "_opened_by",
+        "_opened_on_trial",
         "_recovered_s",
         "_rules",
         "_state",
@@ -76,10 +82,12 @@ class Health:
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
         self._state = State.UP
-        self._num_failures = 0
+        self._failures: list[int] = []  # leases that failed in a row
         self._num_probe_failures = 0
         self._num_opened = 0  # in a row, without a success between: exponent of the back-off
         self._opened_as = State.SUSPECT  # what the breaker last opened for
+        self._opened_by: list[int] = []  # leases whose failures opened the breaker
+        self._opened_on_trial = False
         self._by_probe = False  # probes opened the breaker, so a probe may close it
         self.retry_at_s = 0.0  # when a breaker that requests opened lets one try
         self._recovered_s: float | None = None
@@ -137,13 +145,31 @@ class Health:
             case Outcome.REPLICA_UNREACHABLE:
                 self._open(State.DOWN, outcome.value, now_s, jitter, by_probe=False)
             case Outcome.REPLICA_FAILED:
-                self._num_failures += self._state is State.UP
-                if on_trial or self._num_failures >= self._rules.failures_to_open:
+                if on_trial or self._state is State.UP:
+                    self._failures.append(number)
+                if on_trial or len(self._failures) >= self._rules.failures_to_open:
+                    failures = self._failures
                     self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
+                    self._opened_by, self._opened_on_trial = failures, on_trial
             case _:
                 # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. Neither trust
                 # nor blame; a trial that ends so leaves its place to the next request.
                 pass
+
+    def absolve(self, number: int, now_s: float) -> None:
+        """Take the failure of lease `number` back: the request was at fault, not the replica.
+
+        A breaker that would not have opened without it closes again, as if it never had.
+        """
+        if number in self._failures:
+            self._failures.remove(number)
+        elif number in self._opened_by and self._state is not State.DOWN and not self._by_probe:
+            self._opened_by.remove(number)
+            self._failures, self._opened_by = self._opened_by, []
+            self._num_opened -= 1
+            self.retry_at_s = now_s
+            self._state = State.TRIAL if self._opened_on_trial else State.UP
+            self.reason = self.reason if self._opened_on_trial else ""
 
     def probe_ok(self, now_s: float) -> None:
         """Learn that a probe succeeded."""
@@ -172,11 +198,12 @@ class Health:
         if on_trial:
             self._recover(now_s)
         elif self._state is State.UP:
-            self._num_failures = self._num_opened = 0
+            self._failures, self._num_opened = [], 0
 
     def _recover(self, now_s: float) -> None:
         self._state, self._trial = State.UP, None
-        self._num_failures = self._num_probe_failures = 0
+        self._failures, self._num_probe_failures = [], 0
+        self._opened_by = []
         self._recovered_s = now_s
         self.reason = ""
 
@@ -190,7 +217,7 @@ class Health:
             self.retry_at_s = now_s + pause_s * (0.5 + 0.5 * jitter)
             self._num_opened += 1
             self._by_probe = False
-        self._num_failures = 0
+        self._failures, self._opened_by, self._opened_on_trial = [], [], False
         self._state, self._opened_as, self.reason = state, state, reason
         self._by_probe = self._by_probe or by_probe
         self._trial = None

@@ -16,7 +16,13 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.config import ForwardConfig
-from router.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from router.errors import (
+    ConnectTimeout,
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
@@ -256,8 +262,9 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 def _named(exc: Exception, replica: str, when: str) -> UpstreamError:
     """Turn aiohttp's and the system's errors into ours, most specific first."""
+    if isinstance(exc, aiohttp.ConnectionTimeoutError):
+        return ConnectTimeout(replica, f"replica {replica} did not accept a connection in time")
     if isinstance(exc, TimeoutError):
-        # Also aiohttp's ConnectionTimeoutError: to the caller both are a replica that is silent.
         return UpstreamTimeout(replica, f"replica {replica} was silent {when}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         return UpstreamUnreachable(replica, f"replica {replica} refused the connection")

@@ -54,7 +54,9 @@ class Job(Struct, kw_only=True):
     found: dict[CandidateId, index.Match] = {}  # in Redis, where it is asked (stages.lookup)
     enrolment: Enrolment | None = None  # its place in an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
+    has_side_effects: bool = False  # sending it twice is not the same as sending it once
     tries: list[Try] = []
+    is_excused: bool = False  # its last failure says nothing about the replica
     tokenized_s: float = 0.0
     placed_s: float = 0.0
 

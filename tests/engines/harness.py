@@ -292,12 +292,15 @@ class Master(Process):
         *,
         segment_bytes: int = 16 << 20,
         buffer_steps: int | None = None,
+        load_failure_policy: str = "recompute",
     ) -> Engine:
         """Make a replica that reads and writes this master's pool, over TCP.
 
         Args:
             segment_bytes: What it gives to the pool; 0: nothing, see `memory`.
             buffer_steps: Event batches that it can replay; None: vLLM's default, 10,000.
+            load_failure_policy: What it does where a pool object is gone; `fail`, vLLM's own
+                default, ends the request with an error.
         """
         config_path = log_dir / f"{name}-mooncake.json"
         config_path.write_text(
@@ -316,7 +319,7 @@ class Master(Process):
         connector = {
             "kv_connector": "MooncakeStoreConnector",
             "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",  # the default answers 500 to the client
+            "kv_load_failure_policy": load_failure_policy,
             # Names a socket in /tmp: two engines on one host must not share it.
             "kv_connector_extra_config": {"lookup_rpc_port": free_port()},
         }

@@ -209,3 +209,49 @@ def test_slow_start_ramps_to_full_weight() -> None:
     assert not health.is_settled
     assert [health.weight(at_s) for at_s in (100.0, 105.0, 110.0)] == [0.1, 0.5, 1.0]
     assert health.is_settled
+
+
+def test_a_failure_that_is_taken_back_never_was() -> None:
+    """Neither before the breaker opens, nor after, as often as it may be."""
+    health = Health(RULES)
+    for number in range(7):
+        health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
+    for number in range(7):
+        health.absolve(number, 0.1)
+
+    assert health.state(0.1) is State.UP
+    assert health.is_settled
+    for number in (7, 8):
+        health.ended(number, Outcome.REPLICA_FAILED, 0.2, 0.0)
+        health.absolve(number, 0.2)
+    health.ended(9, Outcome.REPLICA_FAILED, 0.2, 0.0)
+    health.ended(10, Outcome.REPLICA_FAILED, 0.2, 0.0)
+    assert health.state(0.2) is State.UP
+    health.ended(11, Outcome.REPLICA_FAILED, 0.2, 0.0)
+    assert health.state(0.2) is State.SUSPECT
+    assert health.retry_at_s == pytest.approx(0.7)  # its first time
+
+
+def test_a_trial_that_failed_through_its_request_is_still_to_be_made() -> None:
+    """The next request tries it, at once."""
+    health = opened()
+    health.began(7, 1.0)
+    health.ended(7, Outcome.REPLICA_FAILED, 1.1, 0.0)
+    assert not health.can_accept(1.2)
+
+    health.absolve(7, 1.2)
+    assert health.state(1.2) is State.TRIAL
+    assert health.can_accept(1.2)
+
+
+def test_what_a_probe_found_is_not_taken_back() -> None:
+    """Nor what a refused connection says."""
+    health = opened()
+    for _ in range(3):
+        health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
+    health.absolve(0, 0.1)
+    assert health.state(0.1) is State.SUSPECT
+
+    health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.1, 0.0)
+    health.absolve(1, 0.2)
+    assert health.state(0.2) is State.DOWN

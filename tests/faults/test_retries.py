@@ -1,0 +1,125 @@
+"""What is sent a second time, what is not, and who is blamed. Page: docs/failures.md."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from loadtest.emulator.emulator import Emulator
+from tests.faults.fake_engine import FakeEngine, hang_up
+from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, streamed, words
+
+POISON = "the poisoned prompt"
+
+
+def num_fired(engines: list[Emulator]) -> int:
+    return sum(engine.replica.faults.num_fired for engine in engines)
+
+
+async def all_known(stage: Stage, number: int) -> None:
+    await stage.until(lambda: len(stage.router.fleet.replicas) == number)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_poison_request_takes_no_replica_down(at_once: bool) -> None:
+    """It fails wherever it goes: two replicas see it, its client gets the engine's own error."""
+    async with Engines(4) as engines, on_stage(*engines) as stage:
+        await all_known(stage, 4)
+        for engine in engines:
+            arm(engine, "status", status=500, text=POISON)
+        poison = [chat(f"{POISON} {number}") for number in range(14)]
+        if at_once:
+            replies = await asyncio.gather(*(stage.ask(body) for body in poison[:7]))
+        else:
+            replies = [await stage.ask(body) for body in poison]
+
+        assert {reply.status for reply in replies} == {500}
+        assert replies[0].error["message"] == "emulated: status 500"
+        assert num_fired(engines) <= 2 * len(replies)
+        assert stage.metric("warmroute_replica_healthy") == 4
+        assert all(
+            s.state == "up" for s in stage.router.fleet.status(stage.router.pipeline._clock())
+        )
+        assert stage.metric("warmroute_failures_absolved_total") == len(replies)
+        assert (await stage.ask(chat(words(1)))).status == 200
+
+
+async def test_retries_are_a_share_of_the_requests() -> None:
+    """A flood of failing requests is not doubled; what is not proven blames no replica."""
+    async with Engines(2) as engines, on_stage(*engines, forward__retry_ratio=0.1) as stage:
+        await all_known(stage, 2)
+        for engine in engines:
+            arm(engine, "status", status=500, text=POISON)
+        for number in range(60):
+            assert (await stage.ask(chat(f"{POISON} {number}"))).status == 500
+
+        assert 60 + 10 <= num_fired(engines) <= 60 + 10 + 6 + 3
+        assert stage.metric("warmroute_not_retried_total", why="budget") > 30
+        assert stage.metric("warmroute_replica_healthy") == 2
+
+
+async def test_a_broken_replica_is_left_though_requests_are_poisoned() -> None:
+    """What it fails others answer: that is its own fault."""
+    async with Engines(3) as engines, on_stage(*engines, policy__name="random") as stage:
+        await all_known(stage, 3)
+        for engine in engines:
+            arm(engine, "status", status=500, text=POISON)
+        arm(engines[0], "status", status=500)
+        for number in range(6):
+            assert (await stage.ask(chat(f"{POISON} {number}"))).status == 500
+        for number in range(60):
+            assert (await stage.ask(chat(words(number)))).status == 200
+            if not stage.metric("warmroute_replica_healthy", replica="r1"):
+                break
+
+        healthy = [stage.metric("warmroute_replica_healthy", replica=f"r{i}") for i in (1, 2, 3)]
+        assert healthy == [0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["status", "die_before"])
+async def test_what_has_side_effects_is_sent_once(kind: str) -> None:
+    """A replica that failed may have done what it was asked to."""
+
+    async def fails(request: web.Request) -> web.StreamResponse:
+        if kind == "die_before":
+            hang_up(request)
+        return web.Response(status=500)
+
+    async with FakeEngine(fails) as a, FakeEngine(fails) as b, on_stage(a, b) as stage:
+        await all_known(stage, 2)
+        reply = await stage.ask({"model": "tiny", "background": True}, "/v1/responses")
+
+        assert reply.status == (500 if kind == "status" else 502)
+        assert len(a.received) + len(b.received) == 1
+        assert stage.metric("warmroute_not_retried_total", why="side_effects") == 1
+
+
+async def test_what_was_not_sent_moves_on_whatever_it_does() -> None:
+    """Nothing listened: nothing was done."""
+    async with Engines(1) as (engine,), FakeEngine() as other:
+        async with on_stage(engine, other, policy__name="round_robin") as stage:
+            await all_known(stage, 2)
+            arm(engine, "kill")
+            await engine.serve()
+            body: Json = {"model": "tiny", "background": True}
+            replies = [await stage.ask(body, "/v1/responses") for _ in range(2)]
+
+            assert [reply.status for reply in replies] == [200, 200]
+            assert len(other.received) == 2
+
+
+async def test_once_more_and_no_more() -> None:
+    """Two replicas may have computed it; a third is not asked, though it is well."""
+    async with Engines(3) as engines, on_stage(*engines, policy__name="round_robin") as stage:
+        await all_known(stage, 3)
+        arm(engines[0], "die_before", count=1)
+        for engine in engines[1:]:
+            arm(engine, "status", status=500, count=1)
+        reply = await stage.ask(streamed(chat(words(1))))
+
+        assert reply.status == 500
+        assert num_fired(engines) == 2
+        assert stage.metric("warmroute_not_retried_total", why="sent_twice") == 1
+        assert stage.metric("warmroute_failures_absolved_total") == 0
