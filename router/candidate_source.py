@@ -10,6 +10,7 @@ from typing import Final
 
 from policies.view import CandidateId
 from router.contracts import DEFAULT_SEED, BlockKey
+from router.errors import ConfigError
 from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
 from router.index.rank_stream import RankStream
@@ -104,13 +105,18 @@ class CandidateSource:
         """Open the event stream.
 
         Raises:
-            ValueError, ConfigError: the endpoint is none.
+            ConfigError: the endpoint is none.
         """
         assert self._endpoint is not None
         replay = self._endpoint.replay_endpoint
+        try:
+            endpoint = reachable_endpoint(self._endpoint.endpoint, self._url)
+            replay_endpoint = reachable_endpoint(replay, self._url) if replay else None
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
         return EngineEvents(
-            reachable_endpoint(self._endpoint.endpoint, self._url),
-            reachable_endpoint(replay, self._url) if replay else None,
+            endpoint,
+            replay_endpoint,
             topic=self._endpoint.topic,
             replay_timeout_s=self._replay_timeout_s,
         )

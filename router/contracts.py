@@ -36,6 +36,9 @@ blocks then share a key with probability 0.35: a wrong guess of one block, never
 
 KEY_MASK = (1 << KEY_BITS) - 1
 
+MAX_BLOCK_SIZE = 1 << 16
+"""Tokens in a block at most; hybrid models have some thousands."""
+
 Algorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "warmroute"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
@@ -160,7 +163,7 @@ class StoredView(Struct, frozen=True, gc=False):
         return (
             self.parent_block_hash is None
             and len(self.block_hashes) > 0
-            and 0 < self.block_size <= len(self.token_ids)
+            and 0 < self.block_size <= min(len(self.token_ids), MAX_BLOCK_SIZE)
         )
 
     @property

@@ -6,8 +6,9 @@
    whether anything was missed (an engine that restarted and has not said a word yet).
 4. Tell whoever watches when what may be believed has changed.
 
-It never raises but on cancellation, and it never fails a request: what goes wrong is counted and
-logged, the stream's state degrades, and requests go on with what is known.
+It never fails a request: what goes wrong is counted and logged, the stream's state degrades, and
+requests go on with what is known. What nobody expected ends the run, and router.supervisor begins
+another, which knows nothing yet.
 
 Health probes take part through the stream: `stream.connected()` if a replica came back or looks
 like another process, `stream.disconnected(now_s)` if it is gone. The next tick acts on it.
@@ -17,13 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
 
+from router.backoff import Backoff
 from router.errors import ConfigError, UpstreamError
 from router.index.rank_stream import RankStream
 from router.io.engine_events import EngineEvents, Message
@@ -64,19 +65,18 @@ async def follow(
     `on_change` is called after state, reason, epoch or contract of the stream have changed.
     """
     follower = _Follower(stream, source, clock, on_change, pace)
-    num_failures = 0
+    backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
     try:
         while True:
             try:
                 await follower.step()
-                num_failures = 0
+                backoff.reset()
             except UpstreamError as exc:
-                num_failures += 1
                 logger.warning(
                     "event stream failed",
                     extra={"candidate": stream.candidate, "error": exc.message},
                 )
-                await asyncio.sleep(_pause_s(pace, num_failures))
+                await asyncio.sleep(backoff.next_s())
     finally:
         source.close()
 
@@ -85,8 +85,8 @@ class _Follower:
     """One rank's loop and what it remembers between its turns."""
 
     __slots__ = (
+        "_backoff",
         "_clock",
-        "_num_failed",
         "_on_change",
         "_pace",
         "_quiet_at_s",
@@ -113,11 +113,12 @@ class _Follower:
         stream.opened(has_replay=source.has_replay)
         self._quiet_at_s = float("inf")  # not before it is connected
         self._replay_at_s = 0.0
-        self._num_failed = 0
+        self._backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
 
     async def step(self) -> None:
         """Take one turn."""
         received = await self._source.receive(self._pace.tick_s)
+        self._stream.counters.num_undecodable += received.num_odd
         self._note_link(received.is_up)
         await self._apply(received.messages, self._stream.receive)
         now_s = self._clock()
@@ -156,9 +157,10 @@ class _Follower:
             )
         finally:
             self._stream.end_replay(is_complete=is_complete)
-        self._num_failed = 0 if is_complete else self._num_failed + 1
-        if not is_complete:
-            self._replay_at_s = self._clock() + _pause_s(self._pace, self._num_failed)
+        if is_complete:
+            self._backoff.reset()
+        else:
+            self._replay_at_s = self._clock() + self._backoff.next_s()
 
     async def _apply(
         self, messages: Iterable[Message], apply: Callable[[int, bytes], None]
@@ -185,9 +187,3 @@ class _Follower:
 
 def _standing(stream: RankStream) -> tuple[object, ...]:
     return (*stream.standing(), stream.epoch, stream.contract)
-
-
-def _pause_s(pace: Pace, num_failures: int) -> float:
-    """Grow with each failure in a row, capped, jittered downwards by up to a half."""
-    pause_s = min(pace.max_pause_s, pace.min_pause_s * 2.0 ** min(num_failures - 1, 16))
-    return pause_s * random.uniform(0.5, 1.0)

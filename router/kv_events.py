@@ -16,6 +16,16 @@ import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.msgpack import Decoder, Encoder
 
+from router.decoding import UNDECODABLE
+
+MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
+"""Of one message: some 1.5 million new tokens of five bytes; real steps have some 10,000."""
+
+MAX_BLOCKS: Final = 1 << 17
+"""Of one message, stored and removed: one message is applied in one piece, in 0.1 s at most."""
+
+MAX_EVENTS: Final = 1 << 16
+
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 
 ExternalHash = int | bytes
@@ -87,14 +97,16 @@ def decode(payload: bytes, *, with_tokens: bool) -> EventBatch:
         with_tokens: False leaves every `token_ids` empty; they are skipped without being built.
 
     Raises:
-        ValueError: Not an event batch, or an event of a known type without what it needs.
+        ValueError: Not an event batch, an event of a known type without what it needs, too deep
+            or too large.
     """
     try:
-        return (_MAPS if with_tokens else _MAPS_BARE).decode(payload)
-    except msgspec.ValidationError:
-        return _decode_each(payload, with_tokens)
-    except msgspec.DecodeError as exc:
-        raise ValueError(f"not msgpack: {exc}") from exc
+        batch = _decode_any(payload, with_tokens)
+    except UNDECODABLE as exc:
+        raise ValueError(f"not a KV event batch: {exc}") from exc
+    if len(payload) > MAX_EVENTS:  # a block and an event take a byte or more: smaller ones fit
+        _check_sizes(payload, batch)
+    return batch
 
 
 def encode(batch: EventBatch, *, shape: WireShape = "map") -> bytes:
@@ -103,6 +115,25 @@ def encode(batch: EventBatch, *, shape: WireShape = "map") -> bytes:
         return _ENCODER.encode(batch)
     events = [_as_array(event) for event in batch.events]
     return _ENCODER.encode([batch.ts, events, batch.dp_rank])
+
+
+def _decode_any(payload: bytes, with_tokens: bool) -> EventBatch:
+    try:
+        return (_MAPS if with_tokens else _MAPS_BARE).decode(payload)
+    except msgspec.ValidationError:
+        return _decode_each(payload, with_tokens)
+
+
+def _check_sizes(payload: bytes, batch: EventBatch) -> None:
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"{len(payload)} bytes, the limit is {MAX_PAYLOAD_BYTES}")
+    num_blocks = sum(
+        len(event.block_hashes)
+        for event in batch.events
+        if isinstance(event, BlockStored | BlockRemoved)
+    )
+    if num_blocks > MAX_BLOCKS or len(batch.events) > MAX_EVENTS:
+        raise ValueError(f"{num_blocks} blocks in {len(batch.events)} events are too many")
 
 
 # -- map shape: the fast path ------------------------------------------------------------------
@@ -158,21 +189,25 @@ class _Tag(Struct, gc=False):
     type: str
 
 
+class _ArrayTag(Struct, array_like=True, gc=False):
+    type: str
+
+
 _RAW = Decoder(_RawBatch)
 _MAP = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 _MAP_BARE = Decoder(_BareStored | BlockRemoved | AllBlocksCleared)
 _ARRAY = Decoder(_ArrayStored | _ArrayRemoved | _ArrayCleared)
 _TOKENS = Decoder(list[int])
-_MAP_TAG = Decoder(_Tag)
+_MAP_TAG: Decoder[_Tag] = Decoder(_Tag)
+_ARRAY_TAG: Decoder[_ArrayTag] = Decoder(_ArrayTag)
 _KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 
 def _decode_each(payload: bytes, with_tokens: bool) -> EventBatch:
-    try:
-        batch = _RAW.decode(payload)
-        events = [_decode_event(raw, with_tokens) for raw in batch.events]
-    except msgspec.DecodeError as exc:
-        raise ValueError(f"not a KV event batch: {exc}") from exc
+    batch = _RAW.decode(payload)
+    if len(batch.events) > MAX_EVENTS:
+        raise ValueError(f"{len(batch.events)} events are too many")
+    events = [_decode_event(raw, with_tokens) for raw in batch.events]
     return EventBatch(ts=batch.ts, events=events, dp_rank=batch.dp_rank)
 
 
@@ -195,12 +230,7 @@ def _is_array(raw: Raw) -> bool:
 
 
 def _tag(raw: Raw) -> str:
-    if not _is_array(raw):
-        return _MAP_TAG.decode(raw).type
-    items = msgspec.msgpack.decode(raw)
-    if not items or not isinstance(items[0], str):
-        raise msgspec.ValidationError("event array does not start with its type")
-    return items[0]
+    return (_ARRAY_TAG if _is_array(raw) else _MAP_TAG).decode(raw).type
 
 
 def _from_array(event: _ArrayStored | _ArrayRemoved | _ArrayCleared, with_tokens: bool) -> KvEvent:

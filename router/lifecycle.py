@@ -24,7 +24,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -76,6 +76,7 @@ from router.stages.shadow import Shadows
 from router.stages.tokenize import Tokenizer
 from router.stages.trials import Trials
 from router.status import UNDISCOVERED, PoolStatus, Status, Waiting
+from router.supervisor import ignore, keep_running
 from router.watch import HISTORY, ReplicaWatch
 from router.watches import Watches
 
@@ -220,6 +221,7 @@ class Router:
             upstream=self._upstream,
             waiting=self._waiting,
             watch=self._watch,
+            count_failure=self._count_failure,
         )
         self.sharing = self._share(name, feeds)
         if self.sharing is not None:
@@ -293,13 +295,19 @@ class Router:
             async with asyncio.TaskGroup() as tg:
                 self.watches.start(tg)
                 tasks = [
-                    tg.create_task(self._sweep(), name="sweep"),
-                    tg.create_task(self._measure_lag(), name="loop lag"),
+                    tg.create_task(self._kept("upkeep", self._sweep), name="sweep"),
+                    tg.create_task(self._kept("upkeep", self._measure_lag), name="loop lag"),
                 ]
                 if self.sharing is not None:
-                    tasks.append(tg.create_task(self.sharing.run(), name="redis"))
+                    tasks.append(
+                        tg.create_task(self._kept("redis", self.sharing.run), name="redis")
+                    )
                 if self.pool_follower is not None:
-                    tasks.append(tg.create_task(self.pool_follower.run(), name="pool"))
+                    tasks.append(
+                        tg.create_task(
+                            self._kept("pool", self.pool_follower.run, self.pool.lost), name="pool"
+                        )
+                    )
                 if self._owns_process:
                     tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
                 if self._decision_log is not None:
@@ -404,6 +412,7 @@ class Router:
             sharing=self.sharing,
             pool=self.pool if self._master is not None else None,
             readers=self._readers,
+            count_failure=self._count_failure,
         )
 
     def _engine_address(self, model: str) -> tuple[str, str] | None:
@@ -424,6 +433,17 @@ class Router:
         return served.max_model_len if served is not None else None
 
     # ---------------------------------------------------------------- beside
+
+    async def _kept(
+        self,
+        follower: str,
+        run: Callable[[], Awaitable[None]],
+        on_failure: Callable[[str], None] = ignore,
+    ) -> None:
+        await keep_running(run, follower=follower, count=self._count_failure, on_failure=on_failure)
+
+    def _count_failure(self, follower: str) -> None:
+        self.metrics.follower_failures.labels(follower).inc()
 
     async def _sweep(self) -> None:
         while True:

@@ -240,8 +240,15 @@ class Metrics:
         self.pool_failures = Counter(
             "warmroute_pool_failures",
             "Questions the Mooncake master did not answer, by code: pool_gone, pool_late, "
-            "pool_error",
+            "pool_error; undecodable: messages of its event stream",
             ["code"],
+            registry=r,
+        )
+        self.follower_failures = Counter(
+            "warmroute_follower_failures",
+            "Runs that ended in a way nobody expected, and were begun again, by what was followed: "
+            "events, replica, pool, pool_events, redis, upkeep",
+            ["follower"],
             registry=r,
         )
         self.records_dropped = Counter(

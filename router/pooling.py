@@ -5,8 +5,9 @@
    verification was surprised, where a model's keys are not known yet; else now and then.
 3. Follow its event stream, where it has one; a gap in it is a doubt, too.
 
-It never raises but on cancellation, and it never fails a request: what goes wrong is counted and
-logged once, the pool is not counted on, and requests go on without it.
+It never fails a request: what goes wrong is counted and logged once, the pool is not counted on,
+and requests go on without it. What nobody expected ends the run, and router.supervisor begins
+another.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from router.config import MooncakeConfig
 from router.errors import PoolError, PoolGone, PoolLate
 from router.index.shared_pool import SharedPool
-from router.io.mooncake import SLICE, MasterApi, MasterEvents, MasterFigures
+from router.io.mooncake import SLICE, MasterApi, MasterEvents, MasterFigures, ObjectEvent
 from router.metrics import Metrics
+from router.supervisor import keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +69,8 @@ class PoolFollower:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as tg:
             if self._config.events is not None:
-                events = MasterEvents(self._config.events)
-                tg.create_task(self._follow_events(events), name="pool events")
+                events = partial(MasterEvents, self._config.events)
+                tg.create_task(self._keep_following(events), name="pool events")
             while True:
                 await self.step()
                 await self._pause()
@@ -164,6 +167,17 @@ class PoolFollower:
 
     # ---------------------------------------------------------------- 3 events
 
+    async def _keep_following(self, events: Callable[[], MasterEvents]) -> None:
+        def want_listing(_: str) -> None:
+            self._pool.wants_listing = True
+
+        await keep_running(
+            lambda: self._follow_events(events()),
+            follower="pool_events",
+            count=lambda kind: self._metrics.follower_failures.labels(kind).inc(),
+            on_failure=want_listing,
+        )
+
     async def _follow_events(self, events: MasterEvents) -> None:
         pool = self._pool
         try:
@@ -175,20 +189,24 @@ class PoolFollower:
                     logger.warning("the pool's event stream failed", extra={"reason": exc.message})
                     await asyncio.sleep(_EVENTS_PAUSE_S)
                     continue
+                if received.num_undecodable:
+                    self._metrics.pool_failures.labels("undecodable").inc(received.num_undecodable)
                 if received.is_up or received.has_gap:
                     pool.wants_listing = True
-                if not self.is_lister:
-                    continue
-                for event in received.events:
-                    if event.object_key is None:
-                        continue
-                    if event.event_type == "stored":
-                        pool.object_stored(event.object_key)
-                    elif event.event_type == "removed":
-                        pool.object_removed(event.object_key)
-                await asyncio.sleep(0)
+                for start in range(0, len(received.events) if self.is_lister else 0, SLICE):
+                    self._apply(received.events[start : start + SLICE])
+                    await asyncio.sleep(0)
         finally:
             events.close()
+
+    def _apply(self, events: list[ObjectEvent]) -> None:
+        for event in events:
+            if event.object_key is None:
+                continue
+            if event.event_type == "stored":
+                self._pool.object_stored(event.object_key)
+            elif event.event_type == "removed":
+                self._pool.object_removed(event.object_key)
 
     # ---------------------------------------------------------------- what it says
 

@@ -42,6 +42,7 @@ from router.io.upstream import Upstream
 from router.prompt import NeedsEngine, Prompter, Prompters, load_prompter
 from router.sharing import Sharing
 from router.status import Waiting
+from router.supervisor import ignore, keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class ReplicaWatch:
         sharing: Sharing | None = None,
         pool: SharedPool | None = None,
         readers: PoolReaders | None = None,
+        count_failure: Callable[[str], None] = ignore,
     ) -> None:
         self._name = name
         self._replica = replica
@@ -94,6 +96,7 @@ class ReplicaWatch:
         self._sharing = sharing
         self._pool = pool
         self._readers = readers
+        self._count_failure = count_failure
 
     async def run(self) -> None:
         """Live through a replica's lives."""
@@ -241,6 +244,15 @@ class ReplicaWatch:
         """Keep a candidate's blocks known, from its engine or from other routers."""
         if not source.has_events:
             return
+        await keep_running(
+            partial(self._follow_once, source),
+            follower="events",
+            count=self._count_failure,
+            on_failure=partial(self._restart_stream, source),
+            subject={"candidate": source.candidate},
+        )
+
+    async def _follow_once(self, source: CandidateSource) -> None:
         try:
             if self._sharing is not None:
                 await self._sharing.follow(source)
@@ -248,11 +260,18 @@ class ReplicaWatch:
             stream = self._caches.stream(source.candidate)
             assert isinstance(stream, RankStream)
             await follow(stream, source.events())
-        except (ValueError, ConfigError) as exc:  # what an engine says must not end the router
+        except ConfigError as exc:  # its endpoint is none: that stays so until it restarts
             logger.warning(
                 "event stream not usable: routing to it is approximate",
                 extra={"candidate": source.candidate, "reason": str(exc)},
             )
+
+    def _restart_stream(self, source: CandidateSource, reason: str) -> None:
+        """Know nothing of a candidate: who followed it failed in the middle of something."""
+        stream = source.rank_stream()
+        stream.failed(f"its follower failed: {reason}")
+        self._caches.hand_over(source.candidate, stream)
+        self._caches.index.clear(source.candidate)
 
     async def _await_history(self, replica: Replica) -> None:
         """Hold readiness back for the replica's event history, but not for ever."""

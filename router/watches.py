@@ -25,6 +25,7 @@ from router.fleet.registry import Entry, Registry
 from router.io.upstream import Upstream
 from router.replication import ReplicaRecord
 from router.status import UNDISCOVERED, Waiting
+from router.supervisor import ignore, keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Watches:
     Args:
         waiting: Why a replica is not usable (yet); here it gets and loses its line.
         watch: Makes a replica's watch.
+        count_failure: Takes the kind of a follower that failed.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Watches:
         upstream: Upstream,
         waiting: Waiting,
         watch: Callable[[Entry], Watch],
+        count_failure: Callable[[str], None] = ignore,
     ) -> None:
         self._registry = registry
         self._fleet = fleet
         self._upstream = upstream
         self._waiting = waiting
         self._watch = watch
+        self._count_failure = count_failure
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[Entry, asyncio.Task[None]]] = {}
         self._ending: set[str] = set()
@@ -166,12 +170,24 @@ class Watches:
         if running is None:
             if entry is not None and self._group is not None:
                 self._waiting[name] = UNDISCOVERED
-                task = self._group.create_task(self._watch(entry).run(), name=f"watch {name}")
+                task = self._group.create_task(self._kept(entry), name=f"watch {name}")
                 self._running[name] = entry, task
                 task.add_done_callback(lambda _: self._ended(name))  # also if it never began
         elif (entry is None or entry.replica != running[0].replica) and name not in self._ending:
             self._ending.add(name)
             running[1].cancel()
+
+    async def _kept(self, entry: Entry) -> None:
+        """Watch a replica; whatever it says, the watch goes on, or begins again."""
+        await keep_running(
+            lambda: self._watch(entry).run(),
+            follower="replica",
+            count=self._count_failure,
+            on_failure=lambda reason: self._waiting.update(
+                {entry.name: f"its watch failed: {reason}"}
+            ),
+            subject={"replica": entry.name},
+        )
 
     def _forget(self, name: str) -> None:
         self._registry.forget(name)

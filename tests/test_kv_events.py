@@ -19,6 +19,7 @@ from router.kv_events import (
     decode,
     encode,
 )
+from tests.fuzz.samples import POISONS
 
 pack = msgspec.msgpack.encode
 unpack = msgspec.msgpack.decode
@@ -198,3 +199,11 @@ def test_any_bytes_decode_or_raise_value_error(payload: bytes) -> None:
         decode(payload, with_tokens=True)
     except ValueError:
         return
+
+
+@pytest.mark.parametrize("with_tokens", [True, False])
+@pytest.mark.parametrize("payload", POISONS.values(), ids=POISONS)
+def test_whatever_is_wrong_is_a_value_error(payload: bytes, with_tokens: bool) -> None:
+    """Depth, lengths that lie, text that is none: one kind of error for all of them."""
+    with pytest.raises(ValueError, match=r"."):
+        decode(payload, with_tokens=with_tokens)

@@ -103,16 +103,16 @@ class EventPublisher:
 
     def publish(self, events: list[KvEvent], ts: float) -> None:
         """Send one batch; never blocks (a subscriber that is too slow loses it, as with vLLM)."""
-        self._send(
-            encode(EventBatch(ts=ts, events=events, dp_rank=self._rank), shape=self._options.shape)
-        )
+        batch = EventBatch(ts=ts, events=events, dp_rank=self._rank)
+        self.publish_payload(encode(batch, shape=self._options.shape))
 
     def publish_garbage(self, count: int) -> None:
         """Send `count` payloads of `GARBAGE`, numbered and buffered as batches are."""
         for number in range(count):
-            self._send(GARBAGE[number % len(GARBAGE)])
+            self.publish_payload(GARBAGE[number % len(GARBAGE)])
 
-    def _send(self, payload: bytes) -> None:
+    def publish_payload(self, payload: bytes) -> None:
+        """Send bytes as the next batch, whatever they are."""
         sequence = self.next_sequence
         self.next_sequence += 1
         self._buffer.append((sequence, payload))

@@ -12,6 +12,7 @@ class StreamCounters(Struct):
     num_batches: int = 0
     num_duplicates: int = 0
     num_undecodable: int = 0
+    num_failures: int = 0  # of the follower, in a way nobody expected
     # history
     num_gaps: int = 0
     num_replays: int = 0

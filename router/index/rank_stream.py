@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
+from router.backoff import Backoff
 from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import StreamState
@@ -22,6 +23,12 @@ from router.index.history import History, Verdict
 from router.index.rank_blocks import RankBlocks
 from router.kv_events import decode
 from router.replication import Position, Standing
+
+NOT_UNDERSTOOD: Final = "a batch was not understood"
+
+REREAD_S: Final = (1.0, 300.0)
+"""After a batch that was not understood history is read again, so soon first and so late at last:
+the engine may have it in one piece, and when its buffer has it no more, what is left is true."""
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the index says nothing about the replica any more."""
@@ -50,6 +57,8 @@ class RankStream:
         "_is_partial",
         "_is_resuming",
         "_lost_reason",
+        "_reread_backoff",
+        "_reread_s",
         "candidate",
         "capacity_blocks",
         "counters",
@@ -94,6 +103,8 @@ class RankStream:
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._distrust: str | None = None
         self._disconnected_s: float | None = None
+        self._reread_backoff = Backoff(*REREAD_S)
+        self._reread_s: float | None = None  # when history is, or was, read again
 
     # -- for readers -------------------------------------------------------------------------
 
@@ -229,6 +240,13 @@ class RankStream:
             self._begin_epoch()
             self._has_understood = False
             self._lost_reason = "event stream lost"
+        elif self._lost_reason == NOT_UNDERSTOOD and gone_s is None:
+            self._reread(now_s)
+
+    def failed(self, reason: str) -> None:
+        """Note, on a new stream, why the one before it ended: nothing is known any more."""
+        self.counters.num_failures += 1
+        self._lost_reason = reason
 
     def verify(self) -> None:
         """Ask for the last batch again: is it the same engine, and was nothing missed?
@@ -284,6 +302,19 @@ class RankStream:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _reread(self, now_s: float) -> None:
+        """Read history again, sooner or later: a part of it was not understood."""
+        if self._history.wanted is not None:
+            return
+        due_s = self._reread_s
+        if due_s is None or now_s - due_s > REREAD_S[1]:
+            self._reread_backoff.reset()
+            self._reread_s = now_s + self._reread_backoff.next_s()
+        elif now_s >= due_s:
+            self._history.trust_replay()
+            self._history.ask_all()
+            self._reread_s = now_s + self._reread_backoff.next_s()
+
     def _act(self, verdict: Verdict, payload: bytes) -> None:
         match verdict:
             case Verdict.APPLY:
@@ -311,17 +342,17 @@ class RankStream:
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""
+        num_clears = self.counters.num_clears
         try:
             batch = decode(payload, with_tokens=self._blocks.wants_tokens)
-        except ValueError:
+            if not self._has_understood:
+                self._has_understood = True
+                self._blocks.clear()  # what was guessed while it was BLIND
+            self._blocks.apply(batch, payload)
+        except ValueError:  # of `apply`: tokens that nobody had to read before
             self.counters.num_undecodable += 1
-            self._lost_reason = "a batch was not understood"
+            self._lost_reason = NOT_UNDERSTOOD
             return
-        if not self._has_understood:
-            self._has_understood = True
-            self._blocks.clear()  # what was guessed while it was BLIND
-        num_clears = self.counters.num_clears
-        self._blocks.apply(batch, payload)
         self.counters.num_batches += 1
         if self.counters.num_clears > num_clears:  # history is complete from here
             self._is_partial = False

@@ -201,7 +201,7 @@ class SharedPool:
             pattern.blocks.pop(block, None)
             for directory in directories:
                 directory.stored((block,))
-        else:
+        elif len(pattern.blocks) < self._max_blocks:
             pattern.blocks[block] = bits
 
     def object_removed(self, key: str) -> None:

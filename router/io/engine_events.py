@@ -14,8 +14,9 @@ vllm/distributed/kv_events.py, 0.32.0.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,13 +25,19 @@ import zmq.asyncio
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
+from router.backoff import Backoff
 from router.errors import ConfigError, UpstreamUnreachable
-from router.kv_events import END_OF_REPLAY
+from router.kv_events import END_OF_REPLAY, MAX_PAYLOAD_BYTES
 
 logger = logging.getLogger(__name__)
 
 Message = tuple[int, bytes]
 """Sequence and payload."""
+
+MAX_REPLAY_BYTES: Final = 1 << 30
+MAX_REPLAY_MESSAGES: Final = 200_000
+MAX_REPLAY_S: Final = 300.0
+"""A replay that is longer in any way has no end: vLLM's buffer has 10,000 batches by default."""
 
 MAX_DRAINED: Final = 256
 """Messages taken at once; the caller yields to the loop before it takes more."""
@@ -38,6 +45,10 @@ MAX_DRAINED: Final = 256
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})
 
 _LINK_EVENTS: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+
+_MAX_SOCKETS: Final = 16_384  # of the process, three a rank; ZeroMQ's default is 1,023
+
+_RECONNECT_S: Final = (1.0, 60.0)
 
 _SUB_HWM: Final = 100_000  # the publisher's own default; beyond it batches are lost, and replayed
 _REPLAY_HWM: Final = 4_000  # beyond it the ROUTER drops replies, and they are asked for again
@@ -51,10 +62,15 @@ class Received(Struct, frozen=True):
 
     messages: list[Message]
     is_up: bool | None = None
+    num_odd: int = 0  # messages of no known shape; where it was a batch there is a gap
 
 
 class EngineEvents:
-    """The event stream of one rank. ZeroMQ reconnects by itself, for ever, with growing pauses.
+    """The event stream of one rank.
+
+    ZeroMQ reconnects by itself where a connection ends. Where the other side broke the protocol, or
+    said more than `MAX_PAYLOAD_BYTES` at once, it gives the connection up for good: so one that is
+    down for some time is made anew.
 
     Args:
         endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.
@@ -75,10 +91,14 @@ class EngineEvents:
         replay_timeout_s: float = 5.0,
         context: zmq.asyncio.Context | None = None,
     ) -> None:
-        self._context = context or zmq.asyncio.Context.instance()
+        self._context = context or _shared_context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
         self.endpoint = endpoint
+        self._is_odd_logged = False
+        self._backoff = Backoff(*_RECONNECT_S)
+        self._up_s: float | None = None  # since when it is connected; None: it is not
+        self._reconnect_s = time.monotonic() + self._backoff.next_s()
         self._sub = self._context.socket(zmq.SUB)
         _configure(self._sub, endpoint, _SUB_HWM)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
@@ -112,18 +132,28 @@ class EngineEvents:
         """
         try:
             await self._poller.poll(round(timeout_s * 1000))
-            return Received(self._drain_messages(), self._drain_link())
+            messages, num_odd = self._drain_messages()
+            is_up = self._drain_link()
+            self._note_link(is_up)
+            return Received(messages, is_up, num_odd)
         except zmq.ZMQError as exc:
             raise UpstreamUnreachable(self.endpoint, f"event stream failed: {exc}") from exc
 
-    def _drain_messages(self) -> list[Message]:
+    def _drain_messages(self) -> tuple[list[Message], int]:
         messages: list[Message] = []
+        num_odd = 0
         for frames in _drain(self._sub, MAX_DRAINED):
+            sequence = -1
             if len(frames) == 3 and len(frames[1]) == 8:
-                messages.append((int.from_bytes(frames[1], "big"), frames[2]))
-            else:  # leaves a gap where it was a batch, so that it cannot go unnoticed
+                sequence = int.from_bytes(frames[1], "big", signed=True)
+            if sequence >= 0:
+                messages.append((sequence, frames[2]))
+                continue
+            num_odd += 1
+            if not self._is_odd_logged:
+                self._is_odd_logged = True
                 logger.warning("event message of unknown shape", extra={"endpoint": self.endpoint})
-        return messages
+        return messages, num_odd
 
     def _drain_link(self) -> bool | None:
         is_up: bool | None = None
@@ -131,6 +161,22 @@ class EngineEvents:
             event = parse_monitor_message(frames)["event"]
             is_up = event == zmq.Event.HANDSHAKE_SUCCEEDED
         return is_up
+
+    def _note_link(self, is_up: bool | None) -> None:
+        """Connect anew, with growing pauses, where ZeroMQ may have given up."""
+        now_s = time.monotonic()
+        if is_up:
+            self._up_s = now_s
+        elif is_up is not None:
+            if self._up_s is not None and now_s - self._up_s > _RECONNECT_S[1]:
+                self._backoff.reset()
+            self._up_s = None
+            self._reconnect_s = now_s + self._backoff.next_s()
+        elif self._up_s is None and now_s >= self._reconnect_s:
+            self._reconnect_s = now_s + self._backoff.next_s()
+            with suppress(zmq.ZMQError):  # it has given up: there is nothing to disconnect
+                self._sub.disconnect(self.endpoint)
+            self._sub.connect(self.endpoint)
 
     @asynccontextmanager
     async def replay(self, start: int) -> AsyncIterator[Replies]:
@@ -155,18 +201,21 @@ class EngineEvents:
 class Replies:
     """The answer to one replay request, in pieces."""
 
-    __slots__ = ("_dealer", "_timeout_s", "is_complete")
+    __slots__ = ("_dealer", "_num_bytes", "_num_messages", "_timeout_s", "_until_s", "is_complete")
 
     def __init__(self, dealer: zmq.asyncio.Socket, timeout_s: float) -> None:
         self._dealer = dealer
         self._timeout_s = timeout_s
+        self._num_bytes = 0
+        self._num_messages = 0
+        self._until_s = time.monotonic() + MAX_REPLAY_S
         self.is_complete = False  # the end marker was seen
 
     async def receive(self) -> list[Message]:
         """Wait for replies and take what is there; empty: the end, or nothing came in time.
 
         Raises:
-            ValueError: A reply of no known shape.
+            ValueError: A reply of no known shape, or no end of them.
         """
         if self.is_complete:
             return []
@@ -178,6 +227,14 @@ class Replies:
                 self.is_complete = True
                 break
             messages.append(message)
+            self._num_bytes += len(message[1])
+        self._num_messages += len(messages)
+        if (
+            self._num_bytes > MAX_REPLAY_BYTES
+            or self._num_messages > MAX_REPLAY_MESSAGES
+            or time.monotonic() > self._until_s
+        ):
+            raise ValueError(f"a replay without end: {self._num_messages} batches so far")
         return messages
 
 
@@ -191,7 +248,10 @@ def parse_reply(frames: Sequence[bytes]) -> Message | None:
         raise ValueError(f"replay reply of unknown shape: {[len(frame) for frame in frames]} bytes")
     if frames[-2] == END_OF_REPLAY:
         return None
-    return int.from_bytes(frames[-2], "big"), frames[-1]
+    sequence = int.from_bytes(frames[-2], "big", signed=True)
+    if sequence < 0:
+        raise ValueError(f"replay reply of sequence {sequence}")
+    return sequence, frames[-1]
 
 
 def reachable_endpoint(endpoint: str, replica_url: str) -> str:
@@ -220,9 +280,16 @@ def reachable_endpoint(endpoint: str, replica_url: str) -> str:
     )
 
 
+def _shared_context() -> zmq.asyncio.Context:
+    context = zmq.asyncio.Context.instance()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)  # heeded before the first socket only
+    return context
+
+
 def _configure(socket: zmq.asyncio.Socket, endpoint: str, receive_hwm: int) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, receive_hwm)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)  # beyond it ZeroMQ hangs up
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.RECONNECT_IVL, 100)  # ms; ZeroMQ adds its own jitter
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)

@@ -23,10 +23,10 @@ from typing import Final, Self
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
 from msgspec import Struct
 from yarl import URL
 
+from router.decoding import decoder
 from router.errors import PoolError, PoolGone, PoolLate, UpstreamError
 from router.io.engine_events import EngineEvents
 
@@ -35,8 +35,10 @@ SLICE: Final = 1_000
 
 _MAX_KEYS: Final = 20_000_000
 _MAX_KEY_BYTES: Final = 4_096
+_MAX_REASON: Final = 500
 _MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
-_NOT_DECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+_MAX_COUNT: Final = float(1 << 62)  # of keys or bytes; beyond it the figure is none
+_PATIENCE: Final = 4  # a whole answer may take so many times as long as its next bytes
 
 
 class MasterFigures(Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class MasterApi:
                 total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,  # a kilobyte may be a gigabyte
         )
         return self
 
@@ -157,12 +161,13 @@ class MasterApi:
         except TimeoutError as exc:
             raise PoolLate(f"{self.url}/batch_query_keys: no answer in time") from exc
         try:
-            answer = _ANSWER.decode(body)
-        except _NOT_DECODABLE as exc:
+            answer = _decode_answer(body)
+        except ValueError as exc:
             raise PoolError(f"{self.url}/batch_query_keys: not understood: {exc}") from exc
         if not answer.success:
-            raise PoolError(f"{self.url}/batch_query_keys: refused: {answer.error}")
-        return {key: found.ok for key, found in answer.data.items()}
+            reason = str(answer.error)[:_MAX_REASON]
+            raise PoolError(f"{self.url}/batch_query_keys: refused: {reason}")
+        return {key: found.ok for key in keys if (found := answer.data.get(key)) is not None}
 
     async def segments(self) -> list[str]:
         """List the memory that engines gave to the pool, by address.
@@ -179,8 +184,8 @@ class MasterApi:
             PoolError: no answer.
         """
         try:
-            status = _EVENTS_STATUS.decode(await self._body("/kv_events/status"))
-        except _NOT_DECODABLE as exc:
+            status = _decode_status(await self._body("/kv_events/status"))
+        except ValueError as exc:
             raise PoolError(f"{self.url}/kv_events/status: not understood") from exc
         return status.enabled
 
@@ -193,12 +198,16 @@ class MasterApi:
             raise PoolError(f"{self.url}{path}: not text") from exc
 
     async def _body(self, path: str) -> bytes:
+        shown = f"{self.url}{path.partition('?')[0]}"
         body = bytearray()
-        async with self._get(path) as response:
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > _MAX_PAGE_BYTES:
-                    raise PoolError(f"{self.url}{path}: an answer without end")
+        try:
+            async with asyncio.timeout(_PATIENCE * self._timeout_s), self._get(path) as response:
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > _MAX_PAGE_BYTES:
+                        raise PoolError(f"{shown}: an answer without end")
+        except TimeoutError as exc:
+            raise PoolError(f"{shown}: drips") from exc
         return bytes(body)
 
     @asynccontextmanager
@@ -211,6 +220,8 @@ class MasterApi:
             ) as response:
                 if response.status != 200:
                     raise PoolError(f"{shown}: answered {response.status}")
+                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise PoolError(f"{shown}: answered compressed, which nobody asked for")
                 yield response
         except aiohttp.ServerTimeoutError as exc:
             raise PoolError(f"{shown}: silent for {self._timeout_s} s") from exc
@@ -265,14 +276,16 @@ class MasterEvents:
         except UpstreamError as exc:
             raise PoolError(exc.message) from exc
         events: list[ObjectEvent] = []
-        has_gap, num_undecodable = False, 0
+        num_undecodable = received.num_odd
+        has_gap = num_undecodable > 0
         for sequence, payload in received.messages:
             has_gap = has_gap or self._next not in (None, sequence)
             self._next = sequence + 1
             try:
-                events += _EVENTS.decode(payload).events
-            except _NOT_DECODABLE:
-                has_gap, num_undecodable = True, num_undecodable + 1
+                events += _decode_events(payload).events
+            except ValueError:
+                has_gap = True
+                num_undecodable += 1
         return ObjectEvents(events, received.is_up, has_gap, num_undecodable)
 
 
@@ -295,9 +308,9 @@ class _EventBatch(Struct, array_like=True):
     events: list[ObjectEvent]
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
-_EVENTS_STATUS = msgspec.json.Decoder(_EventsStatus)
-_EVENTS = msgspec.msgpack.Decoder(_EventBatch)
+_decode_answer = decoder(_Answer, "json")
+_decode_status = decoder(_EventsStatus, "json")
+_decode_events = decoder(_EventBatch, "msgpack")
 
 
 def _sample(page: str, name: str) -> int | None:
@@ -307,6 +320,7 @@ def _sample(page: str, name: str) -> int | None:
         return None
     value = page[at + len(name) + 1 :].partition("\n")[0]
     try:
-        return int(float(value))
-    except (ValueError, OverflowError):
+        number = float(value)
+    except ValueError:
         return None
+    return int(number) if 0.0 <= number <= _MAX_COUNT else None

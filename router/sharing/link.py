@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import Final
 
 from router.errors import StoreError, StoreRefused
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_S: Final = (0.1, 1.0)  # first and longest between attempts
+PAUSE_S: Final = (0.1, 1.0)  # first and longest between attempts
 
 _GONE: Final = "redis gone: this router is on its own"
 _REFUSED: Final = "redis refused: this router is on its own"
@@ -63,19 +62,3 @@ class Link:
             self._is_said_up = False
             is_refused = isinstance(error, StoreRefused)
             logger.warning(_REFUSED if is_refused else _GONE, extra={"reason": reason})
-
-
-class Pauses:
-    """Pauses between attempts: they grow, are capped, and are jittered so that routers spread."""
-
-    __slots__ = ("_next_s",)
-
-    def __init__(self) -> None:
-        self._next_s = _PAUSE_S[0]
-
-    def reset(self) -> None:
-        self._next_s = _PAUSE_S[0]
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self._next_s * random.uniform(0.5, 1.0))
-        self._next_s = min(self._next_s * 2.0, _PAUSE_S[1])

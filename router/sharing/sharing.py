@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 from policies.view import CandidateId
+from router.backoff import Backoff
 from router.candidate_source import CandidateSource
 from router.errors import StoreError, StoreFull
 from router.fleet.feeds import Feeds
@@ -30,7 +31,7 @@ from router.metrics import SharingState
 from router.peers import Peers
 from router.replication import Registered, ReplicaRecord
 from router.sharing.feed import Feed, Role, SharedFeeds
-from router.sharing.link import Link, Pauses
+from router.sharing.link import PAUSE_S, Link
 from router.sharing.loader import load
 from router.sharing.loops import Keeper, Reader, Writer, tell, tell_usage
 from router.sharing.pool import LISTER, PoolShare
@@ -206,11 +207,11 @@ class Sharing:
 
     async def run(self) -> None:
         """Share state while Redis is there, go on alone while it is not, until cancelled."""
-        pauses = Pauses()
+        backoff = Backoff(*PAUSE_S)
         try:
             while True:
                 try:
-                    await self._share(pauses)
+                    await self._share(backoff)
                 except* StoreError as group:
                     self.link.went_down(_first(group))
                 except* Exception as group:  # a bug of ours; the side path ends no router
@@ -220,7 +221,7 @@ class Sharing:
                 _heed_cancellation()
                 self._go_alone()
                 await self._store.close()
-                await pauses.pause()
+                await asyncio.sleep(backoff.next_s())
         finally:
             await self._leave()
 
@@ -243,7 +244,7 @@ class Sharing:
         finally:
             await self._store.close()
 
-    async def _share(self, pauses: Pauses) -> None:
+    async def _share(self, backoff: Backoff) -> None:
         """Connect, learn what the others have, and share until something fails.
 
         Raises:
@@ -275,7 +276,7 @@ class Sharing:
             self.link.came_up()
             await asyncio.sleep(_STEADY_S)
             self.link.steady()
-            pauses.reset()
+            backoff.reset()
             await asyncio.Event().wait()  # for ever: the group must not be left before it fails
 
     async def join_routers(self) -> None:

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.backoff import Backoff
 from router.errors import StoreUnavailable
 from router.replication import SCHEMA
 from router.sharing import sharing
-from router.sharing.link import Pauses
 from router.sharing.sharing import Sharing
 from tests.faults.stage import (
     PATIENCE_S,
@@ -189,10 +189,10 @@ async def test_a_router_that_ends_as_redis_fails_ends(
 
     share = Sharing._share
 
-    async def until_then(sharing: Sharing, pauses: Pauses) -> None:
+    async def until_then(sharing: Sharing, backoff: Backoff) -> None:
         async with asyncio.TaskGroup() as tg:
             tg.create_task(fails_at_the_end())
-            await share(sharing, pauses)
+            await share(sharing, backoff)
 
     monkeypatch.setattr(Sharing, "_share", until_then)
     redis = start_redis()

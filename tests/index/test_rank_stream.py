@@ -15,6 +15,7 @@ from router.index.contract_search import MAX_MISSES, VERIFY_EVERY
 from router.index.rank_stream import BLIND_AFTER_S, RankStream
 from router.kv_events import AllBlocksCleared, BlockStored, WireShape
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
+from tests.fuzz.samples import BAD_TOKENS, POISONS
 
 R1 = CandidateId("r1")
 RANDOM = HashContract(algorithm="xxhash", block_size=BLOCK_SIZE, seed="drawn at random")
@@ -406,6 +407,50 @@ def test_a_batch_that_cannot_be_read_degrades() -> None:
     assert talk.stream.counters.num_undecodable == 1
     talk.say(batch(AllBlocksCleared()))
     assert talk.stream.state == "exact"
+
+
+def test_tokens_that_are_none_degrade() -> None:
+    """They are skipped until somebody has to read them: to verify the contract."""
+    talk = Talk().join()
+    talk.say(batch(stored(prompt(1))))
+    for number in range(2 * VERIFY_EVERY):
+        talk.say(BAD_TOKENS if number == VERIFY_EVERY else batch(stored(prompt(number + 2))))
+    talk.stream._blocks._search._num_until_verified = 0
+    talk.say(BAD_TOKENS)
+
+    assert talk.stream.standing() == ("degraded", "a batch was not understood")
+    assert talk.num_matched(prompt(3)) == 3
+
+
+def test_after_a_batch_that_cannot_be_read_history_is_read_again() -> None:
+    """Sooner or later, ever later; what the engine says by then counts."""
+    talk = Talk().join()
+    talk.say(batch(stored(prompt(1))), b"garbage", batch(stored(prompt(2))))
+    talk.stream.tick(100.0)
+    assert talk.stream.wanted_replay is None
+    talk.stream.tick(101.0)
+    assert talk.stream.wanted_replay == 0
+    talk.replay()
+    assert talk.stream.state == "degraded"
+    talk.stream.tick(101.1)
+    assert talk.stream.wanted_replay is None
+    talk.history[1] = batch(stored(prompt(3)))
+    talk.stream.tick(104.0)
+    talk.replay()
+
+    assert talk.stream.standing() == ("exact", "")
+    assert talk.matched(range(1, 4)) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
+def test_whatever_comes_a_later_sane_batch_is_applied(poison: bytes) -> None:
+    """Each is counted once, and changes nothing."""
+    talk = Talk().join()
+    talk.say(batch(stored(prompt(1))), poison, batch(stored(prompt(2))))
+
+    assert talk.stream.state == "degraded"
+    assert talk.stream.counters.num_undecodable == 1
+    assert talk.matched([1, 2]) == [3, 3]
 
 
 def test_a_stream_of_garbage_is_blind() -> None:

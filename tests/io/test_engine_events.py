@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from router.errors import ConfigError, UpstreamUnreachable
+from router.io import engine_events
 from router.io.engine_events import EngineEvents, Message, Received, parse_reply, reachable_endpoint
 from router.kv_events import END_OF_REPLAY
 from tests.io.publisher import Publisher
@@ -209,3 +210,71 @@ async def test_a_socket_that_fails_is_an_error_of_our_own() -> None:
         source.close()
         with pytest.raises(UpstreamUnreachable, match="event stream failed"):
             await source.receive(0.01)
+
+
+async def test_a_message_beyond_the_limit_cuts_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZeroMQ hangs up on it instead of keeping it, connects anew, and the next one comes."""
+    monkeypatch.setattr(engine_events, "MAX_PAYLOAD_BYTES", 1000)
+    with Publisher() as publisher:
+        source = EngineEvents(publisher.endpoint, topic="kv")
+        try:
+            await link_change(source, True)
+            await asyncio.to_thread(publisher.subscribed.wait)
+            publisher.publish(b"a" * 1000)
+            assert await receive_until(source, 1) == [(0, b"a" * 1000)]
+            publisher.publish(b"a" * 1001)
+            await link_change(source, False)
+            later: list[Message] = []
+            async with asyncio.timeout(20):
+                while not later:
+                    publisher.publish(b"b")
+                    later = (await source.receive(0.2)).messages
+
+            assert later[0][1] == b"b"
+        finally:
+            source.close()
+
+
+async def test_messages_of_no_shape_are_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Too few frames, too many, a short sequence, a negative one; the sane one after them comes."""
+    with Publisher() as publisher:
+        source = EngineEvents(publisher.endpoint, topic="kv")
+        try:
+            await link_change(source, True)
+            await asyncio.to_thread(publisher.subscribed.wait)
+            odd = [[b"kv"], [b"kv"] * 100, [b"kv", b"7", b"x"], [b"kv", END_OF_REPLAY, b"x"]]
+            for frames in odd:
+                publisher.shout(frames)
+            publisher.publish(b"sane")
+            num_odd, messages = 0, []
+            async with asyncio.timeout(20):
+                while not messages:
+                    received = await source.receive(1.0)
+                    num_odd += received.num_odd
+                    messages += received.messages
+        finally:
+            source.close()
+
+    assert (num_odd, messages) == (4, [(0, b"sane")])
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("limit", ["MAX_REPLAY_BYTES", "MAX_REPLAY_MESSAGES"])
+async def test_a_replay_without_end_is_given_up(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many batches, or bytes, are no buffer."""
+    monkeypatch.setattr(engine_events, limit, 3)
+    with Publisher() as publisher:
+        for _ in range(10):
+            publisher.lose(b"ab")
+        source = EngineEvents(publisher.endpoint, publisher.replay_endpoint)
+        try:
+            with pytest.raises(ValueError, match="without end"):
+                await replayed(source, 0)
+        finally:
+            source.close()

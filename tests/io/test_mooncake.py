@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,6 +13,7 @@ from aiohttp import web
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.errors import ConfigError, PoolError, PoolGone, PoolLate
 from router.io.mooncake import MasterApi, MasterEvents, MasterFigures, ObjectEvents
+from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_JSON
 from tests.io.conftest import Serve
 from tests.io.publisher import Publisher
 from tests.ports import free_port
@@ -245,3 +247,92 @@ def test_an_endpoint_that_is_none() -> None:
     """Is the operator's error."""
     with pytest.raises(ConfigError):
         MasterEvents("tcp://nowhere")
+
+
+async def test_brackets_without_end_are_a_pool_error(serve: Serve) -> None:
+    """In every answer that is JSON: RecursionError is no ValueError."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=b'{"data":' + DEEP_JSON + b"}")
+
+    async with MasterApi(await serve(handler)) as api:
+        with pytest.raises(PoolError, match="not understood"):
+            await api.holds(["a@1"], timeout_s=5)
+        with pytest.raises(PoolError, match="not understood"):
+            await api.publishes_events()
+
+
+async def test_answers_for_keys_that_were_not_asked_are_left_out(serve: Serve) -> None:
+    """A million of them, too."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(
+            {"success": True, "data": {"a@1": {"ok": True}, "b@2": {"ok": True}}}
+        )
+
+    async with MasterApi(await serve(handler)) as api:
+        assert await api.holds(["a@1"], timeout_s=5) == {"a@1": True}
+
+
+async def test_compressed_answers_are_refused(serve: Serve) -> None:
+    """Nobody asked for one, and a kilobyte may be a gigabyte."""
+
+    async def handler(request: web.Request) -> web.Response:
+        bomb = gzip.compress(bytes(10_000_000))
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    async with MasterApi(await serve(handler)) as api:
+        with pytest.raises(PoolError, match="compressed"):
+            await api.figures()
+
+
+async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
+    """Each byte comes in time; the whole does not."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"a")
+            await asyncio.sleep(0.02)
+
+    async with MasterApi(await serve(handler), timeout_s=0.1) as api:
+        with pytest.raises(PoolError, match="drips"):
+            await api.figures()
+
+
+@pytest.mark.parametrize("value", ["-1", "NaN", "inf", "1e300", "x", ""])
+async def test_figures_that_are_none_are_left_out(serve: Serve, value: str) -> None:
+    """No count is negative, or larger than any memory."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=f"master_key_count {value}\nmaster_allocated_bytes 5\n")
+
+    async with MasterApi(await serve(handler)) as api:
+        figures = await api.figures()
+
+    assert (figures.num_keys, figures.allocated_bytes) == (None, 5)
+
+
+async def test_events_that_are_none_are_a_gap() -> None:
+    """Counted; the next one is taken, and a listing is wanted."""
+    with Publisher(topic=b"") as publisher:
+        source = MasterEvents(publisher.endpoint)
+        try:
+            await asyncio.to_thread(publisher.subscribed.wait)
+            publisher.publish(DEEP_ARRAY_EVENT)
+            publisher.publish(
+                msgspec.msgpack.encode([1, [{"event_type": "stored", "object_key": "a@1"}], 0])
+            )
+            events, num_undecodable, has_gap = [], 0, False
+            async with asyncio.timeout(20):
+                while not events:
+                    received = await source.receive(1.0)
+                    events += received.events
+                    num_undecodable += received.num_undecodable
+                    has_gap |= received.has_gap
+        finally:
+            source.close()
+
+    assert [event.object_key for event in events] == ["a@1"]
+    assert (num_undecodable, has_gap) == (1, True)

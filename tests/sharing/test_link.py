@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import StoreRefused, StoreUnavailable
-from router.sharing.link import Link, Pauses
+from router.sharing.link import Link
 
 GONE = StoreUnavailable("nobody there")
 REFUSED = StoreRefused("wrong password")
@@ -60,22 +60,3 @@ def test_what_fails_whenever_it_is_up_is_said_once(caplog: pytest.LogCaptureFixt
 
     assert [line.partition(":")[0] for line in said(caplog)] == ["redis up", "redis gone"]
     assert link.num_outages == 5
-
-
-async def test_pauses_grow_and_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a tenth of a second to one, by chance up to half shorter."""
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr("router.sharing.link.asyncio.sleep", sleep)
-    pauses = Pauses()
-    for _ in range(6):
-        await pauses.pause()
-    pauses.reset()
-    await pauses.pause()
-
-    assert 0.05 <= slept[0] <= 0.1
-    assert 0.5 <= slept[5] <= 1.0
-    assert 0.05 <= slept[6] <= 0.1

@@ -1,0 +1,102 @@
+"""Keeps a follower running, whatever the data that it reads does to it.
+
+A follower (of an engine's events, of a replica, of the pool's master, of Redis) reads what other
+processes wrote. What is wrong there is meant to be handled where it is decoded; this is the net
+below. An exception that nobody expected ends one run of one follower, never the router: it is
+counted, logged with its type and place (its message may quote what was read), whoever depends on
+the follower is informed, and the follower starts again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from router.backoff import Backoff
+
+logger = logging.getLogger(__name__)
+
+STEADY_S: Final = 60.0
+"""A run of so long went well: the next failure is logged again, and the pauses begin anew."""
+
+_PAUSES_S: Final = (0.5, 30.0)
+_ROOT: Final = Path(__file__).parent.parent
+
+
+def ignore(_: str) -> None:
+    """Do nothing: a default for callbacks."""
+
+
+async def keep_running(
+    run: Callable[[], Awaitable[None]],
+    *,
+    follower: str,
+    count: Callable[[str], None] = ignore,
+    on_failure: Callable[[str], None] = ignore,
+    subject: Mapping[str, str] | None = None,
+    backoff: Backoff | None = None,
+) -> None:
+    """Run until it returns or is cancelled, and start it again where it fails.
+
+    Args:
+        run: Begins anew with each call.
+        follower: Its kind, a label of `warmroute_follower_failures_total`.
+        count: Takes the kind, once a failure.
+        on_failure: Takes the reason, before the pause: whoever depends on it does without.
+        subject: What it follows, as log fields.
+        backoff: The pauses; None: from half a second to half a minute.
+    """
+    backoff = backoff or Backoff(*_PAUSES_S)
+    logged = ""
+    while True:
+        started_s = time.monotonic()
+        num_cancelled = _num_cancelled()
+        try:
+            await run()
+            return
+        except Exception as exc:
+            reason = described(exc)
+        if time.monotonic() - started_s >= STEADY_S:
+            backoff.reset()
+            logged = ""
+        count(follower)
+        if reason != logged:
+            logged = reason
+            logger.error(
+                "follower failed: it starts again",
+                extra={"follower": follower, **(subject or {}), "reason": reason},
+            )
+        try:
+            on_failure(reason)
+        except Exception as exc:
+            logger.error(
+                "follower failed: what depends on it could not be informed",
+                extra={"follower": follower, "reason": described(exc)},
+            )
+        if _num_cancelled() > num_cancelled:
+            # Before Python 3.13 a task group that is cancelled while one of its tasks fails
+            # raises the failure only; a loop that goes on after it would never end.
+            raise asyncio.CancelledError
+        await asyncio.sleep(backoff.next_s())
+
+
+def described(error: BaseException) -> str:
+    """Name an exception's type and place, never its message; of a group its first one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(_ROOT) and "site-packages" not in path.parts:
+            place = f" in {path.relative_to(_ROOT)}:{frame.lineno}"
+    return f"{type(error).__name__}{place}"
+
+
+def _num_cancelled() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
