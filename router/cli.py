@@ -283,12 +283,16 @@ def token() -> None:
 
 @main.command()
 @click.argument("file", type=click.File("rb"))
+@click.option("--tenant", help="as this tenant's request: with its cache salt, its models")
 @_admin_options
-def explain(file: Any, admin: str, token_file: Path | None, as_json: bool) -> None:
+def explain(
+    file: Any, tenant: str | None, admin: str, token_file: Path | None, as_json: bool
+) -> None:
     """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""
     from router.explaining import table
 
-    told = _ask("POST", "explain", file.read(), admin=admin, token_file=token_file)
+    path = f"explain?tenant={quote(tenant, safe='')}" if tenant is not None else "explain"
+    told = _ask("POST", path, file.read(), admin=admin, token_file=token_file)
     click.echo(json.dumps(told, indent=2) if as_json else table(told).rstrip("\n"))
 
 

@@ -2,6 +2,7 @@
 
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
     pool          look at the Mooncake master, list its keys
+    tenants       read the tenants' file anew when it changes
     sweep         end claims whose events came; free what retired epochs left, in slices;
                   let go of removed replicas that are idle
     loop lag      measure what blocks the event loop
@@ -77,6 +78,7 @@ from router.stages.tokenize import Tokenizer
 from router.stages.trials import Trials
 from router.status import UNDISCOVERED, PoolStatus, Status, Waiting
 from router.supervisor import ignore, keep_running
+from router.tenants import Tenants
 from router.watch import HISTORY, ReplicaWatch
 from router.watches import Watches
 
@@ -84,6 +86,7 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
+_TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 _READ_BYTES: Final = 1024 * 1024  # of a body before its socket is paused: most come in one piece
 _DRAIN_S: Final = 10.0  # answers in flight at the end get this long
 
@@ -114,6 +117,7 @@ class Router:
         self._owns_process = owns_process
         self.metrics = Metrics()
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
+        self._configured = frozenset(entry.name for entry in self.registry.entries)
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = Caches(BlockIndex())
         self.sessions = Sessions(
@@ -129,6 +133,7 @@ class Router:
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
         # Of its own: a model hub that does not answer must not hold up prompts of other models.
         self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._decision_log = (
             DecisionLog(config.log.decisions, self.metrics.records_dropped.inc)
             if config.log.decisions is not None
@@ -189,6 +194,16 @@ class Router:
             share=config.shadow.share,
             metrics=self.metrics,
         )
+        self._engine_key = _secret(config.engine.api_key_file, "engine.api_key_file")
+        self.tenants = (
+            Tenants(
+                config.tenants.file,
+                now_s=self._now(),
+                on_reload=lambda result: self.metrics.tenants_read.labels(result).inc(),
+            )
+            if config.tenants.file is not None
+            else None
+        )
         self.pipeline = Pipeline(
             config=config,
             fleet=self.fleet,
@@ -212,6 +227,7 @@ class Router:
             metrics=self.metrics,
             peers=self.peers,
             lookup=self._lookup(feeds) if config.index.mode == "redis" else None,
+            engine_key=self._key_of,
             seed=random.SystemRandom().getrandbits(63),
         )
         self._waiting: Waiting = {}
@@ -258,6 +274,7 @@ class Router:
             session_ttl_s=self._config.session.ttl_s,
             keeps_blocks=self._config.index.mode == "local",
             trials=self.trials,
+            accounts=self.tenants.accounts if self.tenants is not None else None,
         )
 
     def _lookup(self, feeds: Feeds) -> Lookup:
@@ -308,6 +325,10 @@ class Router:
                             self._kept("pool", self.pool_follower.run, self.pool.lost), name="pool"
                         )
                     )
+                if self.tenants is not None:
+                    tasks.append(
+                        tg.create_task(self._kept("tenants", self._follow_tenants), name="tenants")
+                    )
                 if self._owns_process:
                     tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
                 if self._decision_log is not None:
@@ -317,7 +338,7 @@ class Router:
                 self.watches.stop()
                 for task in tasks:
                     task.cancel()
-        for executor in (self._encoders, self._loaders):
+        for executor in (self._encoders, self._loaders, self._files):
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(
@@ -354,6 +375,7 @@ class Router:
             routes=Routes(self._config.forward.routes),
             not_ready=self.not_ready,
             is_starting=self.is_starting,
+            tenants=self.tenants,
         ).build()
 
     def _admin_app(self) -> web.Application:
@@ -370,6 +392,7 @@ class Router:
             describe_pool=self._status.describe_pool,
             sharing=self._status.sharing,
             guard=Guard(token, self._config.admin.hosts),
+            tenants=self.tenants,
         ).build()
 
     def is_idle(self) -> bool:
@@ -415,6 +438,10 @@ class Router:
             count_failure=self._count_failure,
         )
 
+    def _key_of(self, replica: str) -> str | None:
+        """Give the key that a replica is sent: to configured ones alone, others may be anyone's."""
+        return self._engine_key if replica in self._configured else None
+
     def _engine_address(self, model: str) -> tuple[str, str] | None:
         """Choose whom to ask for tokens: whoever serves the model and is the least busy."""
         try:
@@ -451,6 +478,14 @@ class Router:
             self.caches.settle(self._now())
             self.caches.index.sweep()
             self.watches.sweep()
+
+    async def _follow_tenants(self) -> None:
+        """Read the tenants' file anew when it changes; off the loop, it may be large or far."""
+        tenants, loop = self.tenants, asyncio.get_running_loop()
+        assert tenants is not None
+        while True:
+            await asyncio.sleep(_TENANTS_S)
+            tenants.follow(await loop.run_in_executor(self._files, tenants.look), self._now())
 
     async def _measure_lag(self) -> None:
         loop = asyncio.get_running_loop()

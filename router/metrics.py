@@ -128,6 +128,25 @@ class Metrics:
             ["code"],
             registry=r,
         )
+        self.tenant_requests = Counter(
+            "warmroute_tenant_requests",
+            "Requests of a tenant, by outcome, or by code where the router refused them; beyond "
+            "100 tenants: other",
+            ["tenant", "outcome"],
+            registry=r,
+        )
+        self.tenant_tokens = Counter(
+            "warmroute_tenant_tokens",
+            "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)",
+            ["tenant", "kind"],
+            registry=r,
+        )
+        self.tenants_read = Counter(
+            "warmroute_tenants_file_reads",
+            "Changes of the tenants' file, by result: ok, or bad: the last good one is in force",
+            ["result"],
+            registry=r,
+        )
         self.ttft = Histogram(
             "warmroute_ttft_seconds",
             "From a request's arrival to the first byte of its answer",
@@ -247,7 +266,7 @@ class Metrics:
         self.follower_failures = Counter(
             "warmroute_follower_failures",
             "Runs that ended in a way nobody expected, and were begun again, by what was followed: "
-            "events, replica, pool, pool_events, redis, upkeep",
+            "events, replica, pool, pool_events, redis, tenants, upkeep",
             ["follower"],
             registry=r,
         )

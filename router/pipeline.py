@@ -64,6 +64,7 @@ from router.io.upstream import Answer, Upstream, end_to_end
 from router.metrics import Metrics
 from router.peers import ALONE, Alone, Peers
 from router.records import Try
+from router.stages import tenancy
 from router.stages.job import Choice, Inbound, Job, Placement, PoolMatch
 from router.stages.lookup import Lookup
 from router.stages.observe import Observer
@@ -88,6 +89,10 @@ _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"})
 _NOT_RETURNED: Final = frozenset({"content-length"})  # of streams: one that breaks gets an event
 _HEADER_SAFE: Final = re.compile(r"[\x20-\x7e]+")
 _SMALL_ANSWER: Final = 1024 * 1024
+
+
+EngineKey = Callable[[str], str | None]
+"""Replica's name -> the key that it may be sent; None: none."""
 
 
 class Reply(Protocol):
@@ -119,6 +124,7 @@ class Pipeline:
         policy: Places prompts.
         plain_policy: Places what is only passed through.
         trials: Experiments on live traffic; None: there are none.
+        engine_key: What replicas are sent in place of a tenant's key.
         seed: For the policies' draws; fixed for the process.
     """
 
@@ -139,6 +145,7 @@ class Pipeline:
         peers: Peers | Alone = ALONE,
         lookup: Lookup | None = None,
         trials: Trials | None = None,
+        engine_key: EngineKey = lambda _: None,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -156,6 +163,7 @@ class Pipeline:
         self._peers = peers
         self._lookup = lookup
         self._trials = trials
+        self._engine_key = engine_key
         self._seed = seed
         self._clock = clock
         self._retry_budget = RetryBudget(config.forward.retry_ratio)
@@ -175,7 +183,12 @@ class Pipeline:
             job.enrolment = self._trials.enrol(job)
         job.tokenized_s = self._clock()
         tried: set[str] = set()
-        passage = self._answered(job, *await self._forward(job, tried))
+        try:
+            passage = self._answered(job, *await self._forward(job, tried))
+        except RouterError:
+            if job.charge is not None:
+                job.charge.settle(0, self._clock())
+            raise
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:
@@ -189,6 +202,9 @@ class Pipeline:
             self._give_back(passage.placement, outcome)
             if passage.job.is_excused:
                 self._fleet.absolve(passage.placement.lease, self._clock())
+            tenancy.settle(
+                passage.job, passage.placement, passage.answer.status, usage, self._clock()
+            )
             self._observer.finished(
                 passage.job,
                 passage.placement,
@@ -230,9 +246,11 @@ class Pipeline:
             job.model = model if isinstance(model, str) else None
             job.streams = body.get("stream") is True
         job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
+        tenancy.admit(job, body)
         job.session = session_of(inbound.headers, body, self._config.session.headers)
         if job.session is not None:
-            job.session_hash = session_hash(job.session, job.model or "")
+            owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
+            job.session_hash = session_hash(job.session, f"{owner}{job.model or ''}")
         return job
 
     def _model_of(self, named: str | None) -> str:
@@ -410,7 +428,9 @@ class Pipeline:
 
         Raises: as `_decide`.
         """
-        return self._take(job, await self._verified(job, tried))
+        choice = await self._verified(job, tried)
+        tenancy.charge(job, choice, self._clock())
+        return self._take(job, choice)
 
     def _take(self, job: Job, choice: Choice) -> Placement:
         now_s = self._clock()
@@ -525,7 +545,7 @@ class Pipeline:
             placement.candidate.replica.name,
             placement.candidate.replica.url + job.inbound.target,
             method=job.inbound.method,
-            headers=_upstream_headers(job, placement),
+            headers=_upstream_headers(job, placement, self._engine_key),
             body=job.inbound.body,
             may_move_on=may_move_on,
         )
@@ -614,6 +634,7 @@ class Pipeline:
         drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
         headers = end_to_end(answer.headers.items(), drop=drop)
         _explain_in(headers, job, placement)
+        tenancy.say_limits(headers, job, self._clock())
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
             if answer.status != 200 or job.prompt is None:
@@ -654,6 +675,7 @@ class Pipeline:
         snapshot, decision = choice.snapshot, choice.decision
         explained: dict[str, Any] = {
             "model": job.model,
+            "tenant": job.tenant.name if job.tenant is not None else None,
             "num_tokens": job.num_tokens,
             "way": job.way,
             "policy": choice.policy.name,
@@ -702,9 +724,18 @@ def _required(body: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return body
 
 
-def _upstream_headers(job: Job, placement: Placement) -> CIMultiDict[str]:
-    """Pass the client's headers on, with what an engine reads from a router added."""
+def _upstream_headers(job: Job, placement: Placement, engine_key: EngineKey) -> CIMultiDict[str]:
+    """Pass the client's headers on, with what an engine reads from a router added.
+
+    A tenant's key is for us: the engine gets its own, if there is one.
+    """
     headers = end_to_end(job.inbound.headers.items(), drop=_NOT_FORWARDED)
+    if job.tenant is not None:
+        for name in ("Authorization", "x-api-key"):
+            headers.popall(name, None)
+        key = engine_key(placement.candidate.replica.name)
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
     headers["X-Request-Id"] = job.request_id
     session = job.session
     if session is not None and not headers.get("X-Session-ID") and _HEADER_SAFE.fullmatch(session):

@@ -73,6 +73,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     at: float  # unix seconds, wall clock
     api: str
     model: str
+    tenant: str | None = None  # its name; None: clients were not told apart
     policy: str
     policy_params: dict[str, Any] = {}  # with the name: the very policy, see `policies.create`
     assignment: Assignment | None = None  # None: in no experiment

@@ -11,7 +11,7 @@ POST   /admin/experiments/NAME/ramp   {"shares": {ARM: SHARE, …}}
 POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole experiment
 DELETE /admin/experiments/NAME        end and forget it
 GET    /admin/pool                    what is known of the shared pool
-POST   /admin/explain[?tokens=1]      dry run of a request: every candidate's costs
+POST   /admin/explain[?tokens=1][&tenant=NAME]   dry run of a request: every candidate's costs
 GET    /admin/config                  the configuration in force
 """
 
@@ -36,6 +36,7 @@ from router.http.guard import Guard
 from router.pipeline import Pipeline
 from router.stages.job import Inbound
 from router.stages.trials import Trials
+from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class AdminApp:
         describe_pool: Callable[[], dict[str, Any] | None],
         guard: Guard,
         sharing: Callable[[], dict[str, Any] | None] = lambda: None,
+        tenants: Tenants | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._orders = orders
@@ -104,6 +106,7 @@ class AdminApp:
         self._describe_pool = describe_pool
         self._sharing = sharing
         self._guard = guard
+        self._tenants = tenants
 
     def build(self) -> web.Application:
         """Build the aiohttp application."""
@@ -201,9 +204,23 @@ class AdminApp:
             headers=request.headers,
             body=body,
             arrived_s=asyncio.get_running_loop().time(),
+            tenant=self._tenant(request.query.get("tenant")),
         )
         explained = await self._pipeline.explain(inbound, with_tokens=_is_set(request, "tokens"))
         return _json(explained)
+
+    def _tenant(self, name: str | None) -> Tenant | None:
+        """Find the tenant as whom a dry run is made; None: as nobody.
+
+        Raises:
+            BadRequest: there is none of that name.
+        """
+        if name is None:
+            return None
+        tenant = self._tenants.named(name) if self._tenants is not None else None
+        if tenant is None:
+            raise BadRequest(f"there is no tenant {name[:64]!r}", param="tenant")
+        return tenant
 
     async def _show_config(self, _: web.Request) -> web.Response:
         return _json(self._config)

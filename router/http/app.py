@@ -12,7 +12,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
@@ -33,6 +34,7 @@ from router.fleet.fleet import Fleet
 from router.metrics import Metrics
 from router.pipeline import Pipeline
 from router.stages.job import Api, Inbound
+from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ class DataApp:
         routes: Routes,
         not_ready: Callable[[], str | None],
         is_starting: Callable[[], bool],
+        tenants: Tenants | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._fleet = fleet
@@ -95,6 +98,7 @@ class DataApp:
         self._routes = routes
         self._not_ready = not_ready
         self._is_starting = is_starting
+        self._tenants = tenants
         self._may_wait_until_s = time.monotonic() + _START_S
 
     def build(self) -> web.Application:
@@ -112,6 +116,7 @@ class DataApp:
         given = request.headers.get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         reply = WebReply(request)
+        tenant: Tenant | None = None
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
@@ -119,19 +124,22 @@ class DataApp:
             route = self._routes.find(request.method, raw_path)
             if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
                 return await self._models(request)  # with a slash at its end
-            inbound = Inbound(
-                api=_api(request, route),
-                method=request.method,
-                path=route.path,
-                target=f"{route.path}?{query}" if query else route.path,
-                headers=request.headers,
-                body=await self._body(request),
-                arrived_s=arrived_s,
-            )
-            await self._until_started()
-            await self._pipeline.route(inbound, reply, request_id)
+            tenant = self._tenant(request)
+            with _entered(tenant):  # before its body: whoever may not ask costs nothing
+                inbound = Inbound(
+                    api=_api(request, route),
+                    method=request.method,
+                    path=route.path,
+                    target=f"{route.path}?{query}" if query else route.path,
+                    headers=request.headers,
+                    body=await self._body(request, tenant),
+                    arrived_s=arrived_s,
+                    tenant=tenant,
+                )
+                await self._until_started()
+                await self._pipeline.route(inbound, reply, request_id)
         except RouterError as error:
-            return self._failed(request, reply, error, request_id)
+            return self._failed(request, reply, error, request_id, tenant)
         except ConnectionError:
             return self._gone(request, reply)
         except Exception as exc:
@@ -140,9 +148,17 @@ class DataApp:
             where = (InternalError, told, exc.__traceback__)
             logger.error("internal error", extra={"request": request_id}, exc_info=where)
             internal = InternalError(f"internal error; see the router's log for {request_id}")
-            return self._failed(request, reply, internal, request_id)
+            return self._failed(request, reply, internal, request_id, tenant)
         assert reply.response is not None
         return reply.response
+
+    def _tenant(self, request: web.Request) -> Tenant | None:
+        """Find whose request it is; None: clients are not told apart.
+
+        Raises:
+            Unauthorized: its key is missing, or nobody's.
+        """
+        return self._tenants.authenticate(request.headers) if self._tenants is not None else None
 
     async def _until_started(self) -> None:
         """Hold what comes to a router that began a moment ago and is about to know its replicas.
@@ -154,7 +170,7 @@ class DataApp:
                 break
             await asyncio.sleep(_START_LOOK_S)
 
-    async def _body(self, request: web.Request) -> bytes | None:
+    async def _body(self, request: web.Request, tenant: Tenant | None) -> bytes | None:
         """Read the body once, bounded in size and time.
 
         Raises:
@@ -162,16 +178,16 @@ class DataApp:
         """
         if not request.body_exists:
             return None
-        limit = self._limits.body_bytes
+        limit, which = self._limits.body_bytes, "limits.body_bytes"
+        if tenant is not None and tenant.body_bytes is not None and tenant.body_bytes < limit:
+            limit, which = tenant.body_bytes, "your limit"
         try:
             if (request.content_length or 0) > limit:  # not a byte of it need be kept
                 raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
             async with asyncio.timeout(self._limits.receive_timeout_s):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge as exc:
-            raise PayloadTooLarge(
-                f"the body is larger than {limit} bytes (limits.body_bytes)"
-            ) from exc
+            raise PayloadTooLarge(f"the body is larger than {limit} bytes ({which})") from exc
         except web.RequestPayloadError as exc:
             raise BadRequest("the body breaks off or is framed wrongly") from exc
         except TimeoutError as exc:
@@ -180,10 +196,17 @@ class DataApp:
             ) from exc
 
     def _failed(
-        self, request: web.Request, reply: WebReply, error: RouterError, request_id: str
+        self,
+        request: web.Request,
+        reply: WebReply,
+        error: RouterError,
+        request_id: str,
+        tenant: Tenant | None,
     ) -> web.StreamResponse:
         """Answer an error, or cut the connection where an answer has begun."""
         self._metrics.refused.labels(error.code).inc()
+        if tenant is not None:
+            self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
         if reply.response is not None and reply.response.prepared:
             if reply.response.content_type == "text/event-stream":
                 return reply.response  # the stream's client was told by an error event
@@ -194,6 +217,7 @@ class DataApp:
             "refused",
             extra={
                 "request": request_id,
+                "tenant": tenant.name if tenant is not None else None,
                 "status": error.status,
                 "why": why,
                 "param": error.param,
@@ -228,20 +252,42 @@ class DataApp:
         )
 
     async def _models(self, request: web.Request) -> web.Response:
-        """List what all replicas serve, each model once."""
-        models: list[dict[str, Any]] = self._fleet.models()
-        if not models:
-            error = NoReplicaAvailable("no replica has answered yet")
+        """List what all replicas serve, each model once, as far as the client may use it."""
+        try:
+            tenant = self._tenant(request)
+            models: list[dict[str, Any]] = self._fleet.models()
+            if not models:
+                raise NoReplicaAvailable("no replica has answered yet")
+        except RouterError as error:
             return web.Response(
                 status=error.status,
                 body=error_body(error, request.path),
                 content_type="application/json",
                 headers=error_headers(error),
             )
+        if tenant is not None:
+            models = [model for model in models if tenant.may_use(model["id"])]
         return web.Response(
             body=orjson.dumps({"object": "list", "data": models}),
             content_type="application/json",
         )
+
+
+@contextmanager
+def _entered(tenant: Tenant | None) -> Iterator[None]:
+    """Count a request among its tenant's, from its head to its end.
+
+    Raises:
+        RateLimited: it is one too many.
+    """
+    if tenant is None:
+        yield
+        return
+    tenant.account.enter(time.monotonic())
+    try:
+        yield
+    finally:
+        tenant.account.leave()
 
 
 def _api(request: web.Request, route: Route) -> Api:

@@ -19,6 +19,7 @@ from router.index import block_index as index
 from router.index.caches import Claim
 from router.prompt import Tokens
 from router.records import Assignment, Try
+from router.tenants import Charge, Tenant
 
 Api = Literal["chat", "completions", "other"]
 
@@ -33,6 +34,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     headers: CIMultiDictProxy[str]
     body: bytes | None
     arrived_s: float
+    tenant: Tenant | None = None  # None: clients are not told apart
 
 
 class Job(Struct, kw_only=True):
@@ -57,8 +59,14 @@ class Job(Struct, kw_only=True):
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
     tries: list[Try] = []
     is_excused: bool = False  # its last failure says nothing about the replica
+    charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant
     tokenized_s: float = 0.0
     placed_s: float = 0.0
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whose request it is."""
+        return self.inbound.tenant
 
     def digests(self, contract: HashContract, positions: Sequence[int]) -> list[bytes]:
         """List the full digests of some of the prompt's blocks; positions ascending."""

@@ -77,6 +77,7 @@ class Observer:
             extra={
                 "request": job.request_id,
                 "model": job.model,
+                "tenant": record.tenant,
                 "replica": placement.candidate.id,
                 "arm": f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
                 "why": placement.decision.reason,
@@ -107,6 +108,12 @@ class Observer:
     ) -> None:
         name, arrived_s = placement.candidate.id, job.inbound.arrived_s
         metrics, stages = self._of(name), self._stages
+        if job.tenant is not None:
+            label = job.tenant.label
+            self._metrics.tenant_requests.labels(label, record.outcome).inc()
+            self._metrics.tenant_tokens.labels(label, "prompt").inc(job.num_tokens)
+            if job.charge is not None:
+                self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
         self._metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
@@ -209,6 +216,7 @@ def _record(
         at=time.time(),
         api=job.inbound.api,
         model=job.model or "",
+        tenant=job.tenant.name if job.tenant is not None else None,
         policy=placement.policy.name,
         policy_params=params_of(placement.policy),
         assignment=placement.assignment,

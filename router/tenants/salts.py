@@ -5,7 +5,8 @@ next: requests with different salts share no block, on no tier. Salts are secret
 ask for what is cached under it.
 
     tenant   HMAC(secret of the file, name of its cache), or as configured
-    user     HMAC(the tenant's salt, the salt that the client sent)
+    user     HMAC(the tenant's salt, the salt that the client sent); tenants that share one cache
+             have such a salt in common
 
 A client chooses the second message only. Whatever it sends, it gets a salt below its tenant's own,
 so users of one tenant can be kept apart, and no tenant reaches the cache of another.
@@ -31,13 +32,11 @@ def tenant_salt(secret: str, cache: str) -> str:
 
 
 def user_salt(salt: str, sent: object) -> str:
-    """Combine a tenant's salt with what a client sent as `cache_salt` (None: nothing).
+    """Combine a tenant's salt with what a client sent as `cache_salt`.
 
     Raises:
         BadRequest: the engine would refuse what was sent; it must not see it to say so.
     """
-    if sent is None:
-        return salt
     if not isinstance(sent, str) or not 0 < len(sent) <= MAX_CHARS or FORBIDDEN & set(sent):
         raise BadRequest(
             f"`cache_salt` must be a string of 1 to {MAX_CHARS} characters without '@', '/', "

@@ -33,13 +33,28 @@ class Tenant:
     salt: Of its cache; None: it shares its cache with whoever sends no salt.
     """
 
-    __slots__ = ("account", "body_bytes", "label", "models", "name", "priority", "salt", "weight")
+    __slots__ = (
+        "_users_salt",
+        "account",
+        "body_bytes",
+        "label",
+        "models",
+        "name",
+        "priority",
+        "salt",
+        "weight",
+    )
 
-    def __init__(self, entry: TenantEntry, label: str, salt: str | None, account: Account) -> None:
+    def __init__(
+        self, entry: TenantEntry, label: str, secret: str | None, account: Account
+    ) -> None:
+        salt = _salt(entry, secret)
+        shared = tenant_salt(secret, SHARED) if secret is not None else None
         self.name = entry.name
         self.label = label
         self.models = frozenset(entry.models) if entry.models is not None else None
         self.salt = salt
+        self._users_salt = salt or shared
         self.body_bytes = entry.body_bytes
         self.weight = entry.weight
         self.priority = entry.priority
@@ -55,7 +70,9 @@ class Tenant:
         Raises:
             BadRequest: what was sent is no salt.
         """
-        return user_salt(self.salt, sent) if self.salt is not None else None
+        if sent is None or self._users_salt is None:
+            return self.salt
+        return user_salt(self._users_salt, sent)
 
 
 class Tenants:
@@ -141,7 +158,7 @@ class Tenants:
         self._by_digest, self._by_name = {}, {}
         for entry in file.tenants:
             label = self._label(entry.name)
-            tenant = Tenant(entry, label, _salt(entry, file.secret), self.accounts[entry.name])
+            tenant = Tenant(entry, label, file.secret, self.accounts[entry.name])
             self._by_name[entry.name] = tenant
             for digest in entry.keys:
                 found = DIGEST.fullmatch(digest)

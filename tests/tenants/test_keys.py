@@ -60,10 +60,9 @@ def test_a_client_cannot_reach_another_salt() -> None:
     """Whatever it sends is hashed under its tenant's salt: not even the other's salt works."""
     a, b = tenant_salt(SECRET, "tenant/a"), tenant_salt(SECRET, "tenant/b")
 
-    assert user_salt(a, None) == a
-    made = {user_salt(tenant, sent) for tenant in (a, b) for sent in (None, "x", a, b, "user")}
-    assert len(made) == 10
-    assert user_salt(b, a) not in (a, user_salt(a, None))
+    made = {user_salt(tenant, sent) for tenant in (a, b) for sent in ("x", a, b, "user")}
+
+    assert len(made | {a, b}) == 10
 
 
 @pytest.mark.parametrize("sent", ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b", 5, True, [], {}])
