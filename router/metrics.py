@@ -108,6 +108,12 @@ class Metrics:
             ["replica", "reason"],
             registry=r,
         )
+        self.first_event_errors = Counter(
+            "warmroute_first_event_errors",
+            "Streams that failed before anything was generated: 200, then an error; by its status",
+            ["replica", "status"],
+            registry=r,
+        )
         self.not_retried = Counter(
             "warmroute_not_retried",
             "Failed tries that were not followed by another, by why: budget (forward.retry_ratio), "

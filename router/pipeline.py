@@ -38,6 +38,8 @@ from policies.policy import Policy
 from policies.view import CandidateId, ReplicaView, RequestView, Snapshot
 from router.api import openai
 from router.api.failures import error_event
+from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
+from router.api.opening import Begun, opening_of
 from router.api.sessions import session_hash, session_of
 from router.api.side_effects import has_side_effects
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
@@ -77,6 +79,12 @@ logger = logging.getLogger(__name__)
 RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+_HOLD_PROMPT_S: Final = 1.0
+"""How long a stream's beginning without content is kept at most. Of completions and chats: vLLM
+begins them with the first token, and an error follows at once."""
+_HOLD_OTHER_S: Final = 10.0
+"""Of others: the Responses API says that it begins before anything is computed."""
 
 _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 _NOT_PROCESSED: Final = _NOT_SENT | {"status_503"}
@@ -193,7 +201,7 @@ class Pipeline:
         usage: Usage | None = None
         try:
             usage = await self._pass_through(passage, reply)
-            outcome = _outcome(passage.answer.status)
+            outcome = _outcome(passage.answer.outcome_status)
         except UpstreamError:
             outcome = Outcome.REPLICA_FAILED
             raise
@@ -217,8 +225,8 @@ class Pipeline:
 
     def _answered(self, job: Job, placement: Placement, answer: Answer) -> Passage:
         """Note the first byte of an answer."""
-        first_s = self._clock()
-        if job.streams and answer.status == 200:
+        first_s = answer.first_s
+        if job.streams and answer.outcome_status == 200:
             self._fleet.first_token(placement.lease, first_s)
             self._peers.answered(placement.lease, first_s)
         return Passage(job=job, placement=placement, answer=answer, first_s=first_s)
@@ -507,7 +515,9 @@ class Pipeline:
             try:
                 may_move_on = partial(self._may_move_on, job, tried, placement)
                 answer = await self._ask(job, placement, may_move_on)
-                failure = f"status_{answer.status}" if answer.status in RETRYABLE else None
+                if answer.outcome_status in RETRYABLE:
+                    where = "status" if answer.error_status is None else "event"
+                    failure = f"{where}_{answer.outcome_status}"
             except UpstreamError as exc:
                 error, failure = exc, exc.code
             except BaseException:  # the client left while we waited
@@ -540,7 +550,10 @@ class Pipeline:
                 await asyncio.sleep(random.uniform(0.0, pause_s))
 
     async def _ask(self, job: Job, placement: Placement, may_move_on: Callable[[], bool]) -> Answer:
-        """Send one try; an answer that is not a stream is read whole, so it can still move on."""
+        """Send one try and read what can still move on.
+
+        That is an answer that is no stream, and the beginning of one that is.
+        """
         answer = await self._upstream.open(
             placement.candidate.replica.name,
             placement.candidate.replica.url + job.inbound.target,
@@ -550,12 +563,29 @@ class Pipeline:
             may_move_on=may_move_on,
         )
         try:
+            answer.first_s = self._clock()
             if not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
+                answer.first_s = self._clock()
+            elif answer.status == 200:
+                await self._hold(job, placement, answer)
         except BaseException:
             answer.close()
             raise
         return answer
+
+    async def _hold(self, job: Job, placement: Placement, answer: Answer) -> None:
+        """Keep a stream's beginning here until something was generated, or generating failed."""
+        until_s = answer.first_s + (_HOLD_PROMPT_S if job.prompt is not None else _HOLD_OTHER_S)
+        while (said := opening_of(answer.first)) is Begun.NOT_YET:
+            if answer.complete or len(answer.first) >= MAX_OPENING_BYTES:
+                return
+            if not await answer.read_on(until_s - self._clock()):
+                return
+        if isinstance(said, int):
+            answer.error_status = said
+            name = placement.candidate.replica.name
+            self._metrics.first_event_errors.labels(name, str(said)).inc()
 
     def _may_move_on(self, job: Job, tried: set[str], placement: Placement) -> bool:
         """Say whether a try that gets no answer in time may be followed by one more."""

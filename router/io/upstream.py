@@ -71,7 +71,9 @@ class Answer:
         "_replica",
         "_response",
         "_waits_since_s",
+        "error_status",
         "first",
+        "first_s",
         "headers",
         "status",
     )
@@ -88,6 +90,13 @@ class Answer:
         self.status = response.status
         self.headers = response.headers
         self.first = first
+        self.first_s = 0.0  # when they came, by the caller's clock
+        self.error_status: int | None = None  # of a stream whose first event is an error
+
+    @property
+    def outcome_status(self) -> int:
+        """The status that says how it went: a stream's own error, else HTTP's."""
+        return self.error_status or self.status
 
     @property
     def is_event_stream(self) -> bool:
@@ -112,6 +121,22 @@ class Answer:
             parts.append(chunk)
             num_bytes += len(chunk)
         self.first = b"".join(parts)
+
+    async def read_on(self, wait_s: float) -> bool:
+        """Read the next piece into `first`; False, and nothing lost, if none comes in time.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: the answer broke off.
+        """
+        if wait_s <= 0.0:
+            return False
+        deadline = asyncio.timeout(wait_s)
+        try:
+            async with deadline:
+                self.first += await self._next()
+        except TimeoutError:
+            return False
+        return True
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body after `first`, as it arrives.

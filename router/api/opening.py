@@ -1,0 +1,123 @@
+"""The beginning of an event stream: has anything been generated, or did generating fail?
+
+vLLM answers 200 before it knows whether a request will work. What fails then (an object of the
+pool is gone, a step of the engine raised) is an event, behind what was said before the first token:
+a role, an id, a message without content. Until something was generated a request can be answered
+elsewhere as well, so an answer's beginning is read up to there.
+
+Source: vLLM 0.32 entrypoints/openai/chat_completion/serving.py (role first, then the error, then
+[DONE]), openai/completion, anthropic/serving.py (`event: error`, type internal_error whatever it
+was), openai/responses (response.created and response.in_progress come before anything is computed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+import orjson
+
+MAX_BYTES: Final = 64 * 1024
+"""Of a beginning: with `return_token_ids` the role brings the prompt's ids; longer is not held."""
+
+_PREAMBLES: Final = frozenset(
+    {"ping", "message_start", "response.created", "response.in_progress", "response.queued"}
+)
+
+# Source: Anthropic's and OpenAI's error types, those whose fault is the client's.
+_STATUS_BY_TYPE: Final = {
+    "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "NotFoundError": 404,
+    "invalid_prompt": 400,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "overloaded_error": 503,
+}
+
+
+class Begun(Enum):
+    """What the beginning of a stream says, where it is no error."""
+
+    NOT_YET = "not_yet"  # nothing was generated so far
+    CONTENT = "content"
+
+
+def opening_of(beginning: bytes) -> Begun | int:
+    """Read what came so far: whether something was generated; the HTTP status of an error.
+
+    Only events that are whole count. An event that is not understood is content: it is the
+    client's.
+    """
+    # Mostly \n; \r\n and \r are allowed (WHATWG HTML section 9.2.5).
+    text = (
+        beginning.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in beginning else beginning
+    )
+    events = text.split(b"\n\n")
+    for event in events[:-1]:
+        said = _said_by(event)
+        if said is not Begun.NOT_YET:
+            return said
+    return Begun.NOT_YET
+
+
+def _said_by(event: bytes) -> Begun | int:
+    data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+    if not data:  # a comment, or an event's name alone
+        return Begun.NOT_YET
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:  # [DONE], too
+        return Begun.CONTENT
+    if not isinstance(value, dict):
+        return Begun.CONTENT
+    kind = value.get("type")
+    error = _error_in(value, kind)
+    if error is not None:
+        return _status(error)
+    if isinstance(kind, str):
+        return Begun.NOT_YET if kind in _PREAMBLES else Begun.CONTENT
+    choices = value.get("choices")
+    if isinstance(choices, list) and not any(map(_has_content, choices)):
+        return Begun.NOT_YET
+    return Begun.CONTENT
+
+
+def _error_in(value: Mapping[str, Any], kind: object) -> Mapping[str, Any] | None:
+    """Find the error of an event that is one, in any of the APIs' shapes."""
+    if kind == "response.failed":
+        response = value.get("response")
+        error = response.get("error") if isinstance(response, dict) else None
+        return error if isinstance(error, dict) else {}
+    error = value.get("error")
+    if isinstance(error, dict):
+        return error
+    return value if kind == "error" or value.get("object") == "error" else None
+
+
+def _status(error: Mapping[str, Any]) -> int:
+    """Find an error's status: its number, else what its name means, else the engine's fault."""
+    for key in ("code", "status", "type"):
+        said = error.get(key)
+        if isinstance(said, str):
+            said = int(said) if said.isdecimal() and len(said) == 3 else _STATUS_BY_TYPE.get(said)
+        if isinstance(said, int) and 400 <= said <= 599:
+            return said
+    return 500
+
+
+def _has_content(choice: object) -> bool:
+    """Say whether a chunk's choice brings anything but a role."""
+    if not isinstance(choice, dict):
+        return True
+    if choice.get("finish_reason") is not None or choice.get("text"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(
+        value not in (None, "", [], {}) for key, value in delta.items() if key != "role"
+    )

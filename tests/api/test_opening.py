@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.api.opening import Begun, opening_of
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def chunk(**delta: Any) -> bytes:
+    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+ROLE = chunk(role="assistant", content="")
+CREATED = event({"type": "response.created", "response": {"error": None}}, "response.created")
+START = event({"type": "message_start", "message": {"content": []}}, "message_start")
+FAILED = event({"error": {"message": "m", "type": "InternalServerError", "code": 500}})
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "expected"),
+    [
+        (b"", Begun.NOT_YET),
+        (b": ping\n\n", Begun.NOT_YET),
+        (ROLE, Begun.NOT_YET),
+        (CREATED, Begun.NOT_YET),
+        (START, Begun.NOT_YET),
+        (event({"type": "ping"}, "ping"), Begun.NOT_YET),
+        (event({"choices": [{"text": "", "finish_reason": None}]}), Begun.NOT_YET),
+        (chunk(content="a")[:-1], Begun.NOT_YET),  # not whole
+        (ROLE + chunk(content="a"), Begun.CONTENT),
+        (ROLE + chunk(reasoning_content="a"), Begun.CONTENT),
+        (ROLE + chunk(tool_calls=[{"index": 0}]), Begun.CONTENT),
+        (event({"choices": [{"text": "a"}]}), Begun.CONTENT),
+        (event({"choices": [{"text": "", "finish_reason": "stop"}]}), Begun.CONTENT),
+        (ROLE + DONE, Begun.CONTENT),
+        (START + event({"type": "content_block_start"}), Begun.CONTENT),
+        (CREATED + event({"type": "response.output_item.added"}), Begun.CONTENT),
+        (b"data: what is this\n\n", Begun.CONTENT),
+        (b"data: [1]\n\n", Begun.CONTENT),
+        (FAILED + DONE, 500),
+        (ROLE + FAILED + DONE, 500),
+        (ROLE.replace(b"\n", b"\r\n") + FAILED.replace(b"\n", b"\r\n"), 500),
+        (ROLE + event({"error": {"message": "m", "code": 503}}), 503),
+        (event({"error": {"message": "m", "type": "BadRequestError", "code": 400}}), 400),
+        (event({"object": "error", "message": "m", "code": 400}), 400),
+        (event({"type": "error", "error": {"type": "internal_error"}}, "error"), 500),
+        (START + event({"type": "error", "error": {"type": "overloaded_error"}}, "error"), 503),
+        (event({"type": "error", "error": {"type": "invalid_request_error"}}, "error"), 400),
+        (CREATED + event({"type": "response.failed", "response": {"error": None}}), 500),
+        (event({"type": "response.failed", "response": {"error": {"code": "server_error"}}}), 500),
+        (event({"type": "error", "code": "rate_limit_exceeded", "message": "m"}), 429),
+        (chunk(content="a") + FAILED, Begun.CONTENT),
+    ],
+)
+def test_a_beginning_is_read_as_its_api_means_it(beginning: bytes, expected: Begun | int) -> None:
+    """What was generated is the client's; what failed before is not, yet."""
+    assert opening_of(beginning) == expected
