@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint test-engines compose-check chaos fuzz bench docs lock clean
+.PHONY: demo test lint test-engines compose-check chaos fuzz bench docs lock audit sbom clean
 
 demo: $(STAMP)            ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -41,13 +41,28 @@ docs: $(STAMP)            ## regenerate what is made from the code
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-lock:                     ## pin anew (uv writes no index address into its output)
-	uv pip compile -q --no-header --no-annotate -c constraints.txt pyproject.toml -o requirements.txt
-	uv pip compile -q --no-header --no-annotate -c constraints.txt -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
+PIN := uv pip compile -q --no-header --no-annotate --generate-hashes -c constraints.txt
+lock:                     ## pin anew, with hashes (uv writes no index address into its output)
+	$(PIN) pyproject.toml -o requirements.txt
+	$(PIN) -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
+	$(PIN) -c requirements-dev.txt --extra experiments pyproject.toml -o docker/requirements-experiments.txt
+	echo setuptools | $(PIN) -c requirements-dev.txt - -o docker/requirements-build.txt
+
+AUDIT := build/audit
+$(AUDIT)/bin/pip-audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install -q --disable-pip-version-check pip-audit cyclonedx-bom
+
+audit: $(AUDIT)/bin/pip-audit  ## known vulnerabilities of what is pinned; asks a public database
+	$(AUDIT)/bin/pip-audit --disable-pip --require-hashes -r requirements.txt
+
+sbom: $(AUDIT)/bin/pip-audit   ## what the image has in it: build/sbom.cdx.json (CycloneDX)
+	$(AUDIT)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml \
+	  --output-reproducible --of JSON -o build/sbom.cdx.json
 
 clean:
 	rm -rf $(VENV) .engines build *.egg-info demo-out

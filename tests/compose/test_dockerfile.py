@@ -81,3 +81,47 @@ def test_packages_of_the_wheel_are_in_the_image() -> None:
     copied = " ".join(text for kind, text in dockerfile().all if kind == "COPY")
     for package in packed[:3]:
         assert f"{package} {package}" in copied
+
+
+def test_whatever_is_installed_is_pinned_by_hash() -> None:
+    """Each pip of the build takes a file of pins or our own wheel; each pin has hashes."""
+    runs = [text for kind, text in dockerfile().all if kind == "RUN"]
+    pips = [
+        step for text in runs for step in text.split("&&") if re.search(r"\bpip .*install ", step)
+    ]
+    pins = [ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
+    pins += sorted(DOCKER.glob("requirements-*.txt"))
+
+    assert len(pips) == 3
+    for step in pips[:-1]:
+        assert "--require-hashes -r" in re.sub(r"\s+", " ", step)
+    assert "--no-deps /wheels/*.whl" in pips[-1]
+    assert len(pins) == 4
+    for file in pins:
+        entries = file.read_text().replace("\\\n", " ").splitlines()
+        assert entries
+        for entry in entries:
+            assert re.match(r"[a-z0-9-]+==\S+( .*)? +--hash=sha256:[0-9a-f]{64}", entry), entry
+
+
+def test_images_can_be_pinned_by_digest(tmp_path: Path) -> None:
+    """Of every service and of the base; again, it moves to what the tags have become."""
+    for name in ("pin.sh", ".env", "Dockerfile"):
+        shutil.copy(DOCKER / name, tmp_path)
+    docker = tmp_path / "docker"
+
+    def pinned(digit: str) -> str:
+        docker.write_text(f"#!/bin/sh\necho sha256:{digit * 64}\n")
+        docker.chmod(0o755)
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        subprocess.run([tmp_path / "pin.sh"], env=path, check=True, capture_output=True)
+        return (tmp_path / ".env").read_text() + (tmp_path / "Dockerfile").read_text()
+
+    for digit in "ab":
+        text = pinned(digit)
+        found = re.findall(r"^(?:\w+_IMAGE=|FROM )(\S+)", text, flags=re.MULTILINE)
+
+        assert len(found) == 8
+        for image in found:
+            is_ours = image.startswith("warmroute")
+            assert is_ours or re.fullmatch(rf"\S+:[\w.-]+@sha256:{digit}{{64}}", image), image
