@@ -15,8 +15,8 @@ from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
 from router.index.rank_stream import RankStream
 from router.index.shared_stream import SharedStream
-from router.io.engine_api import EventSource
 from router.io.engine_events import EngineEvents, reachable_endpoint
+from router.io.engine_pages import EventSource
 
 _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not tell

@@ -37,7 +37,8 @@ from router.index.pool_readers import PoolReaders
 from router.index.rank_stream import RankStream
 from router.index.shared_pool import SharedPool
 from router.ingest import follow
-from router.io.engine_api import EngineApi, EngineFacts, EventSource
+from router.io.engine_api import EngineApi, EngineFacts
+from router.io.engine_pages import EventSource
 from router.io.upstream import Upstream
 from router.prompt import NeedsEngine, Prompter, Prompters, load_prompter
 from router.sharing import Sharing

@@ -23,8 +23,9 @@ from router.index.block_index import BlockIndex
 from router.index.rank_stream import RankStream
 from router.index.shared_pool import SharedPool
 from router.ingest import Pace, follow
-from router.io.engine_api import EngineApi, EngineFacts, EventSource
+from router.io.engine_api import EngineApi, EngineFacts
 from router.io.engine_events import EngineEvents, Received, reachable_endpoint
+from router.io.engine_pages import EventSource
 from router.io.ports import reach
 
 _CONNECT_S: Final = 2.0

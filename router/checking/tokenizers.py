@@ -15,7 +15,8 @@ from router.checking.deadline import Deadline
 from router.checking.seen import ModelSeen
 from router.config import TokensConfig
 from router.errors import BadRequest, RouterError, UpstreamError
-from router.io.engine_api import EngineApi, ServedModel
+from router.io.engine_api import EngineApi
+from router.io.engine_pages import ServedModel
 from router.prompt import NeedsEngine, Prompter, load_prompter
 
 _SAMPLE: Final = [

@@ -6,43 +6,31 @@ with less (a replica without `/kv_event_sources` is routed to approximately).
 
 from __future__ import annotations
 
-import math
-import re
+import asyncio
 import ssl
-from typing import Any, Final, Self
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Final, Self
 
 import httpx
-import msgspec
 from msgspec import Struct
 
 from router.engine_key import NO_KEY, EngineKey
 from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-
-NOT_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding may raise: wrong shape, bytes that are no text, brackets without end."""
+from router.io import engine_pages as pages
+from router.io.engine_pages import EventSource, ServedModel
 
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
 
-_LABELS: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+_MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
+_PATIENCE: Final = 3  # a whole answer may take so many times as long as its next bytes
 
 
-class ServedModel(Struct, frozen=True):
-    """One entry of `/v1/models`. An adapter's `parent` is its base model, `root` its path."""
+class Answer(Struct, frozen=True):
+    """A whole answer."""
 
-    id: str
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
-
-
-class EventSource(Struct, frozen=True):
-    """Where one rank publishes its KV events (vLLM's KVEventsConfig, resolved)."""
-
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
-    enable_kv_cache_events: bool = True
-    publisher: str | None = "zmq"  # "null": events are made and thrown away
+    status: int
+    body: bytes
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
@@ -68,14 +56,6 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     num_waiting: dict[int, int]
 
 
-class _ModelList(Struct):
-    data: list[ServedModel]
-
-
-class _Tokenized(Struct):
-    tokens: list[int]
-
-
 class EngineApi:
     """Asks replicas about themselves. Use as an async context manager."""
 
@@ -83,7 +63,10 @@ class EngineApi:
         self, *, timeout_s: float, ca_file: str | None = None, key: EngineKey = NO_KEY
     ) -> None:
         self._key = key
+        self._timeout_s = timeout_s
         self._client = httpx.AsyncClient(
+            headers={"Accept-Encoding": "identity"},  # a kilobyte may be a gigabyte
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is kept
             timeout=timeout_s,
             verify=ssl.create_default_context(cafile=ca_file) if ca_file is not None else True,
             trust_env=False,
@@ -103,41 +86,46 @@ class EngineApi:
             UpstreamUnreachable, UpstreamTimeout: nobody there.
             UpstreamBroken: somebody, but not an OpenAI-compatible server; the message says why.
         """
-        response = await self._get(replica, url, "/v1/models")
-        if response.status_code in (401, 403):
+        answer = await self._get(replica, url, "/v1/models")
+        if answer.status in (401, 403):
             raise UpstreamBroken(
                 replica,
-                f"{url}/v1/models answered {response.status_code}: the engine has an --api-key; "
+                f"{url}/v1/models answered {answer.status}: the engine has an --api-key; "
                 "name its file in engine.api_key_file (of a replica that was added, also its host "
                 "in engine.key_hosts)",
             )
         try:
-            models = msgspec.json.decode(response.content, type=_ModelList).data
-        except NOT_JSON as exc:
+            models = pages.models(answer.body)
+        except ValueError as exc:
             raise UpstreamBroken(
                 replica,
-                f"{url}/v1/models answered {response.status_code} without a model list: "
-                "not an OpenAI-compatible server?",
+                f"{url}/v1/models answered {answer.status} without a model list: "
+                f"not an OpenAI-compatible server? ({exc})",
             ) from exc
         if not models:
             raise UpstreamBroken(replica, f"{url}/v1/models lists no model")
         version = await self._optional(replica, url, "/version")
         sources = await self._optional(replica, url, "/kv_event_sources")
         metrics = await self._optional(replica, url, "/metrics")
-        info = _cache_config(metrics.text) if metrics is not None else {}
-        ranks = _by_rank(metrics.text, "vllm:num_requests_running") if metrics is not None else {}
-        published = _event_sources(sources)
+        page = pages.Metrics(metrics) if metrics is not None else None
+        info = page.cache_config() if page is not None else {}
+        ranks = page.by_rank("vllm:num_requests_running") if page is not None else {}
+        published = {
+            rank: source
+            for rank, source in (_event_sources(sources) or {}).items()
+            if source.enable_kv_cache_events and source.publisher in ("zmq", None)
+        }
         return EngineFacts(
-            models=tuple(models),
-            version=_version(version),
-            block_size=_int(info.get("block_size")),
-            num_gpu_blocks=_int(info.get("num_gpu_blocks")),
-            prefix_caching=_bool(info.get("enable_prefix_caching")),
+            models=models,
+            version=pages.version(version) if version is not None else None,
+            block_size=pages.block_size(info.get("block_size")),
+            num_gpu_blocks=pages.num_blocks(info.get("num_gpu_blocks")),
+            prefix_caching=pages.flag(info.get("enable_prefix_caching")),
             hash_algorithm=info.get("prefix_caching_hash_algo"),
-            started_s=_started(metrics.text) if metrics is not None else None,
+            started_s=page.started_s() if page is not None else None,
             num_ranks=max(len(ranks), len(published), 1),
             event_sources=published,
-            has_pool_connector=metrics is not None and _POOL_METRIC in metrics.text,
+            has_pool_connector=page is not None and page.mentions(_POOL_METRIC),
         )
 
     async def event_publishers(self, replica: str, url: str) -> list[EventSource] | None:
@@ -145,13 +133,8 @@ class EngineApi:
 
         None: it has no such route, as older releases, or does not answer.
         """
-        response = await self._optional(replica, url, "/kv_event_sources")
-        if response is None:
-            return None
-        try:
-            return list(msgspec.json.decode(response.content, type=dict[str, EventSource]).values())
-        except NOT_JSON:
-            return None
+        sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
+        return list(sources.values()) if sources is not None else None
 
     async def ping(self, replica: str, url: str) -> None:
         """Probe `/health`.
@@ -159,20 +142,20 @@ class EngineApi:
         Raises:
             UpstreamError: unreachable, silent, or not healthy by its own word.
         """
-        response = await self._get(replica, url, "/health")
-        if response.status_code != 200:
-            raise UpstreamBroken(replica, f"/health answered {response.status_code}")
+        answer = await self._get(replica, url, "/health")
+        if answer.status != 200:
+            raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
     async def load(self, replica: str, url: str) -> EngineLoad | None:
         """Read how busy the replica says it is; None: it has no metrics."""
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
-        text = metrics.text
+        page = pages.Metrics(metrics)
         return EngineLoad(
-            started_s=_started(text),
-            num_running=_by_rank(text, "vllm:num_requests_running"),
-            num_waiting=_by_rank(text, "vllm:num_requests_waiting"),
+            started_s=page.started_s(),
+            num_running=page.by_rank("vllm:num_requests_running"),
+            num_waiting=page.by_rank("vllm:num_requests_waiting"),
         )
 
     async def tokenize(self, replica: str, url: str, body: bytes, *, timeout_s: float) -> list[int]:
@@ -182,7 +165,7 @@ class EngineApi:
             BadRequest: the engine says that the request is wrong.
             UpstreamError: it did not answer in time or not with tokens.
         """
-        response = await self._send(
+        answer = await self._send(
             replica,
             self._client.build_request(
                 "POST",
@@ -191,120 +174,80 @@ class EngineApi:
                 headers={"Content-Type": "application/json", **self._key.headers(url)},
                 timeout=timeout_s,
             ),
+            timeout_s=timeout_s,
+            max_bytes=_MAX_TOKENS_BYTES,
         )
-        if response.status_code in (400, 422):
-            raise BadRequest(f"the engine refused the prompt: {_message(response.content)}")
+        if answer.status in (400, 422):
+            raise BadRequest(f"the engine refused the prompt: {pages.refusal(answer.body)}")
         try:
-            return msgspec.json.decode(response.content, type=_Tokenized).tokens
-        except NOT_JSON as exc:
+            return pages.tokens(answer.body)
+        except ValueError as exc:
             raise UpstreamBroken(
-                replica, f"/tokenize answered {response.status_code} without tokens"
+                replica, f"/tokenize answered {answer.status} without tokens"
             ) from exc
 
-    async def _get(self, replica: str, url: str, path: str) -> httpx.Response:
-        headers = self._key.headers(url)
-        return await self._send(
-            replica, self._client.build_request("GET", url + path, headers=headers)
-        )
+    async def _get(self, replica: str, url: str, path: str) -> Answer:
+        request = self._client.build_request("GET", url + path, headers=self._key.headers(url))
+        return await self._send(replica, request, timeout_s=_PATIENCE * self._timeout_s)
 
-    async def _optional(self, replica: str, url: str, path: str) -> httpx.Response | None:
+    async def _optional(self, replica: str, url: str, path: str) -> bytes | None:
         """Get what a replica may not have; None unless it answers 200."""
         try:
-            response = await self._get(replica, url, path)
+            answer = await self._get(replica, url, path)
         except (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken):
             return None
-        return response if response.status_code == 200 else None
+        return answer.body if answer.status == 200 else None
 
-    async def _send(self, replica: str, request: httpx.Request) -> httpx.Response:
+    async def _send(
+        self,
+        replica: str,
+        request: httpx.Request,
+        *,
+        timeout_s: float,
+        max_bytes: int = _MAX_PAGE_BYTES,
+    ) -> Answer:
+        """Get a whole answer: by a deadline, of a bounded size."""
         try:
-            return await self._client.send(request)
-        except httpx.TimeoutException as exc:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.send(request, stream=True)
+                try:
+                    return Answer(response.status_code, await _read(response, max_bytes))
+                finally:
+                    await response.aclose()
+        except (httpx.TimeoutException, TimeoutError) as exc:
             raise UpstreamTimeout(replica, f"{request.url} was silent") from exc
         except httpx.ConnectError as exc:
             raise UpstreamUnreachable(replica, f"{request.url} refused the connection") from exc
-        except (httpx.HTTPError, AttributeError) as exc:
+        except (httpx.HTTPError, httpx.StreamError, AttributeError, ValueError) as exc:
             # AttributeError: anyio asks a connection for its peer, which uvloop does not have any
             # more where it was cut in the moment it was made. Found by `make chaos`.
-            raise UpstreamBroken(replica, f"{request.url}: {type(exc).__name__}") from exc
+            reason = str(exc) if isinstance(exc, _OddAnswer) else type(exc).__name__
+            raise UpstreamBroken(replica, f"{request.url}: {reason}") from exc
 
 
-def _cache_config(text: str) -> dict[str, str]:
-    """Read the labels of vllm:cache_config_info (rank 0 speaks for all)."""
-    for line in _samples(text, "vllm:cache_config_info"):
-        return dict(_LABELS.findall(line))
-    return {}
+class _OddAnswer(ValueError):
+    """An answer that is not read to its end; the message is ours."""
 
 
-def _by_rank(text: str, name: str) -> dict[int, int]:
-    """Read a gauge with an `engine` label: rank -> value, summed over models."""
-    ranks: dict[int, int] = {}
-    for line in _samples(text, name):
-        labels = dict(_LABELS.findall(line))
-        rank = _int(labels.get("engine")) or 0
-        ranks[rank] = ranks.get(rank, 0) + round(_value(line) or 0.0)
-    return ranks
+async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+    """Read a body as it comes.
+
+    Raises:
+        _OddAnswer: it is compressed, or larger than it may be.
+    """
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise _OddAnswer("answered compressed, which nobody asked for")
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _OddAnswer(f"answered more than {max_bytes} bytes")
+    return bytes(body)
 
 
-def _started(text: str) -> float | None:
-    for line in _samples(text, "process_start_time_seconds"):
-        return _value(line)
-    return None
-
-
-def _value(line: str) -> float | None:
-    """Read a sample's value; None: it is no finite number."""
+def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:
+    """Read who publishes events; None: it has no such route, or one that says something else."""
     try:
-        value = float(line.rpartition(" ")[2])
+        return pages.event_sources(body) if body is not None else None
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
-
-
-def _samples(text: str, name: str) -> list[str]:
-    """Find the lines of one metric. A full parse of an engine's page takes 20 ms of the loop."""
-    lines = []
-    start = 0
-    while (at := text.find(f"\n{name}", start)) >= 0:
-        end = text.find("\n", at + 1)
-        line = text[at + 1 : end if end >= 0 else None]
-        if line[len(name) : len(name) + 1] in ("{", " "):
-            lines.append(line)
-        start = at + 1
-    return lines
-
-
-def _event_sources(response: httpx.Response | None) -> dict[int, EventSource]:
-    if response is None:
-        return {}
-    try:
-        sources = msgspec.json.decode(response.content, type=dict[str, EventSource])
-        return {
-            int(rank): source
-            for rank, source in sources.items()
-            if source.enable_kv_cache_events and source.publisher in ("zmq", None)
-        }
-    except NOT_JSON:
-        return {}
-
-
-def _version(response: httpx.Response | None) -> str | None:
-    try:
-        version: Any = response.json().get("version") if response is not None else None
-    except (*NOT_JSON, AttributeError):
-        return None
-    return version if isinstance(version, str) else None
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])[:500]
-    except (*NOT_JSON, KeyError, TypeError):
-        return "no reason given"
-
-
-def _int(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
-
-
-def _bool(text: str | None) -> bool | None:
-    return {"True": True, "False": False}.get(text or "")

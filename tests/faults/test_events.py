@@ -160,6 +160,8 @@ NONSENSE = [
     {"metrics": (200, '\nvllm:num_requests_running{engine="0"} NaN\n')},
     {"metrics": (200, "\nvllm:num_requests_running{\n\nprocess_start_time_seconds x\n")},
     {"metrics": (200, '\nvllm:cache_config_info{block_size="x",num_gpu_blocks="None"} 1.0\n')},
+    {"metrics": (200, '\nvllm:cache_config_info{block_size="²"} 1.0\n')},
+    {"metrics": (200, '\nvllm:cache_config_info{num_gpu_blocks="' + "9" * 5_000 + '"} 1.0\n')},
     {"metrics": (500, "")},
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -10,9 +12,11 @@ import pytest
 from aiohttp import web
 
 from router.engine_key import EngineKey
-from router.errors import BadRequest, UpstreamBroken, UpstreamUnreachable
+from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from router.hosts import HostRules
-from router.io.engine_api import EngineApi, EventSource, ServedModel
+from router.io import engine_api, engine_pages
+from router.io.engine_api import EngineApi
+from router.io.engine_pages import EventSource, ServedModel
 from tests.io.conftest import Serve
 from tests.ports import free_port
 
@@ -176,3 +180,105 @@ async def test_a_connection_cut_as_it_is_made_is_a_broken_replica(
 
     with pytest.raises(UpstreamBroken, match="AttributeError"):
         await api.ping("r1", "http://127.0.0.1:1")
+
+
+async def test_answers_have_a_size(
+    replica: Replica, api: EngineApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond it nothing more is read."""
+    monkeypatch.setattr(engine_api, "_MAX_PAGE_BYTES", 10)
+    monkeypatch.setattr(engine_api.EngineApi._send, "__kwdefaults__", {"max_bytes": 10})
+    await api.ping("r1", await replica({"/health": (200, "a" * 10)}))
+    with pytest.raises(UpstreamBroken, match="more than 10 bytes"):
+        await api.ping("r1", await replica({"/health": (200, "a" * 11)}))
+
+
+async def test_compressed_answers_are_refused(serve: Serve, api: EngineApi) -> None:
+    """Nobody asked for one, and a kilobyte may be a gigabyte."""
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        bomb = gzip.compress(bytes(10_000_000))
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    with pytest.raises(UpstreamBroken, match="compressed"):
+        await api.facts("r1", await serve(handler))
+
+
+async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
+    """Each byte comes in time; the whole does not."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"a")
+            await asyncio.sleep(0.02)
+
+    async with EngineApi(timeout_s=0.1) as api:
+        with pytest.raises(UpstreamTimeout):
+            await api.ping("r1", await serve(handler))
+
+
+async def test_cookies_are_not_kept(serve: Serve, api: EngineApi) -> None:
+    """An engine may set as many as it likes."""
+    cookies: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        cookies.append(request.headers.get("Cookie"))
+        return web.Response(headers={"Set-Cookie": f"a{len(cookies)}=1; Path=/"})
+
+    url = await serve(handler)
+    for _ in range(3):
+        await api.ping("r1", url)
+
+    assert cookies == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:cache_config_info{block_size="²",num_gpu_blocks="' + "9" * 5000 + '"} 1.0',
+        'vllm:cache_config_info{block_size="-16",num_gpu_blocks="x"} 1.0',
+        'vllm:cache_config_info{block_size="0",num_gpu_blocks="1e5"} 1.0',
+        'vllm:cache_config_info{block_size="99999999"} 1.0',
+    ],
+)
+async def test_figures_that_are_none_are_left_out(
+    replica: Replica, api: EngineApi, line: str
+) -> None:
+    """More digits than int takes, digits of another script, sizes of no engine."""
+    url = await replica({"/v1/models": MODELS, "/metrics": (200, "# x\n" + line)})
+
+    facts = await api.facts("r1", url)
+
+    assert (facts.block_size, facts.num_gpu_blocks) == (None, None)
+
+
+async def test_too_many_models_are_refused(replica: Replica, api: EngineApi) -> None:
+    """A tokenizer is loaded for each base model."""
+    many = [{"id": f"m{number}"} for number in range(engine_pages.MAX_MODELS + 1)]
+
+    with pytest.raises(UpstreamBroken, match="the limit is 1024"):
+        await api.facts("r1", await replica({"/v1/models": {"data": many}}))
+
+
+async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
+    """Each is a candidate with sockets of its own; what is beyond is left out."""
+    lines = [f'vllm:num_requests_running{{engine="{rank}"}} 1e308' for rank in range(1_000)]
+    sources = {str(rank): {"endpoint": "tcp://*:1"} for rank in (-1, 0, 255, 256, 10**9)}
+    url = await replica(
+        {
+            "/v1/models": MODELS,
+            "/metrics": (200, "\n".join(lines)),
+            "/kv_event_sources": sources,
+        }
+    )
+
+    facts = await api.facts("r1", url)
+    load = await api.load("r1", url)
+
+    assert facts.num_ranks <= engine_pages.MAX_RANKS
+    assert set(facts.event_sources) == {0, 255}
+    assert load is not None
+    assert set(load.num_running.values()) == {0}

@@ -1,0 +1,128 @@
+"""Whatever an engine answers about itself: values in range, None, or a ValueError."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import httpx
+from hypothesis import strategies as st
+
+from router.contracts import MAX_BLOCK_SIZE
+from router.errors import BadRequest, UpstreamError
+from router.io import engine_pages as pages
+from router.io.engine_api import EngineApi
+from tests.fuzz.budget import fuzz
+from tests.fuzz.mutations import json_bytes, mangled
+from tests.io.test_engine_api import METRICS, MODELS, SOURCES
+
+SANE = {
+    "/v1/models": st.just(MODELS),
+    "/version": st.just({"version": "0.32.0"}),
+    "/kv_event_sources": st.just(SOURCES),
+    "/tokenize": st.just({"count": 2, "tokens": [5, 6], "max_model_len": 1}),
+}
+JSON = {path: json_bytes(sane) for path, sane in SANE.items()}
+
+lines = st.lists(
+    st.sampled_from(
+        [
+            *METRICS.splitlines(),
+            "process_start_time_seconds NaN",
+            "process_start_time_seconds 1e999",
+            'vllm:num_requests_running{engine="²"} 1e308',
+            'vllm:num_requests_running{engine="99999999"} 1',
+            'vllm:num_requests_waiting{engine="0"} -3',
+            'vllm:num_requests_waiting{engine="' + "9" * 5_000 + '"} 1',
+            'vllm:cache_config_info{block_size="0",num_gpu_blocks="' + "9" * 5_000 + '"} 1.0',
+            'vllm:cache_config_info{block_size="²",num_gpu_blocks="-1"} 1.0',
+            "vllm:cache_config_info{" + "a" * 3_000,
+        ]
+    ),
+    max_size=12,
+).map(lambda some: "\n".join(some).encode())
+metrics = st.one_of(mangled(lines), st.binary(max_size=100))
+headers = st.sampled_from(
+    [{}, {"Content-Type": "text/plain; charset=hex"}, {"Content-Encoding": "gzip"}]
+    + [{"Content-Type": f"text/plain; charset={name}"} for name in ("idna", "utf-7", "nonsense")]
+)
+
+
+@fuzz(JSON["/v1/models"], JSON["/kv_event_sources"], JSON["/version"], JSON["/tokenize"])
+def test_json_answers(models: bytes, sources: bytes, version: bytes, tokens: bytes) -> None:
+    """What is read of them is in range."""
+    for read, body in ((pages.models, models), (pages.event_sources, sources)):
+        try:
+            found: Any = read(body)
+        except ValueError:
+            continue
+        assert len(found) <= max(pages.MAX_MODELS, pages.MAX_RANKS)
+        if read is pages.models:
+            assert all(m.max_model_len is None or m.max_model_len >= 0 for m in found)
+        else:
+            assert all(0 <= rank < pages.MAX_RANKS for rank in found)
+    pages.version(version)
+    assert len(pages.refusal(models)) <= 500
+    try:
+        assert all(0 <= token < 2**31 for token in pages.tokens(tokens))
+    except ValueError:
+        pass
+
+
+@fuzz(metrics)
+def test_metrics_pages(body: bytes) -> None:
+    """Counts are none or small, times are finite, ranks are few."""
+    page = pages.Metrics(body)
+    info = page.cache_config()
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+        for rank, value in page.by_rank(name).items():
+            assert 0 <= rank < pages.MAX_RANKS
+            assert 0 <= value < 2**53
+    started_s = page.started_s()
+    assert started_s is None or math.isfinite(started_s)
+    size = pages.block_size(info.get("block_size"))
+    assert size is None or 0 < size <= MAX_BLOCK_SIZE
+    blocks = pages.num_blocks(info.get("num_gpu_blocks"))
+    assert blocks is None or 0 <= blocks <= 2**40
+
+
+class Engine:
+    """Answers with bytes; one client asks for all examples, for it takes a while to make."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {}
+        self.headers: dict[str, str] = {}
+        self.status = 200
+        self.api = EngineApi(timeout_s=2)
+        self.api._client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        stream = httpx.ByteStream(self.answers.get(request.url.path, b""))  # nothing decodes it
+        return httpx.Response(self.status, headers=self.headers, stream=stream)
+
+    async def ask(self) -> None:
+        for asked in (
+            self.api.facts("r1", "http://r1"),
+            self.api.load("r1", "http://r1"),
+            self.api.event_publishers("r1", "http://r1"),
+            self.api.tokenize("r1", "http://r1", b"{}", timeout_s=2),
+        ):
+            with suppress(UpstreamError, BadRequest):
+                await asked  # type: ignore[misc]
+
+
+@cache
+def engine() -> Engine:
+    return Engine()
+
+
+@fuzz(st.fixed_dictionaries({**JSON, "/metrics": metrics}), headers, st.sampled_from([200, 500]))
+def test_a_whole_replica(answers: dict[str, bytes], sent: dict[str, str], status: int) -> None:
+    """Discovery, load and tokens end with what they found, or with an UpstreamError."""
+    asked = engine()
+    asked.answers, asked.headers, asked.status = answers, sent, status
+
+    asyncio.run(asked.ask())
