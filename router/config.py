@@ -27,6 +27,7 @@ from router.errors import ConfigError
 from router.hosts import HostRules
 
 Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 REDIS_PASSWORD = "WARMROUTE_REDIS_PASSWORD"
@@ -65,6 +66,17 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     port: Annotated[
         Port, Meta(description="port to listen on (0: any)", extra={"flag": "port"})
     ] = 8080
+    drain_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="after SIGTERM, time that /readyz says 503 while requests are still "
+            "served: longer than a front end takes to notice",
+        ),
+    ] = 5.0
+    drain_s: Annotated[
+        float, Meta(ge=0, description="time that answers in flight get after that to end")
+    ] = 20.0
 
 
 class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +214,31 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     receive_timeout_s: Annotated[
         Seconds, Meta(description="time a client has to send its body")
     ] = 60.0
+    header_timeout_s: Annotated[
+        Seconds, Meta(description="time a new connection has to send its first headers")
+    ] = 15.0
+    keepalive_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="an idle connection is closed after it, next headers half sent or not; "
+            "longer than a front end's own"
+        ),
+    ] = 75.0
+    write_timeout_s: Annotated[
+        Seconds,
+        Meta(description="longest time a client may take nothing of what is there for it"),
+    ] = 60.0
+    connections: Annotated[
+        Count | None,
+        Meta(
+            description="client connections at once; default: what the limit of open files "
+            "allows, 16,384 at most",
+        ),
+    ] = None
+    connections_per_address: Annotated[
+        Count | None,
+        Meta(description="of these, from one address; default: any (a front end is one)"),
+    ] = None
 
 
 class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

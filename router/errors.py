@@ -8,6 +8,7 @@ RouterError                    status  code
 │   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
+│   ├── HeadersTooLarge         431    headers_too_large
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnknownRoute            404    unknown_route
 │   ├── MethodNotAllowed        405    method_not_allowed
@@ -17,6 +18,8 @@ RouterError                    status  code
 │   ├── UnknownExperiment       404    unknown_experiment       (admin API)
 │   └── ExperimentConflict      409    experiment_conflict      (admin API)
 ├── NoReplicaAvailable          503    no_replica_available      (Retry-After)
+├── Overloaded                  503    overloaded               this router's limits are reached
+├── ShuttingDown                503    shutting_down            the router ends
 ├── UpstreamError                      the replica is wrong; counts against it
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   ├── UpstreamTimeout         504    upstream_timeout
@@ -104,6 +107,11 @@ class PayloadTooLarge(ClientError):
     code = "payload_too_large"
 
 
+class HeadersTooLarge(ClientError):
+    status = 431
+    code = "headers_too_large"
+
+
 class TemplateFailed(ClientError):
     """The model's chat template refused the messages."""
 
@@ -174,6 +182,22 @@ class NoReplicaAvailable(RouterError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Overloaded(RouterError):
+    """This router has no room: connections, descriptors. No replica is to blame."""
+
+    status = 503
+    code = "overloaded"
+    type = "ServiceUnavailableError"
+
+
+class ShuttingDown(RouterError):
+    """The router ends before the answer could."""
+
+    status = 503
+    code = "shutting_down"
+    type = "ServiceUnavailableError"
 
 
 class UpstreamError(RouterError):

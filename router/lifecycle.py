@@ -20,7 +20,6 @@ import logging
 import os
 import random
 import secrets
-import signal
 import socket
 import ssl
 import sys
@@ -33,7 +32,6 @@ from typing import Any, Final
 
 import uvloop
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.registry import create
 from router import logs
@@ -54,7 +52,9 @@ from router.garbage import collect_garbage
 from router.hosts import HostRules
 from router.http.admin import AdminApp
 from router.http.app import DataApp
+from router.http.draining import Draining
 from router.http.guard import Guard
+from router.http.server import Listener, raise_descriptor_limit, room_for_connections
 from router.index.block_index import BlockIndex
 from router.index.caches import Caches
 from router.index.pool_readers import PoolReaders
@@ -70,6 +70,7 @@ from router.pipeline import Pipeline
 from router.pooling import PoolFollower
 from router.prompt import Prompters
 from router.sharing import PoolShare, Sharing
+from router.signals import handle_signals
 from router.stages.lookup import Lookup
 from router.stages.observe import Observer
 from router.stages.pool import PoolLookup
@@ -87,8 +88,7 @@ logger = logging.getLogger(__name__)
 _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
 _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
-_READ_BYTES: Final = 1024 * 1024  # of a body before its socket is paused: most come in one piece
-_DRAIN_S: Final = 10.0  # answers in flight at the end get this long
+_ADMIN_CONNECTIONS: Final = 256
 
 
 class Router:
@@ -116,6 +116,10 @@ class Router:
         self._config = config
         self._owns_process = owns_process
         self.metrics = Metrics()
+        self.draining = Draining(config.listen)
+        self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
+        # What SIGHUP makes us read again: name -> what reads it, or raises ConfigError.
+        self.reloads: dict[str, Callable[[], None]] = {}
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         self._configured = frozenset(entry.name for entry in self.registry.entries)
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
@@ -303,12 +307,11 @@ class Router:
             await stack.enter_async_context(self._engine_api)
             if self._master is not None:
                 await stack.enter_async_context(self._master)
-            data_url = await self._listen(
-                stack, self._data_app(), self._config.listen.host, self._config.listen.port
-            )
-            admin_url = await self._listen(
-                stack, self._admin_app(), self._config.admin.host, self._config.admin.port
-            )
+            self.listeners = listener, admin = self._listeners()
+            data_url = listener.bind(self._config.listen.host, self._config.listen.port)
+            stack.callback(listener.close)
+            admin_url = admin.bind(self._config.admin.host, self._config.admin.port)
+            stack.callback(admin.close)
             async with asyncio.TaskGroup() as tg:
                 self.watches.start(tg)
                 tasks = [
@@ -333,38 +336,38 @@ class Router:
                     tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
                 if self._decision_log is not None:
                     tasks.append(tg.create_task(self._decision_log.run(), name="records"))
+                for each in (listener, admin):
+                    await each.start(tg)
+                    tasks.append(tg.create_task(each.watch(), name=f"{each.name} connections"))
                 on_ready(data_url, admin_url)
                 await stop.wait()
+                await self.draining.run(listener)
+                for each in (listener, admin):
+                    await each.end()
                 self.watches.stop()
                 for task in tasks:
                     task.cancel()
         for executor in (self._encoders, self._loaders, self._files):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _listen(
-        self, stack: AsyncExitStack, app: web.Application, host: str, port: int
-    ) -> str:
-        runner = web.AppRunner(
-            app,
-            handler_cancellation=True,  # a client that leaves cancels its request at once
-            access_log=None,
-            logger=_http_logger(),
-            auto_decompress=False,  # the body goes on as it came
-            read_bufsize=_READ_BYTES,
-            shutdown_timeout=_DRAIN_S,
-            max_line_size=self._config.limits.header_bytes,
-            max_field_size=self._config.limits.header_bytes,
+    def _listeners(self) -> tuple[Listener, Listener]:
+        """Make the public port and the admin port; neither is taken yet."""
+        limits = self._config.limits
+        public = Listener(
+            "public",
+            self._data_app(),
+            limits=limits,
+            max_connections=room_for_connections(limits.connections),
+            metrics=self.metrics,
         )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, host, port, reuse_address=True, backlog=1024)
-        try:
-            await site.start()
-        except OSError as exc:
-            raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-        bound = runner.addresses[0][1]
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        return f"http://{shown}:{bound}"
+        admin = Listener(
+            "admin",
+            self._admin_app(),
+            limits=limits,
+            max_connections=_ADMIN_CONNECTIONS,
+            metrics=self.metrics,
+        )
+        return public, admin
 
     def _data_app(self) -> web.Application:
         return DataApp(
@@ -375,6 +378,7 @@ class Router:
             routes=Routes(self._config.forward.routes),
             not_ready=self.not_ready,
             is_starting=self.is_starting,
+            draining=self.draining,
             tenants=self.tenants,
         ).build()
 
@@ -394,6 +398,18 @@ class Router:
             guard=Guard(token, self._config.admin.hosts),
             tenants=self.tenants,
         ).build()
+
+    def reload(self) -> None:
+        """Read again what may change while the router runs; what is wrong with it is logged."""
+        for name, read in self.reloads.items():
+            try:
+                read()
+            except ConfigError as exc:
+                logger.error("not reloaded", extra={"what": name, "reason": exc.message})
+            else:
+                logger.info("reloaded", extra={"what": name})
+        if not self.reloads:
+            logger.info("nothing to reload")
 
     def is_idle(self) -> bool:
         """Say whether no request is in flight."""
@@ -498,27 +514,6 @@ class Router:
         return time.monotonic()
 
 
-class _WithoutBytes(logging.Filter):
-    """Keeps the client's bytes out of the log: an error of the HTTP parser quotes them."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            record.exc_info = None
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
-            record.msg, record.args = "not HTTP", None
-            record.reason = type(error).__name__
-        return True
-
-
-def _http_logger() -> logging.Logger:
-    """Give the HTTP server a logger fit for what clients may send."""
-    http_logger = logging.getLogger("router.http.server")
-    if not http_logger.filters:
-        http_logger.addFilter(_WithoutBytes())
-    return http_logger
-
-
 def _secret(file: Path | None, key: str) -> str | None:
     """Read a secret from its file; None: none is configured.
 
@@ -568,6 +563,7 @@ def serve(config: Config) -> None:
     router = Router(
         config, owns_process=True, redis_password=redis_password(config.redis, os.environ)
     )
+    raise_descriptor_limit()
     log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -580,9 +576,7 @@ def serve(config: Config) -> None:
 
 async def _until_signalled(router: Router) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    handle_signals(stop, router.draining, router.reload)
 
     def ready(data_url: str, admin_url: str) -> None:
         print(f"warmroute listens on {data_url} (admin: {admin_url})", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -151,6 +151,15 @@ class Metrics:
             "warmroute_tenants_file_reads",
             "Changes of the tenants' file, by result: ok, or bad: the last good one is in force",
             ["result"],
+            registry=r,
+        )
+        self.connections = Gauge(
+            "warmroute_connections", "Client connections that are open", registry=r
+        )
+        self.connections_ended = Counter(
+            "warmroute_connections_ended",
+            "Client connections refused or cut by the router, by reason",
+            ["reason"],
             registry=r,
         )
         self.ttft = Histogram(

@@ -107,6 +107,7 @@ class Shell:
             "PYTHONPATH": str(ROOT),
             "WARMROUTE_LISTEN_PORT": str(ports[ROUTER_PORT]),
             "WARMROUTE_LISTEN_HOST": "127.0.0.1",
+            "WARMROUTE_LISTEN_DRAIN_GRACE_S": "0",
             "WARMROUTE_ADMIN_PORT": str(ports[ADMIN_PORT]),
             "XDG_STATE_HOME": str(directory),  # for the token of the admin API
             "HF_HUB_OFFLINE": "1",

@@ -254,7 +254,8 @@ async def serving(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
             *args,
         ),
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONWARNINGS": "error::ResourceWarning"},
+        env=os.environ
+        | {"PYTHONWARNINGS": "error::ResourceWarning", "WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
     )
     try:
         yield process
@@ -310,6 +311,7 @@ async def test_a_signal_ends_it_when_answers_are_finished(
         body = streamed(chat(words(1), max_tokens=30, ignore_eos=True))
         async with client.post(found[1] + "/v1/chat/completions", json=body) as answer:
             first = await answer.content.readany()
+            process.send_signal(signal.SIGHUP)  # ends nothing
             process.send_signal(number)
             rest = await answer.read()
         _, told = await process.communicate()
@@ -319,6 +321,7 @@ async def test_a_signal_ends_it_when_answers_are_finished(
     assert process.returncode == 0
     assert (first + rest).endswith(b"data: [DONE]\n\n")
     assert b"Traceback" not in told
+    assert b"nothing to reload" in told
     assert b'"message":"routed"' in told
     assert json.loads(records.read_text())["outcome"] == "ok"
 

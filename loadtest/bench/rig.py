@@ -175,7 +175,8 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(*_leashed(), "-m", "router.cli", "serve", "--host", "127.0.0.1"),
-            *("--port", "0", "--admin-port", "0", "--admin-open", *replicas, *flags),
+            *("--port", "0", "--admin-port", "0", "--admin-open"),
+            *("--listen-drain-grace-s", "0", *replicas, *flags),
             stderr=log,
         )
     try:

@@ -129,6 +129,7 @@ async def start_router(
     """
     serve = ["-m", "router.cli", "serve", *flags]
     serve += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", "0"]
+    serve += ["--listen-drain-grace-s", "0"]  # no front end is to notice its end
     for url in replica_urls:
         serve += ["--replica", url]
     env = child_environment(os.environ) | {"XDG_STATE_HOME": str(log_dir)}  # its admin token

@@ -10,7 +10,14 @@ import math
 
 import orjson
 
-from router.errors import NoReplicaAvailable, RateLimited, RouterError, Unauthorized
+from router.errors import (
+    NoReplicaAvailable,
+    Overloaded,
+    RateLimited,
+    RouterError,
+    ShuttingDown,
+    Unauthorized,
+)
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -53,4 +60,6 @@ def error_headers(error: RouterError) -> dict[str, str]:
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, Overloaded | ShuttingDown):
+        return {"Retry-After": "1"}
     return {}

@@ -17,8 +17,8 @@ GET    /admin/config                  the configuration in force
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol, TypeVar
@@ -203,7 +203,7 @@ class AdminApp:
             target="/v1/chat/completions",
             headers=request.headers,
             body=body,
-            arrived_s=asyncio.get_running_loop().time(),
+            arrived_s=time.monotonic(),
             tenant=self._tenant(request.query.get("tenant")),
         )
         explained = await self._pipeline.explain(inbound, with_tokens=_is_set(request, "tokens"))

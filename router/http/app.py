@@ -13,14 +13,14 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from router.api.failures import error_body, error_headers
+from router.api.failures import error_body, error_event, error_headers
 from router.api.routes import Route, Routes
 from router.config import LimitsConfig
 from router.errors import (
@@ -29,8 +29,10 @@ from router.errors import (
     NoReplicaAvailable,
     PayloadTooLarge,
     RouterError,
+    ShuttingDown,
 )
 from router.fleet.fleet import Fleet
+from router.http.draining import Draining
 from router.metrics import Metrics
 from router.pipeline import Pipeline
 from router.stages.job import Api, Inbound
@@ -44,6 +46,7 @@ _APIS: Final[dict[str, Api]] = {
 }
 _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
+_LAST_WORD_S: Final = 0.5
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -75,6 +78,14 @@ class WebReply:
         if chunk:
             await self.response.write(chunk)
 
+    async def cut(self, error: ShuttingDown, path: str) -> None:
+        """Tell a stream's client that the rest will not come, if it takes that at once."""
+        if self.response is None or self.response.content_type != "text/event-stream":
+            return
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self.write(error_event(error, path))
+
 
 class DataApp:
     """The handlers of the data port."""
@@ -89,6 +100,7 @@ class DataApp:
         routes: Routes,
         not_ready: Callable[[], str | None],
         is_starting: Callable[[], bool],
+        draining: Draining,
         tenants: Tenants | None = None,
     ) -> None:
         self._pipeline = pipeline
@@ -99,6 +111,7 @@ class DataApp:
         self._not_ready = not_ready
         self._is_starting = is_starting
         self._tenants = tenants
+        self._draining = draining
         self._may_wait_until_s = time.monotonic() + _START_S
 
     def build(self) -> web.Application:
@@ -112,7 +125,7 @@ class DataApp:
         return app
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
-        arrived_s = asyncio.get_running_loop().time()
+        arrived_s = time.monotonic()
         given = request.headers.get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         reply = WebReply(request)
@@ -132,12 +145,16 @@ class DataApp:
                     path=route.path,
                     target=f"{route.path}?{query}" if query else route.path,
                     headers=request.headers,
-                    body=await self._body(request, tenant),
+                    body=await self._draining.until_cut(self._body(request, tenant)),
                     arrived_s=arrived_s,
                     tenant=tenant,
                 )
                 await self._until_started()
-                await self._pipeline.route(inbound, reply, request_id)
+                work = self._pipeline.route(inbound, reply, request_id)
+                await self._draining.until_cut(work)
+        except ShuttingDown as error:
+            await reply.cut(error, request.path)
+            return self._failed(request, reply, error, request_id, tenant)
         except RouterError as error:
             return self._failed(request, reply, error, request_id, tenant)
         except ConnectionError:
@@ -240,7 +257,7 @@ class DataApp:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        reason = self._not_ready()
+        reason = self._draining.reason or self._not_ready()
         if reason is None:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})

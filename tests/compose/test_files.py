@@ -223,3 +223,17 @@ def test_the_fronts_limits_are_longer_than_the_routers() -> None:
         minutes = re.search(rf"timeout {side} (\d+)m", text)
         assert minutes is not None
         assert int(minutes[1]) * 60 > forward.first_byte_timeout_s + forward.connect_timeout_s
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_routers_get_the_time_to_drain(file: Path) -> None:
+    """Docker waits for longer than a router drains, and that begins after the front has noticed."""
+    listen = config.load(DOCKER / file.name.replace("compose", "warmroute")).listen
+    haproxy = (DOCKER / "haproxy" / "haproxy.cfg").read_text()
+    check = re.search(r"check inter (\d+)s fall (\d+)", haproxy)
+    assert check is not None
+
+    for name in ("router-1", "router-2"):
+        grace_s = read(file).services[name].stop_grace_s
+        assert grace_s >= listen.drain_grace_s + listen.drain_s + 5
+    assert listen.drain_grace_s > int(check[1]) * int(check[2]) + int(check[1])

@@ -318,6 +318,7 @@ async def on_stage(
         ("replicas",): [engine if isinstance(engine, str) else engine.url for engine in engines],
         ("listen", "host"): "127.0.0.1",
         ("listen", "port"): 0,
+        ("listen", "drain_grace_s"): 0.0,
         ("admin", "port"): 0,
         ("tokens", "prove_ratio"): 0.0,
     }

@@ -381,6 +381,7 @@ async def serving(
     flags = [word for engine in engines for word in ("--replica", engine.url)]
     flags += ["--redis", redis.url, "--redis-lease-s", str(LEASE_S)]
     flags += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--admin-open"]
+    flags += ["--listen-drain-grace-s", "0"]
     output = folder / "router"
     with output.open("wb") as file:
         process = await asyncio.create_subprocess_exec(

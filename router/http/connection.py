@@ -1,0 +1,169 @@
+"""One client's connection: aiohttp's HTTP/1.1 protocol, with our errors and a view for the server.
+
+What is HTTP is a request and goes to the application. What is not is answered here, in the API's
+error shape, and never quoted: neither to the client nor in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from typing import Any, Final, Protocol, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+
+from router.api.failures import error_body
+from router.errors import BadRequest, HeadersTooLarge, RouterError
+
+# Source: struct tcp_info in linux/tcp.h since 4.1: u64 tcpi_bytes_acked at offset 120.
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
+_BYTES_ACKED: Final = struct.Struct("@Q")
+_BYTES_ACKED_AT: Final = 120
+
+
+class Owner(Protocol):
+    """Who opened the connection and is told of its ends."""
+
+    def opened(self, connection: Connection) -> None:
+        """A connection can be used."""
+
+    def closed(self, connection: Connection) -> None:
+        """A connection that was opened is gone."""
+
+    def not_http(self, connection: Connection, kind: str) -> None:
+        """A client sent what is no request; `kind` is the parser's name for it."""
+
+
+class Connection(web.RequestHandler):
+    """A connection of the public or the admin port.
+
+    Args:
+        manager: aiohttp's server, which has the application.
+        owner: The listener.
+        wire: The accepted socket: it knows what the client's kernel has taken.
+        address: The client's, for the owner's counts.
+    """
+
+    __slots__ = ("_acked", "_owner", "_stalled_since_s", "_wire", "address", "opened_s", "stream")
+
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        owner: Owner,
+        wire: socket.socket,
+        address: str,
+        **options: Any,
+    ) -> None:
+        super().__init__(manager, **options)
+        self._owner = owner
+        self._wire = wire
+        self._acked = -1
+        self._stalled_since_s: float | None = None  # None: nothing waits to be taken
+        self.address = address
+        self.opened_s = 0.0
+        # Kept when aiohttp lets go of its own: what is still to be sent outlives the request.
+        self.stream: asyncio.Transport | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being read, answered or in line."""
+        return self.stream is None or (self._waiter is not None and not self._messages)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client is still to get something: an answer, or the rest of one."""
+        waits = self.stream is not None and self.stream.get_write_buffer_size() > 0
+        return waits or not self.is_idle
+
+    @property
+    def is_new(self) -> bool:
+        """Whether not even the headers of a first request came."""
+        return self._request_count == 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.stream = cast(asyncio.Transport, transport)  # uvloop's are not of that class
+        self.opened_s = time.monotonic()
+        self._owner.opened(self)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.stream = None
+        self._owner.closed(self)
+        super().connection_lost(exc)
+
+    def stalled_s(self, now_s: float) -> float:
+        """Say for how long the client has taken nothing of what waits for it; look now and then.
+
+        Counted by what its kernel acknowledged: what fits into the buffers in between would hide
+        for minutes that a slow client does read.
+        """
+        if self.stream is None or self.stream.get_write_buffer_size() == 0:
+            self._stalled_since_s = None
+            return 0.0
+        acked = self._num_acked()
+        if self._stalled_since_s is None or acked != self._acked:
+            self._acked, self._stalled_since_s = acked, now_s
+        return now_s - self._stalled_since_s
+
+    def _num_acked(self) -> int:
+        """Count the bytes that the client's kernel has; elsewhere than on Linux, what is left."""
+        if _TCP_INFO is not None:
+            try:
+                info = self._wire.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+            except OSError:
+                return -1
+            if len(info) >= _BYTES_ACKED_AT + _BYTES_ACKED.size:
+                return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0])
+        return self.stream.get_write_buffer_size() if self.stream is not None else -1
+
+    def abort(self) -> None:
+        """Cut the connection; what was not sent is thrown away."""
+        if self.stream is not None:
+            self.stream.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no request, or what our own bug left unanswered, quoting neither."""
+        error: RouterError
+        if status == 500:
+            self.log_exception("internal error", exc_info=exc)
+            error = RouterError("internal error; see the router's log")
+        else:
+            self._owner.not_http(self, type(exc).__name__)
+            error = _refusal(exc, self.max_field_size)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        response = web.Response(
+            status=error.status,
+            body=error_body(error, request.path),
+            content_type="application/json",
+        )
+        response.force_close()
+        return response
+
+    def log_exception(self, *_: Any, exc_info: Any = None, **__: Any) -> None:
+        """Log where it happened, but not what it says: that may quote the request."""
+        if isinstance(exc_info, BaseException):
+            told = RouterError(type(exc_info).__name__)
+            exc_info = (RouterError, told, exc_info.__traceback__)
+        self.logger.error("internal error", exc_info=exc_info)
+
+
+def _refusal(exc: BaseException | None, header_bytes: int) -> RouterError:
+    if isinstance(exc, LineTooLong):
+        return HeadersTooLarge(
+            f"the request line or a header is longer than {header_bytes} bytes "
+            "(limits.header_bytes)"
+        )
+    if isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
+        return HeadersTooLarge("the request has too many headers")
+    return BadRequest("this is not an HTTP/1.1 request")

@@ -1,0 +1,98 @@
+"""The end of a router, so that no client loses an answer that could have been had.
+
+1 leaving   /readyz says 503, each answer ends its connection; all is served: front ends notice
+2 draining  nothing new is accepted; answers in flight come to their end
+3 cut       what is left gets an error in its API's shape, and is closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from router.config import ListenConfig
+from router.errors import ShuttingDown
+from router.http.server import Listener
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.02
+_LAST_WORDS_S: Final = 1.0  # to write an error to those who are cut
+
+_T = TypeVar("_T")
+
+
+class Draining:
+    """Ends what listeners serve, in order; see `run`."""
+
+    def __init__(self, config: ListenConfig) -> None:
+        self._config = config
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._grace_s = config.drain_grace_s
+        self._now = asyncio.Event()
+        self._is_cut = False
+        self.reason: str | None = None  # why requests should go elsewhere; None: they may come
+
+    async def until_cut(self, work: Awaitable[_T]) -> _T:
+        """Wait for a part of a request's work.
+
+        Raises:
+            ShuttingDown: the router ends first.
+        """
+        try:
+            async with asyncio.timeout(0 if self._is_cut else None) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    return await work
+                finally:
+                    self._deadlines.discard(deadline)
+        except TimeoutError:
+            if deadline.expired():
+                raise ShuttingDown("the router is shutting down; send the request again") from None
+            raise
+
+    def skip_grace(self) -> None:
+        """Go without the first phase: whoever ends the router is its front end, at a terminal."""
+        self._grace_s = 0.0
+
+    def end_now(self) -> None:
+        """Wait no longer, whatever phase it is."""
+        self._now.set()
+
+    async def run(self, listener: Listener) -> None:
+        """Drain a listener; when this returns, nothing of it is in flight."""
+        self.reason = "shutting down"
+        logger.info(
+            "draining",
+            extra={"grace_s": self._grace_s, "drain_s": self._config.drain_s},
+        )
+        listener.leave()
+        await self._pause(self._grace_s)
+        listener.close()
+        num_left = await self._until_idle(listener, self._config.drain_s)
+        if num_left:
+            logger.warning("answers cut: the router ends", extra={"number": num_left})
+            self._is_cut = True
+            for deadline in list(self._deadlines):
+                if not deadline.expired():
+                    deadline.reschedule(0.0)
+            self._now.clear()
+            await self._until_idle(listener, _LAST_WORDS_S)
+
+    async def _until_idle(self, listener: Listener, longest_s: float) -> int:
+        """Wait until no request is in flight; return how many are when the time is over."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + longest_s
+        while (num_busy := listener.close_idle()) and loop.time() < end_s:
+            if self._now.is_set():
+                break
+            await self._pause(_LOOK_S)
+        return num_busy
+
+    async def _pause(self, pause_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._now.wait()

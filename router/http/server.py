@@ -1,0 +1,388 @@
+"""Listening: accepted sockets become connections, within limits, until the router ends.
+
+The socket is accepted here, not by the loop: uvloop closes a listening socket for good, without a
+word, when accept says that descriptors are used up. What is refused or cut is counted by reason:
+
+    limit, address_limit   more connections than limits.connections[_per_address]: a 503
+    descriptors            no descriptor is left: the rest waits in the kernel's queue for a second
+    header_timeout         nothing, or no whole headers, within limits.header_timeout_s
+    write_timeout          took nothing for limits.write_timeout_s
+    tls                    no handshake within limits.header_timeout_s, or a wrong one
+    not_http               sent what is no request
+    broken                 was gone before it was there
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any, Final
+
+from aiohttp import web
+
+from router.api.failures import error_body, error_headers
+from router.config import LimitsConfig
+from router.errors import ConfigError, Overloaded
+from router.http.connection import Connection
+from router.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ECONNRESET})
+_MOST_DESCRIPTORS: Final = 1 << 20
+_MOST_CONNECTIONS: Final = 16_384
+_RESERVE: Final = 256
+_BACKLOG: Final = 1024
+_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_AGAIN_S: Final = 1.0
+_LOOK_S: Final = 1.0
+_LOOKS_AT_ONCE: Final = 500
+_SAY_AGAIN_S: Final = 10.0
+_READ_BYTES: Final = 1024 * 1024  # of a body before its socket is paused: most come in one piece
+_MAX_HEADERS: Final = 128
+_LINGER_S: Final = 5.0  # what a refused client goes on sending is read for so long
+
+
+class Listener:
+    """One port: its socket, its connections and their limits.
+
+    Args:
+        name: For the log.
+        max_connections: More are refused.
+        tls: None: plain HTTP.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        app: web.Application,
+        *,
+        limits: LimitsConfig,
+        max_connections: int,
+        metrics: Metrics,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.name = name
+        self._limits = limits
+        self._max_connections = max_connections
+        self._metrics = metrics
+        self._tls = tls
+        self._app = app
+        app.on_response_prepare.append(self._on_answer)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # a client that leaves cancels its request at once
+            access_log=None,
+            logger=logger,
+            shutdown_timeout=0.1,
+        )
+        self._sockets: list[socket.socket] = []
+        self._connections: set[Connection] = set()
+        self._by_address: Counter[str] = Counter()
+        self._num_wires = 0  # accepted and not gone, in a handshake or connected
+        self._is_leaving = False
+        self._is_closing = False
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._said_s: dict[str, float] = {}  # reason -> when it was last logged
+        self._unsaid: Counter[str] = Counter()
+        self._tg: asyncio.TaskGroup | None = None
+
+    def bind(self, host: str, port: int) -> str:
+        """Take the port; return its base URL. Nothing is accepted yet.
+
+        Raises:
+            ConfigError: it cannot be had.
+        """
+        try:
+            found = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                if self._sockets and port == 0:  # all addresses of a name have the same port
+                    address = (address[0], self._port, *address[2:])
+                self._sockets.append(_bound(family, kind, protocol, address))
+        except OSError as exc:
+            self._close_sockets()
+            raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        shown = f"[{shown}]" if ":" in shown else shown
+        return f"{'https' if self._tls is not None else 'http'}://{shown}:{self._port}"
+
+    @property
+    def _port(self) -> int:
+        return int(self._sockets[0].getsockname()[1])
+
+    async def start(self, tg: asyncio.TaskGroup) -> None:
+        """Serve, with tasks in `tg`, until `close`."""
+        await self._runner.setup()
+        self._tg = tg
+        self._listen()
+
+    async def watch(self) -> None:
+        """Cut clients that send no headers or take no answers; runs until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            connections = list(self._connections)
+            for start in range(0, len(connections), _LOOKS_AT_ONCE):
+                now_s = time.monotonic()
+                for connection in connections[start : start + _LOOKS_AT_ONCE]:
+                    self._look_at(connection, now_s)
+                await asyncio.sleep(0)
+
+    def _look_at(self, connection: Connection, now_s: float) -> None:
+        if connection.stalled_s(now_s) >= self._limits.write_timeout_s:
+            self._note("write_timeout", connection.address)
+            connection.abort()
+        elif (
+            connection.is_new
+            and connection.is_idle
+            and now_s - connection.opened_s >= self._limits.header_timeout_s
+        ):
+            self._note("header_timeout", connection.address)
+            connection.force_close()
+
+    # ---------------------------------------------------------------- accepting
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listening in self._sockets:
+            loop.add_reader(listening.fileno(), self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        assert self._tg is not None
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                wire, address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                if exc.errno in _GONE:
+                    continue
+                # Whatever it is, it is ours: the listening socket stays.
+                self._note("descriptors", exc.strerror or type(exc).__name__)
+                self._pause()
+                return
+            wire.setblocking(False)
+            host = str(address[0])
+            limit = self._limits.connections_per_address
+            if self._num_wires >= self._max_connections:
+                self._turn_away(wire, "limit", host)
+            elif limit is not None and self._by_address[host] >= limit:
+                self._turn_away(wire, "address_limit", host)
+            else:
+                self._num_wires += 1
+                self._by_address[host] += 1
+                task = self._tg.create_task(self._connect(wire, host), name=f"accept {self.name}")
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+
+    def _pause(self) -> None:
+        """Leave new connections in the kernel's queue for a while: accepting fails at once, again.
+
+        What is open goes on, and gives descriptors back.
+        """
+        loop = asyncio.get_running_loop()
+        for listening in self._sockets:
+            loop.remove_reader(listening.fileno())
+        loop.call_later(_ACCEPT_AGAIN_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_closing:
+            self._listen()
+
+    async def _connect(self, wire: socket.socket, host: str) -> None:
+        """Make an accepted socket a connection; with TLS, shake hands first."""
+        server = self._runner.server
+        made: Connection | None = None
+
+        def make() -> Connection:
+            nonlocal made
+            assert server is not None
+            made = Connection(
+                server,
+                owner=self,
+                wire=wire,
+                address=host,
+                loop=asyncio.get_running_loop(),
+                access_log=None,
+                logger=logger,
+                keepalive_timeout=self._limits.keepalive_timeout_s,
+                max_line_size=self._limits.header_bytes,
+                max_field_size=self._limits.header_bytes,
+                max_headers=_MAX_HEADERS,
+                lingering_time=_LINGER_S,
+                auto_decompress=False,  # the body goes on as it came
+                read_bufsize=_READ_BYTES,
+            )
+            return made
+
+        timeout_s = self._limits.header_timeout_s if self._tls is not None else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                make, wire, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+        except Exception as exc:  # a client's: nothing of it may end the router
+            self._note("tls" if self._tls is not None else "broken", _tls_reason(exc))
+        finally:
+            if made is None or made.opened_s == 0.0:  # it never was a connection
+                wire.close()
+                self._let_go(host)
+
+    def _turn_away(self, wire: socket.socket, reason: str, host: str) -> None:
+        """Say that there is no room; unread bytes of the client's would make it see a reset."""
+        self._note(reason, host)
+        with suppress(OSError):
+            if self._tls is None:
+                wire.recv(65_536, socket.MSG_DONTWAIT)
+        with suppress(OSError):
+            if self._tls is None:
+                wire.send(_NO_ROOM)
+                wire.shutdown(socket.SHUT_WR)
+        wire.close()
+
+    # ---------------------------------------------------------------- what connections tell
+
+    def opened(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._metrics.connections.inc()
+
+    def closed(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._metrics.connections.dec()
+            self._let_go(connection.address)
+
+    def not_http(self, connection: Connection, kind: str) -> None:
+        self._note("not_http", kind)
+
+    def _let_go(self, host: str) -> None:
+        self._num_wires -= 1
+        self._by_address[host] -= 1
+        if not self._by_address[host]:
+            del self._by_address[host]
+
+    def _note(self, reason: str, what: str) -> None:
+        """Count it; log the first and then some: whoever floods us must not flood the log."""
+        self._metrics.connections_ended.labels(reason).inc()
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(reason, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+            self._unsaid[reason] += 1
+            return
+        self._said_s[reason] = now_s
+        logger.warning(
+            "client connections refused or cut",
+            extra={
+                "port": self.name,
+                "reason": reason,
+                "such_as": what,
+                "num_more_before": self._unsaid.pop(reason, 0),
+            },
+        )
+
+    # ---------------------------------------------------------------- ending
+
+    async def _on_answer(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Let no client send another request on this connection, once the router is to end."""
+        if self._is_leaving:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    def leave(self) -> None:
+        """From now on each answer is its connection's last; new connections are still taken."""
+        self._is_leaving = True
+
+    def close(self) -> None:
+        """Take no new connections."""
+        self._is_leaving = self._is_closing = True
+        self._close_sockets()
+
+    def close_idle(self) -> int:
+        """Close connections without a request; count the others."""
+        num_busy = 0
+        for connection in list(self._connections):
+            if connection.is_idle:
+                connection.force_close()
+            num_busy += connection.is_busy
+        return num_busy
+
+    async def end(self) -> None:
+        """Cut what is left."""
+        self.close()
+        for task in self._handshakes:
+            task.cancel()
+        for connection in list(self._connections):
+            connection.abort()
+        await self._runner.cleanup()
+
+    def _close_sockets(self) -> None:
+        for listening in self._sockets:
+            if self._tg is not None:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            listening.close()
+        self._sockets.clear()
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as it may: each client needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def room_for_connections(wanted: int | None) -> int:
+    """Say how many clients can be connected: each may need a connection to a replica, too.
+
+    Args:
+        wanted: The operator's word; None: as many as descriptors allow.
+    """
+    if wanted is not None:
+        return wanted
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    reserve = max(_RESERVE, soft // 8)  # event streams, files, Redis, probes
+    return max(16, min(_MOST_CONNECTIONS, (soft - reserve) // 2))
+
+
+def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _tls_reason(exc: Exception) -> str:
+    return getattr(exc, "reason", None) or type(exc).__name__
+
+
+def _no_room() -> bytes:
+    error = Overloaded("too many connections; try again in a moment (limits.connections)")
+    body = error_body(error, "")
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    } | error_headers(error)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 503 Service Unavailable\r\n{lines}\r\n".encode() + body
+
+
+_NO_ROOM: Final = _no_room()
