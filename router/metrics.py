@@ -121,6 +121,11 @@ class Metrics:
             ["why"],
             registry=r,
         )
+        self.pool_skipped = Counter(
+            "warmroute_pool_skipped",
+            "Requests sent once more under a salt of their own, since a read from the pool failed",
+            registry=r,
+        )
         self.absolved = Counter(
             "warmroute_failures_absolved",
             "Failures that did not count against a replica, by why: same_elsewhere (the request "

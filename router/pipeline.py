@@ -21,6 +21,7 @@ import asyncio
 import logging
 import random
 import re
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from policies.naming import params_of
 from policies.policy import Policy
 from policies.view import CandidateId, ReplicaView, RequestView, Snapshot
 from router.api import openai
+from router.api.body_fields import with_fields
 from router.api.failures import error_event
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, opening_of
@@ -89,6 +91,9 @@ _HOLD_OTHER_S: Final = 10.0
 _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 _NOT_PROCESSED: Final = _NOT_SENT | {"status_503"}
 """Failures that say that nothing was computed: the request may move on any number of times."""
+
+_POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
+"""What vLLM makes of a read from the pool that failed."""
 
 CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
@@ -501,7 +506,8 @@ class Pipeline:
         """Send the request; until an answer's first byte, a failing replica is left behind.
 
         Never twice to the same replica, never again for the client's own 4xx, and once more at
-        most where a replica may have begun to work on it. The last try's answer is the client's,
+        most where a replica may have begun to work on it; once more than that, anywhere, where a
+        read from the pool may have failed (`_skip_pool`). The last try's answer is the client's,
         even if it is an error. `tried` is added to.
         """
         self._retry_budget.note_request(self._clock())
@@ -525,6 +531,8 @@ class Pipeline:
                 self._note_unanswered(job, placement, CLIENT_LEFT, Outcome.CLIENT_GONE)
                 raise
             objection = self._objection(job, tried, placement, failure) if failure else None
+            if objection is not None and self._can_skip_pool(job, placement, failure):
+                objection = None if self._skip_pool(job, tried) else objection
             job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
             if failure is not None:
                 failed.append((placement.lease, failure))
@@ -534,9 +542,9 @@ class Pipeline:
             is_refused = isinstance(error, UpstreamUnreachable)
             outcome = Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
             self._give_back(placement, outcome)
+            if job.is_excused:
+                self._fleet.absolve(placement.lease, self._clock())
             if error is not None and objection is not None:
-                if job.is_excused:
-                    self._fleet.absolve(placement.lease, self._clock())
                 last = _nobody_listens(error) if is_refused else error
                 self._note_unanswered(job, placement, last.status, outcome)
                 raise last from error
@@ -613,6 +621,37 @@ class Pipeline:
         if failure in _NOT_SENT or self._retry_budget.can_take(name, begun_s, now_s):
             return None
         return "budget"
+
+    def _can_skip_pool(self, job: Job, placement: Placement, failure: str | None) -> bool:
+        """Say whether a failure may be the pool's, and computing everything may help."""
+        if self._pool is None or job.prompt is None or job.skips_pool:
+            return False
+        name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
+        return failure in _POOL_MAY_FAIL and self._retry_budget.can_take(
+            name, begun_s, self._clock()
+        )
+
+    def _skip_pool(self, job: Job, tried: set[str]) -> bool:
+        """Make of a request one that no cache has anything of; False if its body cannot be one.
+
+        Until the master drops what a dead engine held (10 s), every replica that looks there finds
+        the objects and fails to read them (`kv_load_failure_policy: fail`). There is no field to
+        forbid a read; under a salt of its own a prompt's blocks have other names.
+        """
+        salt = secrets.token_hex(8)
+        try:
+            body = with_fields(job.inbound.body or b"{}", {"cache_salt": salt})
+        except BadRequest:  # it has the field too often
+            return False
+        job.inbound = replace(job.inbound, body=body)
+        job.extra, job.chains, job.found = self._extra_keys(job.model or "", salt), {}, {}
+        job.skips_pool = job.is_excused = True
+        self._metrics.pool_skipped.inc()
+        try:
+            self._fleet.candidates(job.model, self._clock(), exclude=tried)
+        except RouterError:
+            tried.clear()
+        return True
 
     def _excuse(self, job: Job, failed: Sequence[tuple[Lease, str]], objection: str | None) -> None:
         """Decide whose fault the last failure is, and take back what an earlier one counted.

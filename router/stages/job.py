@@ -57,6 +57,7 @@ class Job(Struct, kw_only=True):
     enrolment: Enrolment | None = None  # its place in an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
+    skips_pool: bool = False  # under a salt of its own, since a read from the pool failed
     tries: list[Try] = []
     is_excused: bool = False  # its last failure says nothing about the replica
     charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant

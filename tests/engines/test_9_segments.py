@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
+from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up
 from tests.engines.test_8_routers import ROUTER_READY_S, Load, failures
 from tests.engines.turns import PROFILE
 from tests.ports import free_port
@@ -53,13 +53,15 @@ async def test_an_engine_dies_with_its_segment_of_the_pool(
         async with asyncio.TaskGroup() as tg:
             sessions = make_sessions(replace(profile, scale_time=0.01))
             tg.create_task(load.run(sessions, concurrency=6))
-            await load.more(30)
+            await load.more(24)
             load.killed_replica = "r2"  # a stream that it had begun breaks off: see `Load`
             await asyncio.to_thread(both[1].kill)
-            await load.more(60)
+            await load.more(50)
             load.stop()
         moved = sum(router.metric("warmroute_failovers_total") for router in routers)
+        for name in ("first_event_errors", "pool_skipped", "failures_absolved", "not_retried"):
+            print(name, sum(router.metric(f"warmroute_{name}_total") for router in routers))
 
     assert failures(load.results) == []
     assert moved > 0, "nothing was to be saved"
-    wait_until(lambda: len(load.results) > 80, 1, "the load")
+    assert len(load.results) >= 74

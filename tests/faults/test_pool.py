@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from tests.faults.stage import Engines, Reply, Stage, chat, on_stage, words
+from tests.faults.stage import Engines, Reply, Stage, arm, chat, on_stage, streamed, words
 
 Trouble = Literal["hang", "garbage", "error", "half"]
 
@@ -189,3 +189,24 @@ async def test_a_replica_that_never_fetches_is_held_to_be_detached() -> None:
         assert pool_tokens(replies[-1]) == 0
         assert "replica does not read the pool" in stage.log
         assert (await stage.admin("/admin/pool")).json()["pool"]["detached"] == ["r2"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_read_from_the_pool_that_fails_is_computed_instead(stream: bool) -> None:
+    """Every replica fails to read what a dead one held; under another name nothing is read."""
+    async with pooled() as it:
+        first = await it.ask(0)
+        await it.known()
+        for engine in it.engines:
+            arm(engine, "first_event_error", pooled=True)
+        await it.drain(first.replica, True)
+        body = chat(words(0))
+        reply = await it.stage.ask(streamed(body) if stream else body)
+        await it.drain(first.replica, False)
+
+        assert reply.status == 200
+        assert reply.usage["completion_tokens"] == 4
+        assert reply.replica != first.replica
+        assert reply.predicted == reply.reported == 0
+        assert it.stage.metric("warmroute_pool_skipped_total") == 1
+        assert it.stage.metric("warmroute_replica_healthy") == 2
