@@ -133,6 +133,14 @@ class Metrics:
             ["why"],
             registry=r,
         )
+        self.continuations = Counter(
+            "warmroute_continuations",
+            "Streams whose engine broke off, by what became of them: continued at another replica "
+            "or concluded here (reason: what had gone wrong), refused (reason: why the client got "
+            "an error event)",
+            ["result", "reason"],
+            registry=r,
+        )
         self.refused = Counter(
             "warmroute_refused",
             "Requests answered with an error by the router itself, by code",

@@ -52,6 +52,7 @@ from router.errors import (
     ConnectTimeout,
     NoReplicaAvailable,
     RouterError,
+    UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -69,6 +70,7 @@ from router.metrics import Metrics
 from router.peers import ALONE, Alone, Peers
 from router.records import Try
 from router.stages import tenancy
+from router.stages.continuation import Continuation, NotContinued, Terms, is_whole, terms_of
 from router.stages.job import Choice, Inbound, Job, Placement, PoolMatch
 from router.stages.lookup import Lookup
 from router.stages.observe import Observer
@@ -122,12 +124,14 @@ class Reply(Protocol):
 
 
 class Passage(Struct, kw_only=True):
-    """An answer that has begun, and whose it is; `first_s` is when its first byte came."""
+    """An answer that has begun, and whose it is now; `first_s` is when its first byte came."""
 
     job: Job
     placement: Placement
     answer: Answer
     first_s: float
+    is_released: bool = False  # what it holds of its replica has been given back
+    failed: list[tuple[Lease, str]] = []  # what earlier parts of it failed at, and how
 
 
 class Pipeline:
@@ -205,18 +209,19 @@ class Pipeline:
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:
-            usage = await self._pass_through(passage, reply)
+            usage = await self._pass_through(passage, reply, tried)
             outcome = _outcome(passage.answer.outcome_status)
         except UpstreamError:
             outcome = Outcome.REPLICA_FAILED
             raise
         finally:
             passage.answer.close()
-            self._give_back(passage.placement, outcome)
+            self._release(passage, outcome)
             if passage.job.is_excused:
                 self._fleet.absolve(passage.placement.lease, self._clock())
+            owed = usage if not passage.job.is_continuation else None  # not for our replica's death
             tenancy.settle(
-                passage.job, passage.placement, passage.answer.status, usage, self._clock()
+                passage.job, passage.placement, passage.answer.status, owed, self._clock()
             )
             self._observer.finished(
                 passage.job,
@@ -253,6 +258,11 @@ class Pipeline:
         if job.prompt is not None:
             job.model = self._model_of(job.prompt.model)
             job.streams = job.prompt.stream
+            if job.streams:
+                is_on = self._config.forward.continue_streams
+                job.terms = (
+                    terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
+                )
             job.extra = self._extra_keys(job.model, job.prompt.cache_salt)
         elif body is not None:
             model = body.get("model")
@@ -500,6 +510,12 @@ class Pipeline:
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=computed, now_s=now_s)
 
+    def _release(self, passage: Passage, outcome: Outcome) -> None:
+        """Give back what an answer holds, once."""
+        if not passage.is_released:
+            passage.is_released = True
+            self._give_back(passage.placement, outcome)
+
     # ---------------------------------------------------------------- 7 forward
 
     async def _forward(self, job: Job, tried: set[str]) -> tuple[Placement, Answer]:
@@ -683,6 +699,8 @@ class Pipeline:
         self, job: Job, placement: Placement, status: int, outcome: Outcome
     ) -> None:
         """Record a request that ended without a byte of an answer."""
+        if job.is_continuation:
+            return  # it has had one, and is recorded with it
         self._observer.finished(
             job,
             placement,
@@ -693,7 +711,7 @@ class Pipeline:
             now_s=self._clock(),
         )
 
-    async def _pass_through(self, passage: Passage, reply: Reply) -> Usage | None:
+    async def _pass_through(self, passage: Passage, reply: Reply, tried: set[str]) -> Usage | None:
         """Hand the answer on, byte for byte, and keep what tells its usage.
 
         Raises:
@@ -704,7 +722,9 @@ class Pipeline:
         headers = end_to_end(answer.headers.items(), drop=drop)
         _explain_in(headers, job, placement)
         tenancy.say_limits(headers, job, self._clock())
-        if answer.complete:
+        terms = job.terms if answer.is_event_stream and answer.outcome_status == 200 else "status"
+        is_cut = isinstance(terms, Terms) and not is_whole(answer.first)
+        if answer.complete and not is_cut:
             await reply.send(answer.status, headers, answer.first)
             if answer.status != 200 or job.prompt is None:
                 return None
@@ -712,6 +732,8 @@ class Pipeline:
             read = usage_of_stream if answer.is_event_stream else usage_of_body
             return read(answer.first)
         await reply.start(answer.status, headers)
+        if isinstance(terms, Terms):
+            return await self._stream(passage, reply, Continuation(terms), tried)
         try:
             await reply.write(answer.first)
             tail = bytearray(answer.first)
@@ -722,10 +744,132 @@ class Pipeline:
                     del tail[:-TAIL_BYTES]
         except UpstreamError as exc:
             if answer.is_event_stream:
+                self._metrics.continuations.labels("refused", str(terms)).inc()
                 with suppress(ConnectionError):  # the client may be gone as well
                     await reply.write(error_event(exc, job.inbound.path))
             raise
         return usage_of_stream(bytes(tail[-TAIL_BYTES:])) if job.prompt is not None else None
+
+    async def _stream(
+        self, passage: Passage, reply: Reply, stream: Continuation, tried: set[str]
+    ) -> Usage | None:
+        """Hand a stream on; where its engine dies, another replica goes on with it.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: none does; the client has been told.
+        """
+        job = passage.job
+        broken: UpstreamError | None = None
+        failure = b""
+        while True:
+            try:
+                try:
+                    await self._hand_on(passage, stream, reply)
+                    return stream.usage
+                except UpstreamError as exc:
+                    broken, failure = exc, stream.failure
+                    end = await self._go_on(job, passage, stream, tried, exc)
+                if end is not None:
+                    await reply.write(end)
+                    return stream.usage
+            except NotContinued as exc:
+                assert broken is not None  # what comes from the first engine is not judged
+                self._release(passage, Outcome.CLIENT_GONE)  # unless it is the one that broke off
+                self._metrics.continuations.labels("refused", exc.reason).inc()
+                with suppress(ConnectionError):  # the client may be gone as well
+                    await reply.write(failure or error_event(broken, job.inbound.path))
+                raise broken from exc
+
+    async def _hand_on(self, passage: Passage, stream: Continuation, reply: Reply) -> None:
+        """Hand on one engine's part of a stream.
+
+        Raises:
+            UpstreamError: it broke off, or said itself that it has failed.
+            NotContinued: it does not go on with the answer that it was given.
+        """
+        answer, name = passage.answer, passage.placement.candidate.replica.name
+        whole = stream.feed(answer.first)
+        if whole:
+            await reply.write(whole)
+        if not stream.failure:
+            async for chunk in answer.chunks():
+                whole = stream.feed(chunk)
+                if whole:
+                    await reply.write(whole)
+                if stream.failure:
+                    break
+        if stream.failure:
+            raise UpstreamBroken(name, f"replica {name} reported an error inside its answer")
+        if not stream.is_whole:
+            raise UpstreamBroken(name, f"replica {name} ended its answer early")
+        rest = stream.end()
+        if rest:
+            await reply.write(rest)
+
+    async def _go_on(
+        self,
+        job: Job,
+        passage: Passage,
+        stream: Continuation,
+        tried: set[str],
+        error: UpstreamError,
+    ) -> bytes | None:
+        """Have another replica go on with a stream that broke off.
+
+        Returns the stream's end instead, where its client has every token already.
+
+        Raises:
+            NotContinued: it ends here.
+        """
+        placement, name = passage.placement, passage.placement.candidate.replica.name
+        passage.answer.close()
+        self._release(passage, Outcome.REPLICA_FAILED)
+        objection = self._objection(job, tried, placement, error.code)
+        job.tries[-1] = Try(candidate=placement.candidate.id, failure=error.code)
+        passage.failed.append((placement.lease, error.code))
+        self._excuse(passage.job, passage.failed, objection)
+        transcript = stream.check()
+        if transcript.finish_reason is not None and not stream.lacks_usage:
+            return self._concluded(stream.conclusion(), passage, error)
+        prompt_ids, ids = await self._tokenizer.lengthen(job, name, transcript, stream.terms)
+        if stream.is_spent(len(ids)):
+            end = stream.conclusion(num_prompt_tokens=len(prompt_ids), num_text_tokens=len(ids))
+            return self._concluded(end, passage, error)
+        if objection is not None:
+            raise NotContinued(objection)
+        self._retry_budget.take(name, placement.lease.begun_s, self._clock())
+        assert job.inbound.body is not None
+        body = with_fields(job.inbound.body, stream.resume(prompt_ids, ids))
+        continued = self._tokenizer.continued(job, [*prompt_ids, *ids], len(ids), body)
+        try:
+            placement, answer = await self._forward(continued, tried)
+        except RouterError as exc:
+            raise NotContinued("no_replica") from exc
+        if answer.outcome_status != 200 or not answer.is_event_stream:
+            answer.close()
+            self._give_back(placement, _outcome(answer.outcome_status))
+            raise NotContinued("status")
+        self._note_continuation("continued", passage, error)
+        self._answered(continued, placement, answer)  # for the fleet; the client's is long gone by
+        passage.job, passage.placement, passage.answer = continued, placement, answer
+        passage.is_released = False
+        return None
+
+    def _concluded(self, end: bytes, passage: Passage, error: UpstreamError) -> bytes:
+        self._note_continuation("concluded", passage, error)
+        return end
+
+    def _note_continuation(self, result: str, passage: Passage, error: UpstreamError) -> None:
+        self._metrics.continuations.labels(result, error.code).inc()
+        logger.warning(
+            "went on with a stream that broke off",
+            extra={
+                "request": passage.job.request_id,
+                "replica": passage.placement.candidate.replica.name,
+                "reason": error.code,
+                "result": result,
+            },
+        )
 
     # ---------------------------------------------------------------- dry run
 

@@ -88,6 +88,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     num_predicted_cached_tokens: int
     num_reported_cached_tokens: int | None
     num_completion_tokens: int | None
+    num_continued_tokens: int = 0  # of the prompt, what replicas generated whose streams broke off
     router_ms: float
     predicted_ttft_ms: float | None
     ttft_ms: float | None

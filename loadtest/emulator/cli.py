@@ -147,8 +147,8 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option(
     "--reply",
     "reply",
-    "Say pseudo-words, or the last message again.",
-    type=click.Choice(["words", "echo"]),
+    "Say pseudo-words, the last message again, or words that each follow from the one before.",
+    type=click.Choice(["words", "echo", "greedy"]),
 )
 @option("--reply-tokens", "reply_tokens", "Median natural length of a reply.")
 @option("--reply-sigma", "reply_sigma", "Spread of it (log-normal); 0: always the median.")

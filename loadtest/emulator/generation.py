@@ -310,6 +310,9 @@ class Generate:
             raise invalid_type("missing", "messages", "Field required", body)
         if not isinstance(messages, list):
             raise invalid_type("list_type", "messages", "Input should be a valid list", messages)
+        reused = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        if reused is not None:
+            return [self._ids_prompt(reused)]
         continues = body.get("continue_final_message") is True
         kwargs = body.get("chat_template_kwargs")
         text = self._replica.tokenizer.render(

@@ -15,7 +15,7 @@ from router.kv_events import WireShape
 
 TINY_MODEL = Path(__file__).resolve().parent.parent / "tiny_model"
 
-ReplyKind = Literal["words", "echo"]
+ReplyKind = Literal["words", "echo", "greedy"]
 
 
 class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -150,6 +150,8 @@ class Replica:
             return self.writer.tool_call(dice, function, rules)
         if extension.get("echo") or self.options.reply == "echo":
             return self.writer.echo(_last_user_text(body), rules)
+        if self.options.reply == "greedy":
+            return self.writer.greedy(prompt_ids, rules)
         return self.writer.words(dice, rules)
 
     def generate(

@@ -93,6 +93,22 @@ class ReplyWriter:
         picked = [words[(at + i * stride) % len(words)] for i in range(count)]
         return self._finish([id for id, _ in picked], [text for _, text in picked], ends, rules)
 
+    def greedy(self, prompt_ids: Sequence[int], rules: ReplyRules) -> Reply:
+        """Let each word follow from the token before it and its place: a prompt that ends with
+        the first words of a reply is answered with the others."""
+        ids: list[int] = []
+        texts: list[str] = []
+        last, median = prompt_ids[-1], max(rules.median_tokens, 1)
+        while len(ids) < rules.max_tokens:
+            place = repr((self._seed, last, len(prompt_ids) + len(ids))).encode()
+            drawn = xxhash.xxh3_64_intdigest(place)
+            if drawn % median == 0 and len(ids) >= rules.min_tokens and not rules.ignore_eos:
+                return self._finish(ids, texts, True, rules)
+            last, text = self._words[drawn // median % len(self._words)]
+            ids.append(last)
+            texts.append(text)
+        return self._finish(ids, texts, False, rules)
+
     def echo(self, text: str, rules: ReplyRules) -> Reply:
         """Say the text again, token by token, up to `max_tokens`."""
         ids = self._tokenizer.encode(text).ids if text else []

@@ -23,6 +23,8 @@ ID_STRIDE = 1024
 """Tokens per segment of a prompt that came as token ids."""
 
 _NO_BOUNDARY = 1 << 62
+_CONTEXT_TOKENS = 16  # how far decoding looks back; a character has at most 4 bytes
+_REPLACEMENT = "\ufffd"
 
 
 class TextCuts:
@@ -115,6 +117,29 @@ class TextEncoder:
     def _piece(self, data: bytes, segment: NewSegment) -> str:
         text = data[segment.start : segment.end].decode()
         return self._anchor + text if self._anchor and segment.start else text
+
+    def encode_behind(
+        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
+    ) -> TokenIds | None:
+        """Encode a text that was generated behind other tokens, apart from them.
+
+        None: the ids would not say that very text again, or it is not what was generated (a
+        replacement character stands for bytes that are no text).
+        """
+        if _REPLACEMENT in text:
+            return None
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        tail = list(before[-_CONTEXT_TOKENS:])
+        said = self._decode(tail + ids, skip_special_tokens)
+        return array("I", ids) if said == self._decode(tail, skip_special_tokens) + text else None
+
+    def ends_in_text(self, ids: Sequence[int]) -> bool:
+        """Say whether no character is cut off at the end of some tokens."""
+        tail = list(ids[-_CONTEXT_TOKENS:])
+        return not self._decode(tail, skip_special_tokens=True).endswith(_REPLACEMENT)
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """Encode a text at once, as the engine does."""

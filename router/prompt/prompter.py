@@ -228,6 +228,21 @@ class Prompter:
         )
         return whole.tolist() == tokens.ids()
 
+    def encode_behind(
+        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
+    ) -> TokenIds | None:
+        """See `TextEncoder.encode_behind`.
+
+        Raises:
+            NeedsEngine: the tokenizer cannot be used here.
+        """
+        encoder = self._usable_encoder()
+        return encoder.encode_behind(before, text, skip_special_tokens=skip_special_tokens)
+
+    def ends_in_text(self, ids: Sequence[int]) -> bool:
+        """See `TextEncoder.ends_in_text`; raises as `encode_behind`."""
+        return self._usable_encoder().ends_in_text(ids)
+
     def _rendered(self, request: ChatRequest, *, is_proof: bool = False) -> str:
         self._usable_encoder()
         if self._renderer is None:

@@ -19,6 +19,7 @@ from router.index import block_index as index
 from router.index.caches import Claim
 from router.prompt import Tokens
 from router.records import Assignment, Try
+from router.stages.continuation import Terms
 from router.tenants import Charge, Tenant
 
 Api = Literal["chat", "completions", "other"]
@@ -50,7 +51,7 @@ class Job(Struct, kw_only=True):
     completion: CompletionRequest | None = None
     extra: ExtraKeys = NO_EXTRA
     tokens: Tokens | None = None
-    way: str = "unknown"  # local | engine | unknown: where the tokens come from
+    way: str = "unknown"  # local | engine | unknown | continued: where the tokens come from
     num_tokens: int = 0
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, index.Match] = {}  # in Redis, where it is asked (stages.lookup)
@@ -61,6 +62,9 @@ class Job(Struct, kw_only=True):
     tries: list[Try] = []
     is_excused: bool = False  # its last failure says nothing about the replica
     charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant
+    terms: Terms | str = "api"  # for going on with its stream elsewhere; text: why that cannot be
+    is_continuation: bool = False  # it goes on with the stream of a try that broke off
+    num_continued_tokens: int = 0  # of its prompt, what that stream's engines generated
     tokenized_s: float = 0.0
     placed_s: float = 0.0
 

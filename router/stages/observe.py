@@ -209,7 +209,7 @@ def _record(
 ) -> DecisionRecord:
     arrived_s = job.inbound.arrived_s
     ttft_ms = None
-    if first_s is not None and job.streams and status == 200:
+    if first_s is not None and job.streams and status == 200 and not job.is_continuation:
         ttft_ms = (first_s - job.placed_s) * 1000
     return DecisionRecord(
         request_id=job.request_id,
@@ -230,6 +230,7 @@ def _record(
         num_predicted_cached_tokens=placement.num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
+        num_continued_tokens=job.num_continued_tokens,
         router_ms=(job.placed_s - arrived_s) * 1000,
         predicted_ttft_ms=placement.lease.predicted_ms,
         ttft_ms=ttft_ms,

@@ -12,16 +12,20 @@ import logging
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final, TypeVar
 
 import orjson
+from msgspec.structs import replace
 
 from router.api.openai import CompletionRequest, tokenize_body
+from router.api.stream_events import Transcript
 from router.config import TokensConfig
 from router.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
 from router.metrics import Metrics
 from router.prompt import NeedsEngine, Prompter, Prompters, Tokens
+from router.stages.continuation import NotContinued, Terms
 from router.stages.job import Job, Placement
 
 logger = logging.getLogger(__name__)
@@ -145,6 +149,68 @@ class Tokenizer:
             return None
         plan = prompter.plan_ids(ids)
         return prompter.commit(plan, plan.encode())
+
+    # ---------------------------------------------------------------- continuations
+
+    async def lengthen(
+        self, job: Job, replica: str, transcript: Transcript, terms: Terms
+    ) -> tuple[list[int], list[int]]:
+        """Find the ids of a prompt and of all that `replica` generated from it.
+
+        Raises:
+            NotContinued: they are not known for sure.
+        """
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        if prompter is None:
+            raise NotContinued("tokens")
+        try:
+            if terms.returns_ids:
+                if transcript.prompt_ids is None:
+                    raise NotContinued("tokens")
+                ids = transcript.ids
+                if ids and not prompter.ends_in_text(ids):
+                    raise NotContinued("text")
+                return transcript.prompt_ids, ids.tolist()
+            trust = prompter.trust  # the engines have counted as we count, and this one, too
+            is_proven = trust.num_matches > 0 and not trust.disagrees(replica)
+            if job.tokens is None or job.way != "local" or not is_proven:
+                raise NotContinued("tokens")
+            return await self._lengthen_by_text(prompter, job.tokens, transcript.text, terms)
+        except NeedsEngine as exc:
+            raise NotContinued("tokens") from exc
+
+    async def _lengthen_by_text(
+        self, prompter: Prompter, prompt: Tokens, text: str, terms: Terms
+    ) -> tuple[list[int], list[int]]:
+        prompt_ids = prompt.ids()
+        encode = partial(
+            prompter.encode_behind,
+            prompt_ids,
+            text,
+            skip_special_tokens=terms.skips_special_tokens,
+        )
+        is_long = len(text) > self._config.inline_chars
+        ids = await self._off_loop(encode) if is_long else encode()
+        if ids is None:
+            raise NotContinued("text")
+        return prompt_ids, ids.tolist()
+
+    def continued(self, job: Job, ids: list[int], num_generated: int, body: bytes) -> Job:
+        """Make the job that goes on with a broken stream: `ids` are its prompt."""
+        prompter = self._prompters.get(job.model or "")
+        assert prompter is not None
+        plan = prompter.plan_ids(ids)
+        return replace(
+            job,
+            inbound=replace(job.inbound, body=body),
+            tokens=prompter.commit(plan, plan.encode()),
+            num_tokens=len(ids),
+            way="continued",
+            chains={},
+            found={},
+            is_continuation=True,
+            num_continued_tokens=num_generated,
+        )
 
     def _note_bug(self, job: Job, bug: Exception) -> None:
         """Log where it happened, but not what it says: that may quote the prompt."""
