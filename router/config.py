@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,7 +21,9 @@ from msgspec import Meta, Struct
 from policies.naming import split
 from policies.policy import Policy
 from policies.registry import create
+from router.api.clients import network
 from router.api.routes import check_pattern
+from router.api.withheld import FIELDS
 from router.definitions import Experiment, check_all, check_replicas
 from router.errors import ConfigError
 from router.hosts import HostRules
@@ -29,6 +31,7 @@ from router.hosts import HostRules
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"]
 
 REDIS_PASSWORD = "WARMROUTE_REDIS_PASSWORD"
 """The variable with the password of Redis. No flag, no key: both are read by others."""
@@ -77,6 +80,18 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_s: Annotated[
         float, Meta(ge=0, description="time that answers in flight get after that to end")
     ] = 20.0
+    detail_headers: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|always|never)$",
+            description="who is told replica, policy and cached tokens (x-warmroute-…) of an "
+            "answer: auto: clients on loopback or in listen.trusted",
+        ),
+    ] = "auto"
+    trusted: Annotated[
+        tuple[str, ...],
+        Meta(description="networks (CIDR) of clients that are told as much as those on loopback"),
+    ] = ()
 
 
 class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -281,6 +296,17 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             description="engine routes that clients may use besides inference, models and tokens: "
             "/path, /prefix/* or METHOD /path; never those that control an engine"
         ),
+    ] = ()
+    client_fields: Annotated[
+        tuple[ClientField, ...],
+        Meta(
+            description="fields that clients may send to engines, of those taken out by default: "
+            + ", ".join(FIELDS)
+        ),
+    ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(description="networks (CIDR) of proxies in front whose X-Forwarded-For is believed"),
     ] = ()
 
 
@@ -609,6 +635,8 @@ def _check(config: Config) -> None:
             raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
     _check_hosts(config.admin.replica_hosts, "admin.replica_hosts")
     _check_hosts(config.engine.key_hosts, "engine.key_hosts")
+    _check_networks(config.listen.trusted, "listen.trusted")
+    _check_networks(config.forward.trusted_proxies, "forward.trusted_proxies")
     _check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
         raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
@@ -621,6 +649,17 @@ def _check_hosts(patterns: tuple[str, ...], key: str) -> None:
         HostRules(patterns)
     except ValueError as exc:
         raise ConfigError(f"{key}: {exc}", param=key) from exc
+
+
+def _check_networks(texts: tuple[str, ...], key: str) -> None:
+    for i, text in enumerate(texts):
+        try:
+            network(text)
+        except ValueError as exc:
+            raise ConfigError(
+                f"{key}[{i}]: {text!r} is no address or network; write 10.0.0.0/8 or ::1",
+                param=f"{key}[{i}]",
+            ) from exc
 
 
 def _check_shadows(shadow: ShadowConfig) -> None:

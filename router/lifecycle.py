@@ -36,7 +36,9 @@ from aiohttp import web
 from policies.registry import create
 from router import logs
 from router.admin_token import with_token
+from router.api.clients import Clients
 from router.api.routes import Routes
+from router.api.withheld import Withheld
 from router.config import Config, redis_password
 from router.engine_key import EngineKey
 from router.errors import (
@@ -376,6 +378,12 @@ class Router:
             metrics=self.metrics,
             limits=self._config.limits,
             routes=Routes(self._config.forward.routes),
+            clients=Clients(
+                details=self._config.listen.detail_headers,
+                trusted=self._config.listen.trusted,
+                proxies=self._config.forward.trusted_proxies,
+            ),
+            withheld=Withheld(self._config.forward.client_fields),
             not_ready=self.not_ready,
             is_starting=self.is_starting,
             draining=self.draining,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 import secrets
 import time
 from collections import Counter
@@ -39,12 +38,14 @@ from policies.policy import Policy
 from policies.view import CandidateId, ReplicaView, RequestView, Snapshot
 from router.api import openai
 from router.api.body_fields import with_fields
+from router.api.clients import FORWARDED
 from router.api.failures import error_event
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, opening_of
-from router.api.sessions import session_hash, session_of
+from router.api.sessions import session_hash, session_header, session_of
 from router.api.side_effects import has_side_effects
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
+from router.api.withheld import PREFIX, Withheld
 from router.config import Config
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.errors import (
@@ -100,9 +101,8 @@ _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
 CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; nobody is sent it)."""
 
-_NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"})
+_NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED
 _NOT_RETURNED: Final = frozenset({"content-length"})  # of streams: one that breaks gets an event
-_HEADER_SAFE: Final = re.compile(r"[\x20-\x7e]+")
 _SMALL_ANSWER: Final = 1024 * 1024
 
 
@@ -181,6 +181,8 @@ class Pipeline:
         self._lookup = lookup
         self._trials = trials
         self._engine_key = engine_key
+        self._withheld = Withheld(config.forward.client_fields)
+        self._not_forwarded = _NOT_FORWARDED | self._withheld.headers
         self._seed = seed
         self._clock = clock
         self._retry_budget = RetryBudget(config.forward.retry_ratio)
@@ -249,8 +251,12 @@ class Pipeline:
         Raises:
             BadRequest: a prompt's body is no JSON object, or a field of it is wrong.
         """
-        job = Job(inbound=inbound, request_id=request_id, tries=[])
         body = _json_object(inbound)
+        if body is not None and inbound.body is not None:
+            stripped = self._withheld.strip(inbound.body, body)
+            if stripped is not inbound.body:
+                inbound = replace(inbound, body=stripped)
+        job = Job(inbound=inbound, request_id=request_id, tries=[])
         if inbound.api == "chat":
             job.chat = openai.parse_chat(_required(body))
         elif inbound.api == "completions":
@@ -582,7 +588,7 @@ class Pipeline:
             placement.candidate.replica.name,
             placement.candidate.replica.url + job.inbound.target,
             method=job.inbound.method,
-            headers=_upstream_headers(job, placement, self._engine_key),
+            headers=self._upstream_headers(job, placement),
             body=job.inbound.body,
             may_move_on=may_move_on,
         )
@@ -687,6 +693,30 @@ class Pipeline:
             job.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
 
+    def _upstream_headers(self, job: Job, placement: Placement) -> CIMultiDict[str]:
+        """Pass the client's headers on, with what an engine reads from a router added.
+
+        A tenant's key is for us: the engine gets its own, if there is one.
+        """
+        headers = end_to_end(
+            job.inbound.headers.items(), drop=self._not_forwarded, drop_prefix=PREFIX
+        )
+        if job.tenant is not None:
+            for name in ("Authorization", "x-api-key"):
+                headers.popall(name, None)
+            key = self._engine_key(placement.candidate.replica.name)
+            if key is not None:
+                headers["Authorization"] = f"Bearer {key}"
+        headers["X-Request-Id"] = job.request_id
+        session = headers.get("X-Session-ID") or job.session
+        if session is not None:
+            headers["X-Session-ID"] = session_header(session)
+        if placement.candidate.rank is not None:
+            headers["X-data-parallel-rank"] = str(placement.candidate.rank)
+        if job.inbound.client is not None:
+            job.inbound.client.write(headers)
+        return headers
+
     def _note_failover(self, job: Job, placement: Placement, reason: str) -> None:
         name = placement.candidate.replica.name
         self._metrics.failovers.labels(name, reason).inc()
@@ -719,8 +749,11 @@ class Pipeline:
         """
         job, placement, answer = passage.job, passage.placement, passage.answer
         drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
-        headers = end_to_end(answer.headers.items(), drop=drop)
-        _explain_in(headers, job, placement)
+        headers = end_to_end(answer.headers.items(), drop=drop, drop_prefix=PREFIX)
+        headers["x-warmroute-request-id"] = job.request_id
+        # Of a refused request they would tell what others had sent, and cost nothing to ask.
+        if answer.status < 400 and job.inbound.client and job.inbound.client.sees_details:
+            _explain_in(headers, job, placement)
         tenancy.say_limits(headers, job, self._clock())
         terms = job.terms if answer.is_event_stream and answer.outcome_status == 200 else "status"
         is_cut = isinstance(terms, Terms) and not is_whole(answer.first)
@@ -910,23 +943,23 @@ class Pipeline:
         return explained
 
 
-def _json_object(inbound: Inbound) -> Mapping[str, Any] | None:
-    """Parse the body where routing needs it: always for prompts, if it is JSON for the rest.
+def _json_object(inbound: Inbound) -> dict[str, Any] | None:
+    """Parse the body. What an engine would read as JSON, but we do not, never gets to it.
 
     Raises:
-        BadRequest: a prompt's body is no JSON object, or nested too deep.
+        BadRequest: the body has to be a JSON object and is none, or is nested too deep.
     """
     if inbound.body is None:
         return None
     try:
         body = orjson.loads(inbound.body)
     except orjson.JSONDecodeError as exc:
-        if inbound.api == "other":
+        if not inbound.needs_json:
             return None
         raise BadRequest(f"the body is not JSON, or nested deeper than 1,024: {exc}") from exc
     if isinstance(body, dict):
         return body
-    if inbound.api == "other":
+    if not inbound.needs_json:
         return None
     raise BadRequest("the body must be a JSON object")
 
@@ -937,30 +970,8 @@ def _required(body: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return body
 
 
-def _upstream_headers(job: Job, placement: Placement, engine_key: EngineKey) -> CIMultiDict[str]:
-    """Pass the client's headers on, with what an engine reads from a router added.
-
-    A tenant's key is for us: the engine gets its own, if there is one.
-    """
-    headers = end_to_end(job.inbound.headers.items(), drop=_NOT_FORWARDED)
-    if job.tenant is not None:
-        for name in ("Authorization", "x-api-key"):
-            headers.popall(name, None)
-        key = engine_key(placement.candidate.replica.name)
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
-    headers["X-Request-Id"] = job.request_id
-    session = job.session
-    if session is not None and not headers.get("X-Session-ID") and _HEADER_SAFE.fullmatch(session):
-        headers["X-Session-ID"] = session  # ids from a body may be anything
-    if placement.candidate.rank is not None:
-        headers["X-data-parallel-rank"] = str(placement.candidate.rank)
-    return headers
-
-
 def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> None:
     """Add what was decided to the answer's headers."""
-    headers["x-warmroute-request-id"] = job.request_id
     headers["x-warmroute-replica"] = placement.candidate.id
     headers["x-warmroute-policy"] = placement.policy.name
     if placement.assignment is not None:

@@ -197,7 +197,7 @@ async def _refused_here(stage: Stage) -> Reply:
 
 
 async def _passed_through(stage: Stage) -> Reply:
-    return await stage.ask(None, "/v1/nothing", method="GET")
+    return await stage.ask(None, "/v1/responses/r1", method="GET")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -85,10 +85,13 @@ _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/\S*)")
 
 
 class Route(Struct, frozen=True):
-    """A route that is served: `path` is what is forwarded. `is_json`: it takes a JSON object."""
+    """A route that is served: `path` is what is forwarded, `takes` its POSTs' bodies.
+
+    `any`: an operator's route, or no body is expected.
+    """
 
     path: str
-    is_json: bool
+    takes: Literal["json", "form", "any"]
 
 
 class Routes:
@@ -112,7 +115,7 @@ class Routes:
             elif (methods := self._methods.get(path, frozenset())) is not None:
                 self._methods[path] = {*methods, method}
         self._post = {  # nearly every request is one of these
-            path: Route(path, is_json=path in _KNOWN and path not in _UPLOADS)
+            path: _route(path)
             for path, methods in self._methods.items()
             if methods is None or "POST" in methods
         }
@@ -137,9 +140,9 @@ class Routes:
             methods = _OF_RESPONSES[response[2]]
         # OPTIONS: whether a web page may ask is the engine's to say.
         if methods is None or method in methods or (methods and method == "OPTIONS"):
-            return Route(path, is_json=path in _KNOWN and path not in _UPLOADS)
+            return _route(path)
         if self._is_below_a_prefix(method, path):
-            return Route(path, is_json=False)
+            return Route(path, takes="any")
         if methods:
             raise MethodNotAllowed(f"{path} takes {', '.join(sorted(methods))}, not {method!a}")
         raise UnknownRoute(
@@ -152,6 +155,12 @@ class Routes:
             if path.startswith(prefix) and wanted in (None, method):
                 return is_canonical(path)
         return False
+
+
+def _route(path: str) -> Route:
+    if path in _UPLOADS:
+        return Route(path, takes="form")
+    return Route(path, takes="json" if path in _KNOWN else "any")
 
 
 def is_canonical(path: str) -> bool:

@@ -6,12 +6,15 @@ Source of the names: Claude Code (`x-claude-code-session-id`), Codex (`session_i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import xxhash
 
 _BODY_FIELDS = ("prompt_cache_key", "previous_response_id")
-_LONGEST = 512  # characters; a longer "session id" is something else
+_LONGEST = 16_384  # characters; a longer "session id" is something else
+_LONGEST_HEADER = 512
+_HEADER_SAFE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 def session_of(
@@ -38,4 +41,12 @@ def session_of(
 
 def session_hash(session: str, model: str) -> int:
     """Digest a session id (63 bits): what is kept, compared and logged instead of the id."""
-    return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode()) >> 1
+    # A header's bytes that are no UTF-8 arrive as surrogates.
+    return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode(errors="surrogatepass")) >> 1
+
+
+def session_header(session: str) -> str:
+    """Write a session id as a header's value: itself, or a digest where it is long or odd."""
+    if len(session) <= _LONGEST_HEADER and _HEADER_SAFE.fullmatch(session):
+        return session
+    return f"{session_hash(session, ''):016x}"

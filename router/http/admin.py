@@ -205,6 +205,7 @@ class AdminApp:
             body=body,
             arrived_s=time.monotonic(),
             tenant=self._tenant(request.query.get("tenant")),
+            needs_json=True,
         )
         explained = await self._pipeline.explain(inbound, with_tokens=_is_set(request, "tokens"))
         return _json(explained)

@@ -20,8 +20,10 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from router.api.clients import Client, Clients
 from router.api.failures import error_body, error_event, error_headers
 from router.api.routes import Route, Routes
+from router.api.withheld import Withheld
 from router.config import LimitsConfig
 from router.errors import (
     BadRequest,
@@ -98,6 +100,8 @@ class DataApp:
         metrics: Metrics,
         limits: LimitsConfig,
         routes: Routes,
+        clients: Clients,
+        withheld: Withheld,
         not_ready: Callable[[], str | None],
         is_starting: Callable[[], bool],
         draining: Draining,
@@ -108,6 +112,8 @@ class DataApp:
         self._metrics = metrics
         self._limits = limits
         self._routes = routes
+        self._clients = clients
+        self._withheld = withheld
         self._not_ready = not_ready
         self._is_starting = is_starting
         self._tenants = tenants
@@ -130,6 +136,7 @@ class DataApp:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         reply = WebReply(request)
         tenant: Tenant | None = None
+        client = self._clients.find(request.remote, request.headers, request.scheme)
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
@@ -139,24 +146,29 @@ class DataApp:
                 return await self._models(request)  # with a slash at its end
             tenant = self._tenant(request)
             with _entered(tenant):  # before its body: whoever may not ask costs nothing
+                body = await self._draining.until_cut(self._body(request, tenant))
+                if body and route.takes == "form":
+                    self._withheld.check_form(body, request.headers.get("Content-Type", ""))
                 inbound = Inbound(
                     api=_api(request, route),
                     method=request.method,
                     path=route.path,
                     target=f"{route.path}?{query}" if query else route.path,
                     headers=request.headers,
-                    body=await self._draining.until_cut(self._body(request, tenant)),
+                    body=body,
                     arrived_s=arrived_s,
                     tenant=tenant,
+                    needs_json=route.takes == "json" and not _is_encoded(request),
+                    client=client,
                 )
                 await self._until_started()
                 work = self._pipeline.route(inbound, reply, request_id)
                 await self._draining.until_cut(work)
         except ShuttingDown as error:
             await reply.cut(error, request.path)
-            return self._failed(request, reply, error, request_id, tenant)
+            return self._failed(request, reply, error, request_id, tenant, client)
         except RouterError as error:
-            return self._failed(request, reply, error, request_id, tenant)
+            return self._failed(request, reply, error, request_id, tenant, client)
         except ConnectionError:
             return self._gone(request, reply)
         except Exception as exc:
@@ -165,7 +177,7 @@ class DataApp:
             where = (InternalError, told, exc.__traceback__)
             logger.error("internal error", extra={"request": request_id}, exc_info=where)
             internal = InternalError(f"internal error; see the router's log for {request_id}")
-            return self._failed(request, reply, internal, request_id, tenant)
+            return self._failed(request, reply, internal, request_id, tenant, client)
         assert reply.response is not None
         return reply.response
 
@@ -219,6 +231,7 @@ class DataApp:
         error: RouterError,
         request_id: str,
         tenant: Tenant | None,
+        client: Client,
     ) -> web.StreamResponse:
         """Answer an error, or cut the connection where an answer has begun."""
         self._metrics.refused.labels(error.code).inc()
@@ -235,6 +248,7 @@ class DataApp:
             extra={
                 "request": request_id,
                 "tenant": tenant.name if tenant is not None else None,
+                "client": client.address,
                 "status": error.status,
                 "why": why,
                 "param": error.param,
@@ -309,6 +323,10 @@ def _entered(tenant: Tenant | None) -> Iterator[None]:
 
 def _api(request: web.Request, route: Route) -> Api:
     """Find the API; a prompt in a compressed body is passed through without being read."""
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if request.method != "POST" or _is_encoded(request):
         return "other"
-    return _APIS.get(route.path, "other") if request.method == "POST" else "other"
+    return _APIS.get(route.path, "other")
+
+
+def _is_encoded(request: web.Request) -> bool:
+    return request.headers.get("Content-Encoding", "identity").lower() != "identity"

@@ -46,15 +46,17 @@ HOP_BY_HOP: Final = frozenset(
 Headers = Iterable[tuple[str, str]]
 
 
-def end_to_end(headers: Headers, *, drop: frozenset[str] = frozenset()) -> CIMultiDict[str]:
-    """Copy headers without the hop-by-hop ones, those `Connection` names, and `drop`."""
+def end_to_end(
+    headers: Headers, *, drop: frozenset[str] = frozenset(), drop_prefix: str
+) -> CIMultiDict[str]:
+    """Copy headers without the hop-by-hop ones, those `Connection` names, and what to drop."""
     kept: CIMultiDict[str] = CIMultiDict()
     named: set[str] = set()
     for name, value in headers:
         lower = name.lower()
         if lower == "connection":
             named.update(part.strip().lower() for part in value.split(","))
-        if lower not in HOP_BY_HOP and lower not in drop:
+        if lower not in HOP_BY_HOP and lower not in drop and not lower.startswith(drop_prefix):
             kept.add(name, value)
     for name in named:
         kept.popall(name, None)

@@ -10,6 +10,7 @@ from multidict import CIMultiDictProxy
 
 from policies.policy import Policy
 from policies.view import CandidateId, Decision, ReplicaView, Snapshot
+from router.api.clients import Client
 from router.api.openai import ChatRequest, CompletionRequest
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.experiments import Enrolment
@@ -26,7 +27,10 @@ Api = Literal["chat", "completions", "other"]
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
-    """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic."""
+    """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic.
+
+    `needs_json`: its body has to be a JSON object, or there is none.
+    """
 
     api: Api
     method: str
@@ -36,6 +40,8 @@ class Inbound(Struct, frozen=True, kw_only=True):
     body: bytes | None
     arrived_s: float
     tenant: Tenant | None = None  # None: clients are not told apart
+    needs_json: bool = False
+    client: Client | None = None  # None: nobody's; a dry run
 
 
 class Job(Struct, kw_only=True):

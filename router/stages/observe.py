@@ -76,6 +76,7 @@ class Observer:
             "routed",
             extra={
                 "request": job.request_id,
+                "client": job.inbound.client.address if job.inbound.client else None,
                 "model": job.model,
                 "tenant": record.tenant,
                 "replica": placement.candidate.id,

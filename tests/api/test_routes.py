@@ -82,7 +82,7 @@ def test_an_operator_adds_routes() -> None:
     """One, one with its method, or all below a prefix."""
     routes = Routes(["/version", "GET /v1/files", "/x/*", "GET /y/*", "PATCH /tokenize"])
 
-    assert routes.find("GET", "/version") == Route("/version", is_json=False)
+    assert routes.find("GET", "/version") == Route("/version", takes="any")
     assert routes.find("POST", "/version/").path == "/version"
     assert routes.find("GET", "/v1/files").path == "/v1/files"
     assert routes.find("PUT", "/x/a/b%20c").path == "/x/a/b%20c"

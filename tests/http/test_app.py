@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from router.api.sessions import session_header
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -111,15 +112,16 @@ async def test_a_request_gets_an_id_where_it_has_none_or_a_wrong_one() -> None:
 
 
 async def test_the_session_is_forwarded() -> None:
-    """As X-Session-ID, wherever it came from; what cannot be a header's value is not."""
+    """As X-Session-ID, wherever it came from; as a digest where its bytes are odd."""
     none = {"X-Session-ID": ""}
     cases: list[tuple[Json, Json, str]] = [
         ({"X-Session-ID": "s1", "session_id": "s2"}, {}, "s1"),
         (none | {"x-claude-code-session-id": "s2"}, {}, "s2"),
         (none, {"prompt_cache_key": "s3"}, "s3"),
         (none, {"metadata": {"user_id": "s4"}}, "s4"),
-        (none, {"prompt_cache_key": "a\r\nX-Evil: 1"}, ""),
-        (none, {"prompt_cache_key": "sité\u4e00"}, ""),
+        (none, {"prompt_cache_key": "a\r\nX-Evil: 1"}, session_header("a\r\nX-Evil: 1")),
+        (none, {"prompt_cache_key": "sité\u4e00"}, session_header("sité\u4e00")),
+        ({"X-Session-ID": "s" * 10_000}, {}, session_header("s" * 10_000)),
     ]
     async with FakeEngine() as engine, on_stage(engine) as stage:
         for headers, fields, forwarded in cases:
@@ -129,6 +131,122 @@ async def test_the_session_is_forwarded() -> None:
             assert reply.status == 200
             assert got.get("X-Session-ID", "") == forwarded
             assert "X-Evil" not in got
+
+
+async def test_odd_bytes_in_headers_are_nothing_special() -> None:
+    """No 500; as the session's name an engine sees a digest."""
+    body = orjson.dumps(chat("a"))
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for value in (b"\xff\xfe", b"a\x80b", b"\xc3\xa9", b"\t x", b"\xed\xa0\x80"):
+            async with RawClient.connected(stage.url) as client:
+                await client.send(
+                    b"POST /v1/chat/completions" + HTTP + b"X-Session-ID: " + value + b"\r\n"
+                    b"session_id: " + value + b"\r\nX-Other: " + value + b"\r\n"
+                    b"Content-Length: %d\r\n\r\n" % len(body) + body
+                )
+                assert await client.status() == 200, value
+            session = engine.received.pop().headers["X-Session-ID"]
+
+            assert session.isascii()
+            assert session.isalnum()
+
+
+async def test_what_routers_say_to_engines_is_not_the_clients_to_say() -> None:
+    """It is taken out of bodies and headers, on every route; the rest stays byte for byte."""
+    headers = {"X-data-parallel-rank": "7", "X-Vllm-Priority": "-9", "X-Warmroute-Arm": "a/b",
+               "x-warmroute-x": "1"}  # fmt: skip
+    sent = (
+        b'{ "model":"tiny", "kv_transfer_params":{"prompt_token_ids":[1]},"m\\u0065ssages": '
+        b'[{"role":"user","content":"priority"}],"pr\\u0069ority":1, "vllm_xargs":{}, "n":1.0}'
+    ).replace(b"\\\\", b"\\")
+    left = b'{ "model":"tiny", "m\\u0065ssages": [{"role":"user","content":"priority"}],  "n":1.0}'
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/pooling"):
+            assert (await stage.ask(sent, path, headers=headers)).status == 200
+            received = engine.received.pop()
+
+            assert received.body == left.replace(b"\\\\", b"\\")
+            assert received.headers["Content-Length"] == str(len(received.body))
+            assert not {name.lower() for name in headers} & {n.lower() for n in received.headers}
+        for body in ('{"priority":1}'.encode("utf-16"), b'\xef\xbb\xbf{"priority":1}',
+                     b'{"priority":1,"x":NaN}', b"[1]"):  # fmt: skip
+            assert (await stage.ask(body, "/v1/messages")).status == 400
+        assert (await stage.ask({"vllm_xargs": {}}, "/v1/audio/transcriptions")).status == 400
+        assert engine.received == []
+
+
+async def test_an_operator_lets_a_field_through() -> None:
+    """It arrives, with its header."""
+    async with (
+        FakeEngine() as engine,
+        on_stage(engine, forward__client_fields=["vllm_xargs", "priority"]) as stage,
+    ):
+        body = orjson.dumps(chat("a", priority=1, vllm_xargs={"a": 1}))
+        await stage.ask(body, headers={"X-Vllm-Priority": "2"})
+
+        assert engine.received[0].body == body
+        assert engine.received[0].headers["X-Vllm-Priority"] == "2"
+
+
+async def test_the_engine_is_told_where_a_request_is_from() -> None:
+    """As far as it is known here; a client's own word does not count, a trusted proxy's does."""
+    said = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https", "Forwarded": "for=x",
+            "X-Real-IP": "203.0.113.9"}  # fmt: skip
+    async with FakeEngine() as engine:
+        for proxies, hops, proto in (
+            ([], "127.0.0.1", "http"),
+            (["127.0.0.1"], "203.0.113.9, 127.0.0.1", "https"),
+        ):
+            async with on_stage(engine, forward__trusted_proxies=proxies) as stage:
+                reply = await stage.ask(chat("a"), headers=said)
+                refused = await stage.ask(b"no json", headers=said)
+                got = engine.received.pop().headers
+
+                assert got["X-Forwarded-For"] == hops
+                assert got["X-Forwarded-Proto"] == proto
+                assert got["X-Forwarded-Host"] == stage.url.removeprefix("http://")
+                assert not {"Forwarded", "X-Real-IP"} & set(got)
+                assert "x-warmroute-cached" not in reply.headers  # it may be from anywhere
+                assert refused.status == 400
+                address = hops.split(",")[0]
+                assert stage.log.count(f'"client":"{address}"') == 2
+                assert stage.log.count(f"client={address}") == 2
+
+
+# -- what an answer tells ------------------------------------------------------------------------
+
+
+async def test_a_refused_request_learns_nothing_of_the_cache() -> None:
+    """Nor which replica, policy or time: asking costs nothing, and could be done for any prompt."""
+
+    async def refuses(request: web.Request) -> web.Response:
+        status = 200 if b"-1" not in await request.read() else 400
+        return web.json_response({}, status=status, headers={"X-Warmroute-Cached": "gpu=1"})
+
+    async with FakeEngine(refuses) as engine, on_stage(engine) as stage:
+        replies = [await stage.ask(chat("a", max_tokens=n)) for n in (-1, 1)]
+        replies.append(await stage.ask(b"no json"))
+
+    told = [[n for n in r.headers if n.lower().startswith("x-warmroute-")] for r in replies]
+    assert [reply.status for reply in replies] == [400, 200, 400]
+    assert told[0] == told[2] == ["x-warmroute-request-id"]
+    assert {"x-warmroute-replica", "x-warmroute-policy", "x-warmroute-ms"} < set(told[1])
+
+
+async def test_details_can_be_kept_to_oneself() -> None:
+    """Then an answer has its request's id alone, whatever an engine says in these names."""
+
+    async def says(_: web.Request) -> web.Response:
+        return web.json_response({}, headers={"X-Warmroute-Cached": "gpu=1"})
+
+    async with (
+        FakeEngine(says) as engine,
+        on_stage(engine, listen__detail_headers="never") as stage,
+    ):
+        reply = await stage.ask(chat("a"))
+
+    told = [name for name in reply.headers if name.lower().startswith("x-warmroute-")]
+    assert told == ["x-warmroute-request-id"]
 
 
 async def test_a_compressed_body_is_not_touched() -> None:

@@ -25,7 +25,9 @@ def test_hop_by_hop_headers_stay_here() -> None:
             ("Host", "a"),
             ("X-A", "1"),
             ("x-a", "2"),
+            ("X-Warmroute-Arm", "e/a"),
         ],
+        drop_prefix="x-warmroute-",
         drop=frozenset({"host"}),
     )
 

@@ -64,7 +64,7 @@ async def test_shadows_are_counted_and_change_nothing(tmp_path: Path) -> None:
     settings = {"shadow__policies": ["kv_aware", "session_hash"], "log__decisions": file}
     async with Engines(3) as engines, on_stage(*engines, **settings) as stage:
         await sessions(stage)
-        await stage.ask(None, "/v1/nothing", method="GET")  # no policy's decision
+        await stage.ask(None, "/v1/responses/r1", method="GET")  # no policy's decision
         await stage.until(lambda: stage.metric("warmroute_shadow_decisions_total") == 24)
         named = {"shadow": "session_hash"}
         agreed = stage.metric("warmroute_shadow_decisions_total", agrees="yes", **named)

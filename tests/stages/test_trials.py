@@ -124,7 +124,7 @@ async def test_what_is_held_out_or_passed_through_is_as_without() -> None:
         for number in range(8):
             reply = await turn(stage, number)
             assert reply.headers.get("x-warmroute-arm") in (None, "e/a", "e/b")
-        passed = await stage.ask(None, "/v1/nothing", method="GET")
+        passed = await stage.ask(None, "/v1/responses/r1", method="GET")
 
         assert "x-warmroute-arm" not in passed.headers
         assert stage.metric("warmroute_arm_requests_total") <= 2

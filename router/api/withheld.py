@@ -1,0 +1,79 @@
+"""What clients must not say to an engine, and how it is taken out of what they say.
+
+These fields and headers are for what stands between clients and engines: a router, a disaggregated
+prefill, an operator. An engine does as they say: it fetches blocks from the address in
+`kv_transfer_params` and takes the token ids in there for the prompt's, `vllm_xargs` reach into
+connectors and samplers, `priority` goes past all others, a rank goes past the router's choice.
+Source: vLLM 0.32.0, entrypoints/*/protocol.py, entrypoints/generate/base/serving.py.
+
+In JSON they go without a word: clients that send `priority` by habit go on working. Where they
+cannot be taken out they are refused: in a form (audio), or inside of `sampling_params`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from router.api.body_fields import without_fields
+from router.errors import BadRequest
+
+FIELDS: Final = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority")
+"""What `forward.client_fields` may let through."""
+
+PREFIX: Final = "x-warmroute-"
+"""Headers that begin so are the router's own."""
+
+# A form's names could be written in any charset that its type names.
+_FORM: Final = re.compile(
+    r"multipart/form-data(\s*;(?![^;]*charset)[^;]*|\s*;\s*charset=\"?utf-?8\"?\s*)*", re.IGNORECASE
+)
+_RANK_HEADER: Final = "x-data-parallel-rank"
+_PRIORITY_HEADER: Final = "x-vllm-priority"
+
+
+class Withheld:
+    """What is taken out. `allowed`: those of FIELDS that stay."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self.fields = tuple(name for name in FIELDS if name not in allowed)
+        self._fields = frozenset(self.fields)
+        self.headers = frozenset(
+            {_RANK_HEADER} | ({_PRIORITY_HEADER} if "priority" in self._fields else set())
+        )
+
+    def strip(self, body: bytes, view: dict[str, Any]) -> bytes:
+        """Take the fields out of a JSON object and of `view`, which is the same decoded.
+
+        Raises:
+            BadRequest: one of them is where it cannot be taken out.
+        """
+        sampling = view.get("sampling_params")  # of /inference/v1/generate
+        if type(sampling) is dict and "extra_args" in sampling and "vllm_xargs" in self._fields:
+            raise _refused("sampling_params.extra_args", "vllm_xargs")
+        if self._fields.isdisjoint(view):
+            return body
+        for name in self.fields:
+            view.pop(name, None)
+        return without_fields(body, self.fields)
+
+    def check_form(self, body: bytes, content_type: str) -> None:
+        """Refuse a form that may have one of the fields: of them forms know `vllm_xargs` alone.
+
+        Raises:
+            BadRequest: it is in there, or could be in a spelling that is not searched for.
+        """
+        if "vllm_xargs" not in self._fields:
+            return
+        if not _FORM.fullmatch(content_type):
+            raise BadRequest("send multipart/form-data, in UTF-8", param="Content-Type")
+        if b"vllm_xargs" in body or b"name*" in body:  # name*=…: RFC 2231
+            raise _refused("vllm_xargs", "vllm_xargs")
+
+
+def _refused(param: str, name: str) -> BadRequest:
+    return BadRequest(
+        f"`{param}` is not for clients; an operator can allow `{name}` in `forward.client_fields`",
+        param=param,
+    )

@@ -1,0 +1,77 @@
+"""router.api.withheld: fields and headers that are not the clients' own."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from router.api.withheld import FIELDS, Withheld
+from router.errors import BadRequest
+
+FORM = "multipart/form-data; boundary=x"
+
+
+def test_the_fields_go_and_only_they() -> None:
+    """From the bytes and from what was read of them."""
+    body = b'{ "kv_transfer_params":{"a":[1]}, "messages" : [ {"priority":1} ],"priority":-9 }'
+    view = orjson.loads(body)
+
+    left = Withheld().strip(body, view)
+
+    assert left == b'{  "messages" : [ {"priority":1} ] }'
+    assert view == orjson.loads(left)
+
+
+def test_a_body_without_them_is_not_touched() -> None:
+    """It is the same object."""
+    body = b'{"messages":[]}'
+
+    assert Withheld().strip(body, orjson.loads(body)) is body
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_can_be_let_through(name: str) -> None:
+    """The others go all the same."""
+    body = orjson.dumps(dict.fromkeys(FIELDS, 1))
+
+    assert orjson.loads(Withheld([name]).strip(body, orjson.loads(body))) == {name: 1}
+
+
+def test_headers_go_with_their_fields() -> None:
+    """The rank is always the router's."""
+    assert Withheld().headers == {"x-data-parallel-rank", "x-vllm-priority"}
+    assert Withheld(["priority"]).headers == {"x-data-parallel-rank"}
+
+
+def test_sampling_params_have_no_back_door() -> None:
+    """What `/inference/v1/generate` calls extra_args is what others call vllm_xargs."""
+    body = b'{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}'
+
+    with pytest.raises(BadRequest, match=r"sampling_params\.extra_args.*client_fields"):
+        Withheld().strip(body, orjson.loads(body))
+    assert Withheld(["vllm_xargs"]).strip(body, orjson.loads(body)) is body
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'--x\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}\r\n--x--', FORM),
+        (b"--x\r\nContent-Disposition: form-data; name*=utf-8''vllm%5Fxargs\r\n\r\n1", FORM),
+        (b"a=1", "application/x-www-form-urlencoded"),
+        (b"a=1", ""),
+        (b"--x", f"{FORM}; charset=utf-7"),
+        (b"--x", f"{FORM}; charset=utf-8; charset=utf-7"),
+        (b"--x", f"{FORM}; charset*=utf-7"),
+    ],
+)
+def test_a_form_that_may_have_one_is_refused(body: bytes, kind: str) -> None:
+    """Its bytes are not searched for more than the plain name."""
+    with pytest.raises(BadRequest):
+        Withheld().check_form(body, kind)
+    Withheld(["vllm_xargs"]).check_form(body, kind)
+
+
+@pytest.mark.parametrize("kind", [FORM, f'{FORM}; charset="UTF-8"', FORM.upper()])
+def test_a_form_without_is_not(kind: str) -> None:
+    """Audio and what belongs to it."""
+    Withheld().check_form(b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\0', kind)
