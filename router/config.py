@@ -789,8 +789,10 @@ def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{file}: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: not UTF-8, or no such date
         raise ConfigError(f"{file}: not YAML: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{file}: nested too deep") from exc
     if tree is None:
         return {}
     if not isinstance(tree, dict):

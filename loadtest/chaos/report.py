@@ -98,7 +98,10 @@ def _tree(checks: Sequence[Check], evidence: Evidence) -> dict[str, Any]:
             for done in evidence.time_line
         ],
         "failed": [
-            {"saveable": could_be_saved(one, evidence.time_line), "what": around(one, evidence)}
+            {
+                "saveable": could_be_saved(one, evidence.time_line, evidence.resent),
+                "what": around(one, evidence),
+            }
             for one in failed
         ],
     }

@@ -16,7 +16,7 @@ from loadtest.chaos.ledger import Ledger
 from loadtest.chaos.load import Load
 from loadtest.chaos.plan import Fault, plan
 from loadtest.chaos.stack import Stack
-from loadtest.chaos.verdict import Evidence, engine_lines
+from loadtest.chaos.verdict import Evidence, engine_lines, resent
 from loadtest.chaos.watch import Watch
 
 _READY_S: Final = 60.0
@@ -75,6 +75,7 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
         samples=watch.samples,
         logs=stack.logs(),
         engine_lines=engine_lines(stack.request_log()),
+        resent=resent(server.log for server in stack.routers()),
         is_partial=is_partial,
     )
 

@@ -2,7 +2,9 @@
 
 A failed request *could have been saved* if nothing of an answer had reached its client, its router
 was neither killed, paused nor out of descriptors meanwhile, and one replica was undisturbed, for
-this router, from `SETTLED_S` before the request began until it ended.
+this router, from `SETTLED_S` before the request began until it ended. Nor if it had been sent twice
+already, to two replicas that were disturbed: a router sends once more at most what a replica may
+have worked on.
 
 A router's counters are held against what clients saw at the last look at each of its lives: all
 that had ended by then must be in, nothing that had not begun.
@@ -25,14 +27,14 @@ from loadtest.chaos.plan import REPLICAS, ROUTERS
 from loadtest.chaos.stack import Life
 from loadtest.chaos.watch import Counts, Sample
 
+NONE_RESENT: Final[Mapping[str, int]] = {}
 SETTLED_S: Final = 5.0  # until routers use a replica again that was disturbed
 _COUNTED_S: Final = 1.0  # between the end of an answer and its being counted, at most
 _WARM_S: Final = 20.0  # of a life: caches fill
 _LONG_S: Final = 40.0  # shorter records say nothing about growth
 _GROWTH_BYTES: Final = 40 * 1024 * 1024
 _GROWTH_DESCRIPTORS: Final = 40
-_DRAIN_S: Final = 20.0
-_SHOWN: Final = 8
+_NOT_WORKED_ON: Final = (b'"upstream_unreachable"', b'"status_503"')
 _OF_ROUTERS: Final = frozenset(
     {"router killed", "router paused", "router out of descriptors", "router ended"}
 )
@@ -60,6 +62,7 @@ class Evidence(Struct, kw_only=True):
     logs: Sequence[Path]
     engine_lines: Sequence[Mapping[str, Any]]
     is_partial: bool
+    resent: Mapping[str, int] = {}  # request -> how often its router sent it once more
 
 
 def judge(evidence: Evidence) -> list[Check]:
@@ -78,9 +81,13 @@ def judge(evidence: Evidence) -> list[Check]:
     ]
 
 
-def could_be_saved(seen: Seen, time_line: Iterable[Done]) -> bool:
+def could_be_saved(
+    seen: Seen, time_line: Iterable[Done], resent: Mapping[str, int] = NONE_RESENT
+) -> bool:
     """Whether a failed request was the router's to save; see the module."""
     if seen.has_text or seen.outcome not in FAILED or seen.kind != "agent":
+        return False
+    if resent.get(seen.id, 0) > 0:
         return False
     hurt: set[str] = set()
     for done in time_line:
@@ -137,11 +144,14 @@ def _is_right(evidence: Evidence) -> Check:
 
 def _none_lost(evidence: Evidence) -> Check:
     seen = [one for one in evidence.ledger.seen if one.outcome in FAILED and one.kind == "agent"]
-    found = [one for one in seen if could_be_saved(one, evidence.time_line)]
+    found = [one for one in seen if could_be_saved(one, evidence.time_line, evidence.resent)]
+    num_begun = sum(one.has_text for one in seen)
+    num_twice = sum(evidence.resent.get(one.id, 0) > 0 for one in seen if not one.has_text)
     return Check(
         name="none failed that a retry could have saved",
         holds=not found,
-        figures=f"{len(found)} of {len(seen)} failed ones",
+        figures=f"{len(found)} of {len(seen)} that failed ({num_begun} in a stream that had begun, "
+        f"{num_twice} at two replicas)",
         failures=_failures(evidence, found),
     )
 
@@ -310,6 +320,16 @@ def _no_traceback(evidence: Evidence) -> Check:
         figures=f"{len(evidence.logs)} logs",
         failures=failures,
     )
+
+
+def resent(logs: Iterable[Path]) -> Counter[str]:
+    """Count how often routers sent requests once more, though a replica may have worked on them."""
+    found: Counter[str] = Counter()
+    for log in logs:
+        for line in log.read_bytes().split(b"\n"):
+            if b'"moved on before' in line and not any(why in line for why in _NOT_WORKED_ON):
+                found[orjson.loads(line)["request"]] += 1
+    return found
 
 
 def engine_lines(path: Path) -> list[Mapping[str, Any]]:

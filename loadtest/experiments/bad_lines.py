@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from router.records import SCHEMA
 
+_NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # brackets without end
 _SHOWN: Final = 60  # characters of a value that is quoted
 
 
@@ -89,13 +90,13 @@ def _reason(
         schema = version.decode(line).schema
     except msgspec.ValidationError as exc:
         return f"not a decision record: {exc}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except _NOT_JSON as exc:
         return f"not JSON: {str(exc)[:_SHOWN]}"
     if not 1 <= schema <= SCHEMA:
         return f"field `schema`: version {schema} is unknown (this warmroute reads 1 to {SCHEMA})"
     try:
         core.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except _NOT_JSON as exc:
         return f"not a decision record: {exc}"
     return None
 
@@ -103,6 +104,6 @@ def _reason(
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _NOT_JSON:
         return False
     return True

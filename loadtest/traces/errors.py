@@ -10,6 +10,9 @@ import msgspec
 
 T = TypeVar("T")
 
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are none: the last for brackets without end."""
+
 _FIELD: Final = re.compile(r"`\$\.?(\w+)?[^`]*`")
 _SHOWN_BELOW: Final = 1e24
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
@@ -40,11 +43,11 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes, allowed: Mapping[str, 
     """
     try:
         return decoder.decode(raw)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise _bad_line(error, allowed) from error
 
 
-def _bad_line(error: msgspec.DecodeError, allowed: Mapping[str, str]) -> BadLine:
+def _bad_line(error: Exception, allowed: Mapping[str, str]) -> BadLine:
     """Say which field a decoder stumbled over, and what the format allows there."""
     text = str(error)
     if missing := _MISSING.search(text):

@@ -10,7 +10,7 @@ import msgspec
 
 from loadtest.traces.bailian import Bailian
 from loadtest.traces.blocks import Blocks, load_tokenizer
-from loadtest.traces.errors import WorkloadError
+from loadtest.traces.errors import NOT_JSON, WorkloadError
 from loadtest.traces.messages import Messages
 from loadtest.traces.mooncake import BLOCK_TOKENS, Mooncake
 from loadtest.traces.request import Draft
@@ -79,7 +79,7 @@ def format_of(path: Path) -> str:
         seen += 1
         try:
             fields = msgspec.json.decode(raw, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except NOT_JSON:
             fields = {}
         for mark, name in _MARKS.items():
             if mark in fields:
@@ -125,7 +125,7 @@ def _array(
 ) -> Iterator[tuple[int, bytes]]:
     try:
         parts = msgspec.json.decode(content.removeprefix(_BOM), type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise WorkloadError(f"{path}: not a JSON array: {error}") from error
     for number, part in enumerate(parts, 1):
         raw = bytes(part)

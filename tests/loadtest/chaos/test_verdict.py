@@ -11,7 +11,7 @@ from loadtest.chaos.faults import Done
 from loadtest.chaos.ledger import Ledger, Outcome, Seen
 from loadtest.chaos.plan import KINDS, Fault
 from loadtest.chaos.stack import Life
-from loadtest.chaos.verdict import Evidence, could_be_saved, judge
+from loadtest.chaos.verdict import Evidence, could_be_saved, judge, resent
 from loadtest.chaos.watch import Counts, Sample, read_counts
 
 KIND = {kind.name: kind for kind in KINDS}
@@ -107,6 +107,19 @@ def test_what_could_have_been_saved(faults: list[Done], is_saveable: bool) -> No
 def test_what_had_begun_could_not_be_saved() -> None:
     """The client has a part of the answer: another one may go on differently."""
     assert not could_be_saved(seen("error event", has_text=True), [])
+
+
+def test_what_failed_at_two_replicas_could_not_be_saved(tmp_path: Path) -> None:
+    """A third would be asked to do what two have begun to do; a refused connection is no try."""
+    log = tmp_path / "a.log"
+    log.write_text(
+        '{"message":"moved on before the first byte","request":"x-1","reason":"upstream_broken"}\n'
+        '{"message":"moved on before the first byte","request":"x-2","reason":"status_503"}\n'
+    )
+    told = resent([log])
+
+    assert not could_be_saved(seen("error", status=500), [], told)
+    assert could_be_saved(seen("error", status=500, id="x-2"), [], told)
 
 
 def test_an_answer_computed_twice_needs_a_reason() -> None:

@@ -1,0 +1,49 @@
+"""Fuzz: of decision records those that are some are read; others are named, by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadtest.experiments.bad_lines import RecordsError, find
+from loadtest.experiments.records import load
+from tests.fuzz.damage import mutated
+from tests.loadtest.experiments.samples import Scene, records
+
+GOOD = [msgspec.json.encode(record) + b"\n" for record in records(Scene(num_sessions=3))[:4]]
+ONCE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file to write records to."""
+    return tmp_path_factory.mktemp("records") / "records.jsonl"
+
+
+@ONCE
+@given(data=mutated(GOOD) | mutated((b"".join(GOOD),)) | st.binary(max_size=80))
+def test_bad_lines_are_named(file: Path, data: bytes) -> None:
+    """Whatever is in the file, each bad line has a number and a reason."""
+    file.write_bytes(data)
+
+    for line in find(file, 5):
+        assert 1 <= line.line <= data.count(b"\n") + 1
+        assert line.reason
+
+
+@settings(ONCE, max_examples=25)
+@given(data=mutated((b"".join(GOOD),)), skip_bad=st.booleans())
+def test_records_are_read_or_refused(file: Path, data: bytes, skip_bad: bool) -> None:
+    """What is left out is counted."""
+    file.write_bytes(data)
+
+    try:
+        found = load([str(file)], skip_bad=skip_bad)
+    except RecordsError:
+        return
+    assert 0 < found.num_records <= data.count(b"\n") + 1
+    assert skip_bad or all(line.is_torn for line in found.bad_lines)
