@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from tests.fuzz.budget import SECONDS
+
+FIXED = settings(
+    derandomize=not SECONDS,  # in the suite: the same examples every time
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
 
 NASTY = (
     b"[" * 3_000,

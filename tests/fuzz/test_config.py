@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router import config
 from router.config import Config, load
 from router.errors import ConfigError
-from tests.fuzz.damage import NASTY, mutated
+from tests.fuzz.damage import FIXED, NASTY, mutated
 
 OPTIONS = list(config.options())
 FILE = b"""replicas:
@@ -49,9 +49,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
-ONCE = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
-)
 
 
 def is_read_or_refused(*args: Any) -> None:
@@ -66,7 +63,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("config") / "warmroute.yaml"
 
 
-@ONCE
+@FIXED
 @given(data=mutated((FILE,), YAML) | st.binary(max_size=60))
 def test_any_file(file: Path, data: bytes) -> None:
     """No YAML, or YAML of something else."""
@@ -74,7 +71,7 @@ def test_any_file(file: Path, data: bytes) -> None:
     is_read_or_refused(file)
 
 
-@ONCE
+@FIXED
 @given(tree=st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_tree(file: Path, tree: dict[str, Any]) -> None:
     """Known and unknown keys, with values of any kind."""
@@ -82,7 +79,7 @@ def test_any_tree(file: Path, tree: dict[str, Any]) -> None:
     is_read_or_refused(file)
 
 
-@ONCE
+@FIXED
 @given(
     option=st.sampled_from(OPTIONS),
     value=VALUES,
@@ -99,7 +96,7 @@ def test_any_value_of_any_key(file: Path, option: config.Option, value: Any, wra
     is_read_or_refused(file)
 
 
-@ONCE
+@FIXED
 @given(
     environ=st.dictionaries(st.sampled_from([o.variable for o in OPTIONS]), TEXT, max_size=4),
     flags=st.dictionaries(

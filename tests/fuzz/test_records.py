@@ -6,16 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.experiments.bad_lines import RecordsError, find
 from loadtest.experiments.records import load
-from tests.fuzz.damage import mutated
+from tests.fuzz.damage import FIXED, mutated
 from tests.loadtest.experiments.samples import Scene, records
 
 GOOD = [msgspec.json.encode(record) + b"\n" for record in records(Scene(num_sessions=3))[:4]]
-ONCE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("records") / "records.jsonl"
 
 
-@ONCE
+@FIXED
 @given(data=mutated(GOOD) | mutated((b"".join(GOOD),)) | st.binary(max_size=80))
 def test_bad_lines_are_named(file: Path, data: bytes) -> None:
     """Whatever is in the file, each bad line has a number and a reason."""
@@ -35,7 +34,7 @@ def test_bad_lines_are_named(file: Path, data: bytes) -> None:
         assert line.reason
 
 
-@settings(ONCE, max_examples=25)
+@settings(FIXED, max_examples=25)
 @given(data=mutated((b"".join(GOOD),)), skip_bad=st.booleans())
 def test_records_are_read_or_refused(file: Path, data: bytes, skip_bad: bool) -> None:
     """What is left out is counted."""

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.formats import FORMATS
 from loadtest.traces.reading import read_trace, read_workload
-from tests.fuzz.damage import mutated
+from tests.fuzz.damage import FIXED, mutated
 from tests.loadtest.traces.samples import bailian, mooncake
 
 
@@ -57,7 +57,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trace") / "trace.jsonl"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@FIXED
 @given(
     data=mutated([*SAMPLES.values(), b"[" + SAMPLES["sharegpt"].strip() + b"]"]),
     format=st.none() | st.sampled_from(list(FORMATS)),
@@ -79,7 +79,7 @@ def test_any_trace(file: Path, data: bytes, format: str | None, skip_bad: bool) 
         assert keys.issuperset(turn.after)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@FIXED
 @given(data=mutated((SAMPLES["mooncake"],)))
 def test_any_trace_for_the_queue_model(file: Path, data: bytes) -> None:
     """As it is, in order of time."""

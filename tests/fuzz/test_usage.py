@@ -10,7 +10,7 @@ from loadtest.chaos.answers import read_stream, read_whole
 from router.api.failures import error_body, error_event
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.errors import BadRequest, RouterError, UpstreamBroken
-from tests.fuzz.damage import mutated
+from tests.fuzz.damage import FIXED, mutated
 
 EVENT = (
     b'data: {"id":"c-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":'
@@ -33,6 +33,7 @@ def is_sane(usage: Usage | None) -> bool:
     return all(number is None or isinstance(number, int) for number in numbers)
 
 
+@FIXED
 @given(mutated(SAMPLES) | st.binary(max_size=200))
 def test_any_bytes_have_a_usage_or_none(data: bytes) -> None:
     """Of a whole answer and of a stream's end."""
@@ -40,6 +41,7 @@ def test_any_bytes_have_a_usage_or_none(data: bytes) -> None:
     assert is_sane(usage_of_stream(data))
 
 
+@FIXED
 @given(st.lists(mutated((EVENT,)), max_size=6), st.sampled_from((b"\n\n", b"\r\n\r\n")))
 def test_usage_is_found_behind_anything(before: list[bytes], end: bytes) -> None:
     """What came before the last event does not hide it, however long it was."""
@@ -51,6 +53,7 @@ def test_usage_is_found_behind_anything(before: list[bytes], end: bytes) -> None
     assert (usage.prompt_tokens, usage.num_cached_tokens) == (7, 4)
 
 
+@FIXED
 @given(st.text(), st.none() | st.text(), PATHS)
 def test_an_error_has_its_apis_shape(message: str, param: str | None, path: str) -> None:
     """Whatever its message quotes, and also as the end of a stream that broke anywhere."""
