@@ -545,6 +545,8 @@ def load(
         config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
         raise explained(str(exc)) from exc
+    except UnicodeEncodeError as exc:  # as Python reads odd bytes of the environment, and of flags
+        raise ConfigError(f"{exc.object!r}: a value must be UTF-8") from exc
     _check(config)
     return config
 
