@@ -289,6 +289,13 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Seconds,
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),
     ] = 4.0
+    max_connections: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="requests at replicas at once, 503 beyond; default: what half of the "
+            "descriptors allow (ulimit -n)",
+        ),
+    ] = None
     ca_file: Annotated[Path | None, Meta(description="CA bundle for https replicas")] = None
     routes: Annotated[
         tuple[str, ...],

@@ -18,9 +18,11 @@ RouterError                    status  code
 │   ├── UnknownExperiment       404    unknown_experiment       (admin API)
 │   └── ExperimentConflict      409    experiment_conflict      (admin API)
 ├── NoReplicaAvailable          503    no_replica_available      (Retry-After)
+│   └── OutOfConnections        503    out_of_connections        ours: descriptors, memory
 ├── Overloaded                  503    overloaded               this router's limits are reached
 ├── ShuttingDown                503    shutting_down            the router ends
 ├── UpstreamError                      the replica is wrong; counts against it
+│   ├── NotAsked                502    not_asked                (ours; a probe that was none)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   │   └── ConnectTimeout      504    connect_timeout          (nothing was sent)
@@ -200,6 +202,12 @@ class ShuttingDown(RouterError):
     type = "ServiceUnavailableError"
 
 
+class OutOfConnections(NoReplicaAvailable):
+    """This router cannot open another connection; no replica is to blame."""
+
+    code = "out_of_connections"
+
+
 class UpstreamError(RouterError):
     """A replica failed; `replica` names it."""
 
@@ -209,6 +217,12 @@ class UpstreamError(RouterError):
     def __init__(self, replica: str, message: str) -> None:
         super().__init__(message)
         self.replica = replica
+
+
+class NotAsked(UpstreamError):
+    """This router could not ask: it is short of descriptors or memory."""
+
+    code = "not_asked"
 
 
 class UpstreamUnreachable(UpstreamError):

@@ -52,6 +52,7 @@ from router.errors import (
     BadRequest,
     ConnectTimeout,
     NoReplicaAvailable,
+    OutOfConnections,
     RouterError,
     UpstreamBroken,
     UpstreamError,
@@ -548,6 +549,10 @@ class Pipeline:
                     failure = f"{where}_{answer.outcome_status}"
             except UpstreamError as exc:
                 error, failure = exc, exc.code
+            except OutOfConnections as exc:
+                self._give_back(placement, Outcome.ROUTER_FAILED)
+                self._note_unanswered(job, placement, exc.status, Outcome.ROUTER_FAILED)
+                raise
             except BaseException:  # the client left while we waited
                 self._give_back(placement, Outcome.CLIENT_GONE)
                 self._note_unanswered(job, placement, CLIENT_LEFT, Outcome.CLIENT_GONE)
@@ -591,6 +596,7 @@ class Pipeline:
             headers=self._upstream_headers(job, placement),
             body=job.inbound.body,
             may_move_on=may_move_on,
+            may_resend=not job.has_side_effects,
         )
         try:
             answer.first_s = self._clock()
@@ -648,10 +654,10 @@ class Pipeline:
         """Say whether a failure may be the pool's, and computing everything may help."""
         if self._pool is None or job.prompt is None or job.skips_pool:
             return False
+        if not any(f in _POOL_MAY_FAIL for f in (failure, *(t.failure for t in job.tries))):
+            return False
         name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
-        return failure in _POOL_MAY_FAIL and self._retry_budget.can_take(
-            name, begun_s, self._clock()
-        )
+        return self._retry_budget.can_take(name, begun_s, self._clock())
 
     def _skip_pool(self, job: Job, tried: set[str]) -> bool:
         """Make of a request one that no cache has anything of; False if its body cannot be one.

@@ -24,6 +24,7 @@ from router.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig, TokensConfig
 from router.errors import (
     ConfigError,
+    NotAsked,
     RouterError,
     UpstreamError,
     UpstreamTimeout,
@@ -329,6 +330,8 @@ class ReplicaWatch:
             await asyncio.sleep(health.interval_s * random.uniform(0.9, 1.1))
             try:
                 await self._engine_api.ping(name, replica.url)
+            except NotAsked:
+                continue
             except UpstreamError as exc:
                 is_up = self._is_up_after(exc)
                 if was_up and not is_up:

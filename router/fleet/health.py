@@ -30,6 +30,7 @@ class Outcome(Enum):
     OK = "ok"
     CLIENT_ERROR = "client_error"  # 4xx: the client's fault
     CLIENT_GONE = "client_gone"  # the client left before the end
+    ROUTER_FAILED = "router_failed"  # we could not send it
     REPLICA_FAILED = "replica_failed"  # 5xx, time-out, broken answer
     REPLICA_UNREACHABLE = "replica_unreachable"  # no connection: nothing listens
 
@@ -152,8 +153,9 @@ class Health:
                     self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
                     self._opened_by, self._opened_on_trial = failures, on_trial
             case _:
-                # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. Neither trust
-                # nor blame; a trial that ends so leaves its place to the next request.
+                # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. ROUTER_FAILED:
+                # it was not asked. Neither trust nor blame; a trial that ends so leaves its place
+                # to the next request.
                 pass
 
     def absolve(self, number: int, now_s: float) -> None:

@@ -15,9 +15,16 @@ import httpx
 from msgspec import Struct
 
 from router.engine_key import NO_KEY, EngineKey
-from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from router.errors import (
+    BadRequest,
+    NotAsked,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from router.io import engine_pages as pages
 from router.io.engine_pages import EventSource, ServedModel
+from router.io.shortage import shortage
 
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
 
@@ -217,6 +224,8 @@ class EngineApi:
         except (httpx.TimeoutException, TimeoutError) as exc:
             raise UpstreamTimeout(replica, f"{request.url} was silent") from exc
         except httpx.ConnectError as exc:
+            if (short_of := shortage(exc)) is not None:
+                raise NotAsked(replica, f"{request.url} was not asked: {short_of}") from exc
             raise UpstreamUnreachable(replica, f"{request.url} refused the connection") from exc
         except (httpx.HTTPError, httpx.StreamError, AttributeError, ValueError) as exc:
             # AttributeError: anyio asks a connection for its peer, which uvloop does not have any

@@ -7,8 +7,11 @@ client nothing and the data path moves on. aiohttp's errors end here.
 from __future__ import annotations
 
 import asyncio
+import resource
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import aiohttp
@@ -18,14 +21,20 @@ from yarl import URL
 from router.config import ForwardConfig
 from router.errors import (
     ConnectTimeout,
+    OutOfConnections,
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from router.io.shortage import shortage
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
+_RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
+_STALE_S: Final = 1.0
+"""A kept connection that the replica closed is noticed within a round trip; what breaks off later
+was being worked on."""
 _SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 # Source: RFC 9110 section 7.6.1, and what RFC 2616 named; lower case.
@@ -70,6 +79,7 @@ class Answer:
         "_idle_s",
         "_idle_timer",
         "_loop",
+        "_on_close",
         "_replica",
         "_response",
         "_waits_since_s",
@@ -81,8 +91,14 @@ class Answer:
     )
 
     def __init__(
-        self, replica: str, response: aiohttp.ClientResponse, first: bytes, idle_s: float
+        self,
+        replica: str,
+        response: aiohttp.ClientResponse,
+        first: bytes,
+        idle_s: float,
+        on_close: Callable[[], None],
     ) -> None:
+        self._on_close: Callable[[], None] | None = on_close
         self._replica = replica
         self._response = response
         self._idle_s = idle_s
@@ -184,6 +200,18 @@ class Answer:
             self._response.release()
         else:
             self._response.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+
+class _Use:
+    """What became of one request's connection."""
+
+    __slots__ = ("is_kept",)
+
+    def __init__(self) -> None:
+        self.is_kept = False  # it had served another request before
 
 
 class Upstream:
@@ -192,16 +220,30 @@ class Upstream:
     def __init__(self, config: ForwardConfig) -> None:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._fresh_session: aiohttp.ClientSession | None = None  # keeps no connection
         self._first_bytes: dict[str, dict[asyncio.Timeout, Callable[[], bool]]] = {}
+        self._max_connections = config.max_connections or 0
+        self._num_open = 0
 
     async def __aenter__(self) -> Self:
+        self._max_connections = self._max_connections or _half_of_descriptors()
         context: ssl.SSLContext | bool = True
         if self._config.ca_file is not None:
             context = ssl.create_default_context(cafile=self._config.ca_file)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
-            ),
+        kept = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
+        )
+        self._session = self._client(kept)
+        self._fresh_session = self._client(
+            aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
+        )
+        return self
+
+    def _client(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        uses = aiohttp.TraceConfig()
+        uses.on_connection_reuseconn.append(_note_kept)
+        return aiohttp.ClientSession(
+            connector=connector,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._config.connect_timeout_s, sock_read=None
             ),
@@ -210,12 +252,14 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             read_bufsize=256 * 1024,
+            trace_configs=[uses],
         )
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
+        assert self._fresh_session is not None
         await self._session.close()
+        await self._fresh_session.close()
 
     async def open(
         self,
@@ -226,8 +270,11 @@ class Upstream:
         headers: CIMultiDict[str],
         body: bytes | None,
         may_move_on: Callable[[], bool] = lambda: True,
+        may_resend: bool = True,
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
+
+        Where a kept connection turns out to have been closed, the request is sent on a new one.
 
         Args:
             replica: Name for errors and for `abort`.
@@ -235,39 +282,64 @@ class Upstream:
             headers: End-to-end headers, without Host and Content-Length.
             body: Sent as it is; None for none.
             may_move_on: Asked by `abort`: whether this request has somewhere else to go.
+            may_resend: Whether it may be sent twice; if not, it goes on a new connection at once.
 
         Raises:
             UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
+            OutOfConnections: no connection can be made here, whoever it is to.
         """
-        assert self._session is not None
-        data: Any = body
+        if self._num_open >= self._max_connections:
+            raise OutOfConnections(
+                f"{self._max_connections} requests are at replicas (forward.max_connections)."
+            )
         if body is not None and len(body) > _LARGE_BODY:
-            # In pieces: one write of megabytes would hold the loop; the length stays declared.
+            # Sent in pieces: one write of megabytes would hold the loop; the length stays declared.
             headers["Content-Length"] = str(len(body))
-            data = _pieces(body)
         waiting = self._first_bytes.setdefault(replica, {})
-        response: aiohttp.ClientResponse | None = None
         deadline = asyncio.timeout(self._config.first_byte_timeout_s)
         waiting[deadline] = may_move_on
+        self._num_open += 1
         try:
             async with deadline:
-                response = await self._session.request(
-                    method,
-                    URL(url, encoded=True),
-                    headers=headers,
-                    data=data,
-                    allow_redirects=False,
-                )
-                first = await response.content.readany()
+                response, first = await self._send(url, method, headers, body, may_resend)
         except BaseException as exc:
-            if response is not None:
-                response.close()
+            self._closed()
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
                 raise _named(exc, replica, "before its first byte") from exc
             raise
         finally:
             del waiting[deadline]
-        return Answer(replica, response, first, self._config.idle_timeout_s)
+        return Answer(replica, response, first, self._config.idle_timeout_s, self._closed)
+
+    async def _send(
+        self,
+        url: str,
+        method: str,
+        headers: CIMultiDict[str],
+        body: bytes | None,
+        may_resend: bool,
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        assert self._session is not None
+        assert self._fresh_session is not None
+        if not may_resend:
+            return await _exchange(self._fresh_session, url, method, headers, body, _Use())
+        use, begun_s = _Use(), time.monotonic()
+        try:
+            return await _exchange(self._session, url, method, headers, body, use)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
+            is_stale = use.is_kept and time.monotonic() - begun_s < _STALE_S
+            if isinstance(exc, aiohttp.ClientConnectorError) or not is_stale:
+                raise
+        try:
+            return await _exchange(self._fresh_session, url, method, headers, body, _Use())
+        except aiohttp.ClientConnectorError as exc:
+            if shortage(exc) is not None:
+                raise
+            # It died with the request: that one was sent, so this is no plain refusal.
+            raise aiohttp.ServerDisconnectedError from exc
+
+    def _closed(self) -> None:
+        self._num_open -= 1
 
     def abort(self, replica: str) -> None:
         """Fail requests that wait for their first byte from `replica` and can go elsewhere, now.
@@ -281,14 +353,56 @@ class Upstream:
                 deadline.reschedule(0.0)
 
 
+async def _exchange(
+    session: aiohttp.ClientSession,
+    url: str,
+    method: str,
+    headers: CIMultiDict[str],
+    body: bytes | None,
+    use: _Use,
+) -> tuple[aiohttp.ClientResponse, bytes]:
+    """Send a request; return the response and the first bytes of its body."""
+    data: Any = body if body is None or len(body) <= _LARGE_BODY else _pieces(body)
+    response = await session.request(
+        method,
+        URL(url, encoded=True),
+        headers=headers,
+        data=data,
+        allow_redirects=False,
+        trace_request_ctx=use,
+    )
+    try:
+        return response, await response.content.readany()
+    except BaseException as exc:
+        response.close()
+        if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+            # Its head came: that was no connection that had been closed before.
+            raise aiohttp.ClientPayloadError from exc
+        raise
+
+
+async def _note_kept(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    context.trace_request_ctx.is_kept = True
+
+
+def _half_of_descriptors() -> int:
+    """Count the requests that find a descriptor: each has one to its client, one to a replica."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(16, (soft - max(_RESERVED, soft // 8)) // 2)
+
+
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     view = memoryview(body)
     for start in range(0, len(body), _PIECE):
         yield bytes(view[start : start + _PIECE])
 
 
-def _named(exc: Exception, replica: str, when: str) -> UpstreamError:
+def _named(exc: Exception, replica: str, when: str) -> UpstreamError | OutOfConnections:
     """Turn aiohttp's and the system's errors into ours, most specific first."""
+    if (short_of := shortage(exc)) is not None:
+        return OutOfConnections(f"This router cannot open a connection now ({short_of}).")
     if isinstance(exc, aiohttp.ConnectionTimeoutError):
         return ConnectTimeout(replica, f"replica {replica} did not accept a connection in time")
     if isinstance(exc, TimeoutError):

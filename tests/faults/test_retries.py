@@ -9,7 +9,18 @@ from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
 from tests.faults.fake_engine import FakeEngine, hang_up
-from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, streamed, words
+from tests.faults.stage import (
+    STUCK,
+    Engines,
+    Json,
+    Stage,
+    arm,
+    chat,
+    num_running,
+    on_stage,
+    streamed,
+    words,
+)
 
 POISON = "the poisoned prompt"
 
@@ -216,3 +227,18 @@ async def test_a_beginning_without_content_is_not_held_for_long() -> None:
         async with stage.asking(streamed(chat("a"))) as answer:
             assert b"assistant" in await answer.content.readany()
             go_on.set()
+
+
+async def test_a_router_without_connections_blames_no_replica() -> None:
+    """503 with `Retry-After`; the next request finds all as it was."""
+    cap = {"forward__max_connections": 1}
+    async with Engines(2, time_model=STUCK) as engines, on_stage(*engines, **cap) as stage:
+        await all_known(stage, 2)
+        async with stage.hanging_up(chat(words(1))):
+            await stage.until(lambda: any(map(num_running, engines)))
+            reply = await stage.ask(chat(words(2)))
+
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        assert stage.metric("warmroute_requests_total", outcome="router_failed") == 1
+        assert stage.metric("warmroute_failovers_total") == 0
+        assert stage.metric("warmroute_replica_healthy") == 2

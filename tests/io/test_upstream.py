@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
 from router.config import ForwardConfig
-from router.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from router.io.upstream import Upstream, end_to_end
+from router.errors import (
+    NotAsked,
+    OutOfConnections,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from router.io import upstream as module
+from router.io.engine_api import EngineApi
+from router.io.upstream import Answer, Upstream, end_to_end
 from tests.io.conftest import Serve
 from tests.ports import free_port
 
@@ -231,3 +243,125 @@ async def test_closing_an_unread_answer_cuts_its_connection(serve: Serve) -> Non
         answer.close()
         async with asyncio.timeout(5):
             await cut.wait()
+
+
+async def ask(upstream: Upstream, url: str, *, may_resend: bool = True) -> Answer:
+    """Send a small POST and read its answer; the connection is kept if it may be."""
+    answer = await upstream.open(
+        "r1",
+        url,
+        method="POST",
+        headers=CIMultiDict(),
+        body=b"{}",
+        may_resend=may_resend,
+    )
+    await answer.gather(1 << 20)
+    answer.close()
+    return answer
+
+
+class Kept:
+    """A server that closes a kept connection when the second request comes on it."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.connections: dict[int, int] = {}  # -> requests that came on it
+
+    async def handle(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.num_requests += 1
+        assert request.transport is not None
+        key = id(request.transport)
+        self.connections[key] = self.connections.get(key, 0) + 1
+        if self.connections[key] == 2:
+            request.transport.abort()
+        return web.Response(body=b"ok")
+
+
+async def test_a_kept_connection_that_was_closed_costs_nothing(serve: Serve) -> None:
+    """What was sent on it is sent again on a new one, to the same replica."""
+    kept = Kept()
+    url = await serve(kept.handle)
+    async with Upstream(ForwardConfig()) as upstream:
+        answers = [await ask(upstream, url) for _ in range(2)]
+
+    assert [answer.first for answer in answers] == [b"ok", b"ok"]
+    assert kept.num_requests == 3
+
+
+async def test_what_breaks_off_later_was_being_worked_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not sent again here: whether it may be is for the caller to say."""
+    monkeypatch.setattr(module, "_STALE_S", 0.0)
+    kept = Kept()
+    url = await serve(kept.handle)
+    async with Upstream(ForwardConfig()) as upstream:
+        await ask(upstream, url)
+        with pytest.raises(UpstreamBroken):
+            await ask(upstream, url)
+
+    assert kept.num_requests == 2
+
+
+async def test_what_may_not_be_sent_twice_goes_on_a_new_connection(serve: Serve) -> None:
+    """Then there is nothing to send again."""
+    kept = Kept()
+    url = await serve(kept.handle)
+    async with Upstream(ForwardConfig()) as upstream:
+        for may_resend in (True, False, False):
+            await ask(upstream, url, may_resend=may_resend)
+
+    assert kept.num_requests == 3
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)  # the lowest that is free
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_descriptors_used_up_are_ours(serve: Serve) -> None:
+    """No replica is said to have refused anything, neither by a request nor by a probe."""
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(body=b"ok")
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream, EngineApi(timeout_s=5.0) as api:
+        with no_descriptors():
+            with pytest.raises(OutOfConnections, match="EMFILE"):
+                await ask(upstream, url)
+            with pytest.raises(NotAsked, match="EMFILE"):
+                await api.ping("r1", url)
+        assert (await ask(upstream, url)).first == b"ok"
+
+
+async def test_requests_at_replicas_are_capped(serve: Serve) -> None:
+    """Beyond it none is opened; what ends makes room, however it ends."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        reached.set()
+        await go_on.wait()
+        return web.Response(body=b"ok")
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(max_connections=1)) as upstream:
+        async with asyncio.TaskGroup() as tg:
+            first = tg.create_task(ask(upstream, url))
+            await reached.wait()
+            with pytest.raises(OutOfConnections, match="max_connections"):
+                await ask(upstream, url)
+            go_on.set()
+        assert first.result().first == b"ok"
+        with pytest.raises(UpstreamUnreachable):
+            await ask(upstream, f"http://127.0.0.1:{free_port()}/")
+        assert (await ask(upstream, url)).first == b"ok"
