@@ -227,7 +227,13 @@ def _admin_options(command: Any) -> Any:
 
 
 def _ask(
-    method: str, path: str, content: bytes | None, *, admin: str, token_file: Path | None
+    method: str,
+    path: str,
+    content: bytes | None,
+    *,
+    admin: str,
+    token_file: Path | None,
+    timeout_s: float = 30.0,
 ) -> Any:
     """Ask the admin port of a running router.
 
@@ -242,7 +248,7 @@ def _ask(
         if token_file is not None:
             headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
         answer = httpx.request(
-            method, f"{admin}/admin/{path}", content=content, headers=headers, timeout=30.0
+            method, f"{admin}/admin/{path}", content=content, headers=headers, timeout=timeout_s
         )
         told = answer.json()
         failed = None if answer.is_success else str(told["error"]["message"])
@@ -294,6 +300,55 @@ def explain(
     path = f"explain?tenant={quote(tenant, safe='')}" if tenant is not None else "explain"
     told = _ask("POST", path, file.read(), admin=admin, token_file=token_file)
     click.echo(json.dumps(told, indent=2) if as_json else table(told).rstrip("\n"))
+
+
+@main.command()
+@click.argument("route")
+@click.argument("params", nargs=-1, metavar="[PARAM=VALUE]...")
+@click.option("--replica", "names", multiple=True, help="only this one, repeatable; default: all")
+@_admin_options
+def control(
+    route: str,
+    params: tuple[str, ...],
+    names: tuple[str, ...],
+    admin: str,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Give engines an order, e.g. `control reset_prefix_cache` or `control sleep level=1`.
+
+    ROUTE is an engine's route: reset_prefix_cache, reset_mm_cache, reset_encoder_cache, sleep,
+    wake_up, is_sleeping, release_kv_cache_memory, pause, resume, is_paused, start_profile,
+    stop_profile, load_lora_adapter, unload_lora_adapter. Most exist on engines with
+    VLLM_SERVER_DEV_MODE=1 only.
+
+    Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
+    replica empty the whole pool that it shares with others. Requests sent to a replica that sleeps
+    or is paused wait: drain it first.
+    """
+    order: dict[str, Any] = {"route": route, "params": {}}
+    for pair in params:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise click.UsageError(f"{pair!r} is not PARAM=VALUE")
+        order["params"][name] = value
+    if names:
+        order["replicas"] = list(names)
+    told = _ask(
+        "POST",
+        "control",
+        json.dumps(order).encode(),
+        admin=admin,
+        token_file=token_file,
+        timeout_s=90.0,
+    )
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    for each in () if as_json else told["replicas"]:
+        answer = json.dumps(each["answer"]) if each["answer"] is not None else ""
+        click.echo(f"{each['name']}: {each['error'] or each['status']} {answer}".rstrip())
+    if any(each["error"] for each in told["replicas"]):
+        sys.exit(1)
 
 
 @main.group()

@@ -54,6 +54,7 @@ from router.garbage import collect_garbage
 from router.hosts import HostRules
 from router.http.admin import AdminApp
 from router.http.app import DataApp
+from router.http.control import Control
 from router.http.draining import Draining
 from router.http.guard import Guard
 from router.http.server import Listener, raise_descriptor_limit, room_for_connections
@@ -403,6 +404,7 @@ class Router:
             describe=self._status.describe,
             describe_pool=self._status.describe_pool,
             sharing=self._status.sharing,
+            control=Control(self._engine_api, lambda: self.registry.entries),
             guard=Guard(token, self._config.admin.hosts),
             tenants=self.tenants,
         ).build()

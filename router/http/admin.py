@@ -12,6 +12,7 @@ POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole 
 DELETE /admin/experiments/NAME        end and forget it
 GET    /admin/pool                    what is known of the shared pool
 POST   /admin/explain[?tokens=1][&tenant=NAME]   dry run of a request: every candidate's costs
+POST   /admin/control                 order engines: {"route", "params"?, "replicas"?: [NAME, …]}
 GET    /admin/config                  the configuration in force
 """
 
@@ -32,6 +33,7 @@ from router.config import Config, ReplicaConfig, experiment_of
 from router.definitions import check, check_replicas
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
 from router.fleet.registry import Entry
+from router.http.control import Control, Order
 from router.http.guard import Guard
 from router.pipeline import Pipeline
 from router.stages.job import Inbound
@@ -94,6 +96,7 @@ class AdminApp:
         describe: Callable[[], list[dict[str, Any]]],
         describe_pool: Callable[[], dict[str, Any] | None],
         guard: Guard,
+        control: Control,
         sharing: Callable[[], dict[str, Any] | None] = lambda: None,
         tenants: Tenants | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class AdminApp:
         self._describe_pool = describe_pool
         self._sharing = sharing
         self._guard = guard
+        self._control = control
         self._tenants = tenants
 
     def build(self) -> web.Application:
@@ -125,6 +129,7 @@ class AdminApp:
         app.router.add_delete("/admin/experiments/{name}", self._forget)
         app.router.add_get("/admin/pool", self._pool)
         app.router.add_post("/admin/explain", self._explain)
+        app.router.add_post("/admin/control", self._order)
         app.router.add_get("/admin/config", self._show_config)
         return app
 
@@ -222,6 +227,10 @@ class AdminApp:
         if tenant is None:
             raise BadRequest(f"there is no tenant {name[:64]!r}", param="tenant")
         return tenant
+
+    async def _order(self, request: web.Request) -> web.Response:
+        order = await _read(request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}')
+        return _json(await self._control.follow(order))
 
     async def _show_config(self, _: web.Request) -> web.Response:
         return _json(self._config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final, Self
 
@@ -192,6 +193,31 @@ class EngineApi:
             raise UpstreamBroken(
                 replica, f"/tokenize answered {answer.status} without tokens"
             ) from exc
+
+    async def order(
+        self,
+        replica: str,
+        url: str,
+        *,
+        method: str,
+        query: Mapping[str, str | list[str]],
+        body: bytes | None,
+        timeout_s: float,
+    ) -> Answer:
+        """Send an operator's order to `url`; no redirect is followed.
+
+        Raises:
+            UpstreamError: no answer came in time; whether it was done is not known.
+        """
+        request = self._client.build_request(
+            method,
+            url,
+            params=dict(query),
+            content=body,
+            headers={"Content-Type": "application/json", **self._key.headers(url)},
+            timeout=timeout_s,
+        )
+        return await self._send(replica, request, timeout_s=timeout_s)
 
     async def _get(self, replica: str, url: str, path: str) -> Answer:
         request = self._client.build_request("GET", url + path, headers=self._key.headers(url))
