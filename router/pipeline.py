@@ -878,7 +878,10 @@ class Pipeline:
             raise NotContinued(objection)
         self._retry_budget.take(name, placement.lease.begun_s, self._clock())
         assert job.inbound.body is not None
-        body = with_fields(job.inbound.body, stream.resume(prompt_ids, ids))
+        try:
+            body = with_fields(job.inbound.body, stream.resume(prompt_ids, ids))
+        except BadRequest as exc:  # it repeats a key
+            raise NotContinued("field") from exc
         continued = self._tokenizer.continued(job, [*prompt_ids, *ids], len(ids), body)
         try:
             placement, answer = await self._forward(continued, tried)

@@ -5,11 +5,17 @@ Nothing is added to a request to get it: a stream whose client did not ask for u
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 
 TAIL_BYTES = 16 * 1024
 """How much of a stream's end is kept: vLLM sends usage in the last event before `[DONE]`."""
+
+
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What bytes that are no JSON make msgspec raise; the last for brackets without end."""
 
 
 class PromptDetails(Struct, frozen=True):
@@ -41,7 +47,7 @@ def usage_of_body(body: bytes) -> Usage | None:
     """Read the usage of a non-streaming answer; None: there is none, or it is not JSON."""
     try:
         return _decoder.decode(body).usage
-    except (msgspec.DecodeError, RecursionError):  # the latter: brackets without end
+    except NOT_JSON:
         return None
 
 

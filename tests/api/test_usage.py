@@ -43,6 +43,7 @@ def test_a_cut_or_foreign_body_has_no_usage() -> None:
     """Nothing is guessed."""
     assert usage_of_body(BODY[:-9]) is None
     assert usage_of_body(b"<html>") is None
+    assert usage_of_body(b'{"usage": "\xff"}') is None
     assert usage_of_body(b'{"x":' + b"[" * 100_000) is None
     assert usage_of_stream(b'a"usage": {"prompt_tokens": 3}}\n\ndata: [DONE]') is None
     assert usage_of_stream(b"") is None

@@ -97,6 +97,12 @@ class Process:
             time.sleep(0.1)
         raise TimeoutError(f"{self.name} not ready within {timeout_s} s:\n{self.tail()}")
 
+    @property
+    def pid(self) -> int:
+        """The process that was started, and the group of all that it starts."""
+        assert self._popen is not None
+        return self._popen.pid
+
     def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
         """Kill the whole group and reap; nothing to do if it does not run."""
         if self._popen is None:

@@ -195,6 +195,10 @@ async def end_early(_: web.Request, response: web.StreamResponse) -> None:
     await response.write_eof()
 
 
+async def fall_silent(_: web.Request, __: web.StreamResponse) -> None:
+    await asyncio.Event().wait()
+
+
 async def say_so(_: web.Request, response: web.StreamResponse) -> None:
     await response.write(ERROR + b"\n\ndata: [DONE]\n\n")
 
@@ -219,7 +223,7 @@ async def half_dead(
     async with (
         Engines(1, reply="greedy", time_model=TimeModel(base_ms=3.0)) as (engine,),
         FakeEngine(answer) as fake,
-        on_stage(engine, fake, policy__name="round_robin") as stage,
+        on_stage(engine, fake, policy__name="round_robin", forward__idle_timeout_s=1) as stage,
     ):
         async with aiohttp.ClientSession() as client:
             async with client.post(engine.url + path, json=body) as whole:
@@ -250,8 +254,9 @@ def between(stream: bytes) -> int:
         (CHAT, between, cut_off),
         (COMPLETION, between, end_early),
         (CHAT, between, say_so),
+        (COMPLETION, in_event, fall_silent),
     ],
-    ids=["chat", "completion", "between", "early-end", "error-event"],
+    ids=["chat", "completion", "between", "early-end", "error-event", "silence"],
 )
 async def test_in_the_middle_of_an_answer(
     path: str, place: Callable[[bytes], int], dies: Dies
@@ -263,7 +268,8 @@ async def test_in_the_middle_of_an_answer(
 
         assert reply.replica == "r2"
         assert text_of(reply) == text_of(Reply(200, reply.headers, stream))
-        assert continued(stage, reason="upstream_broken") == 1
+        reason = "upstream_timeout" if dies is fall_silent else "upstream_broken"
+        assert continued(stage, reason=reason) == 1
 
 
 @pytest.mark.parametrize(

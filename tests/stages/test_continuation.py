@@ -215,6 +215,33 @@ def test_a_healthy_stream_passes_byte_for_byte(seed: int) -> None:
     assert stream.usage.completion_tokens == 400
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_spoilt_stream_is_refused_and_nothing_worse(seed: int) -> None:
+    """Whatever its bytes are, from the first engine or from the one that goes on."""
+    dice = random.Random(seed)
+
+    def spoilt(events: list[bytes]) -> bytes:
+        data = bytearray(b"".join(events))
+        for _ in range(dice.randrange(1, 12)):
+            at = dice.randrange(len(data))
+            junk = dice.choice([b"\xff", b"null", b"[", b'"', b"\n\n", b"{}", b"1e999", b"[[[[["])
+            data[at : at + dice.randrange(8)] = junk
+        return bytes(data)
+
+    asked = Asked("chat", **USAGE)
+    stream = Continuation(asked.terms)
+    try:
+        stream.feed(spoilt(asked.answer()[:5]))
+        transcript = stream.check()
+        assert isinstance(transcript.text, str)
+        following = asked.answer(stream.resume(PROMPT, [7, 8]))
+        given = stream.feed(b"".join(following[:1]) + spoilt(following[1:]))
+
+        assert given.endswith(b"\n\n")
+    except NotContinued:
+        pass  # what else it raises fails the test
+
+
 def test_a_text_that_speaks_of_errors_is_no_error() -> None:
     """JSON escapes its quotes."""
     stream = Continuation(Asked("completion").terms)
