@@ -18,11 +18,11 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Literal, NewType, get_args
+from typing import Annotated, Any, Literal, NewType, get_args
 
 import cbor2
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from xxhash import xxh3_64_digest, xxh3_128_digest
 
 BlockKey = NewType("BlockKey", int)
@@ -75,8 +75,8 @@ class HashContract(Struct, frozen=True, kw_only=True):
     """
 
     algorithm: Algorithm
-    block_size: int
-    seed: str = DEFAULT_SEED
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
+    seed: Annotated[str, Meta(max_length=4_096)] = DEFAULT_SEED
     tagged: bool = True
 
     def extend(

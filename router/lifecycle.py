@@ -282,6 +282,7 @@ class Router:
             keeps_blocks=self._config.index.mode == "local",
             trials=self.trials,
             accounts=self.tenants.accounts if self.tenants is not None else None,
+            count_failure=self._count_failure,
         )
 
     def _lookup(self, feeds: Feeds) -> Lookup:

@@ -64,6 +64,9 @@ LEASE_S: Final = 3.0
 """A router not heard for so long is forgotten, with all it has in flight."""
 
 
+MAX_ROUTERS: Final = 1_024
+
+
 class Alone:
     """There are no other routers: nothing is told to nobody."""
 
@@ -280,6 +283,8 @@ class Peers:
         if notes.router == self.name:
             return
         peer = self._heard(notes.router, now_s)
+        if peer is None:
+            return
         for note in notes.notes:
             self._count(type(note).__name__.lower())
             match note:
@@ -311,10 +316,12 @@ class Peers:
                 continue
             try:
                 load = decode_load(packed)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except ValueError:
                 self._count("malformed")
                 continue
-            joined.append((self._heard(router, now_s), load))
+            peer = self._heard(router, now_s)
+            if peer is not None:
+                joined.append((peer, load))
         leases = [(peer, lease) for peer, load in joined for lease in load.open]
         leases.sort(key=lambda pair: -pair[1].age_s)  # in the order they began, whoever sent them
         for peer, lease in leases:
@@ -371,8 +378,12 @@ class Peers:
                 )
                 self._sessions.learn(session_hash, session)
 
-    def _heard(self, router: str, now_s: float) -> _Peer:
+    def _heard(self, router: str, now_s: float) -> _Peer | None:
+        """Find or begin another router; None: there are too many for all of them to be ones."""
         peer = self._peers.get(router)
+        if peer is None and len(self._peers) >= MAX_ROUTERS:
+            self._count("malformed")
+            return None
         if peer is None:
             peer = self._peers[router] = _Peer()
             logger.info("router found", extra={"router": router})

@@ -13,13 +13,24 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
+from router.decoding import decoder
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]  # or milliseconds; no NaN is in it
+Text = Annotated[str, Meta(max_length=1_024)]
+Keys = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+"""What is read of Redis is held in these bounds: whatever is there must not break arithmetic."""
+
+MAX_RECORDS = 4_096
+"""Replicas, or experiments, that are read of the registry."""
 
 SCHEMA = 1
 """Of everything in Redis. A router refuses data of another schema rather than misread it."""
@@ -27,6 +38,8 @@ SCHEMA = 1
 FeedId = NewType("FeedId", str)
 """What routers call a candidate among themselves: its replica's configured name, or its base URL
 where it was given none, and `#rank`. Two routers may number their replicas differently."""
+
+Feed = Annotated[FeedId, Meta(max_length=2_048)]
 
 POOL = CandidateId("pool")
 """Stands for the pool where a candidate is asked for; no replica may have this name."""
@@ -72,8 +85,8 @@ class Position(Struct, frozen=True, array_like=True):
     `mark` tells that batch from another engine's of the same number (see router.index.history).
     """
 
-    sequence: int
-    mark: bytes
+    sequence: Number
+    mark: Annotated[bytes, Meta(max_length=64)]
 
 
 class Standing(Struct, frozen=True, array_like=True):
@@ -84,12 +97,12 @@ class Standing(Struct, frozen=True, array_like=True):
     """
 
     state: Literal["exact", "degraded", "blind"]
-    reason: str
+    reason: Text
     contract: HashContract
-    capacity_blocks: int
+    capacity_blocks: Count
     is_verified: bool = True  # the contract was found in the engine's events, not guessed
     is_distrusted: bool = False  # matches must not be believed until history is read again
-    lacks: str = ""  # what the index has missed, until the next epoch
+    lacks: Text = ""  # what the index has missed, until the next epoch
     is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
 
 
@@ -97,8 +110,8 @@ class TierChange(Struct, frozen=True, array_like=True):
     """What became of blocks on one tier; keys packed, each in one of the two at most."""
 
     tier: SharedTier
-    stored: bytes = b""  # held now
-    removed: bytes = b""  # not held now
+    stored: Keys = b""  # held now
+    removed: Keys = b""  # not held now
     copies: tuple[tuple[BlockKey, int], ...] = ()  # held, in so many copies: n > 1, or 1 again
 
 
@@ -114,13 +127,13 @@ class Delta(Struct, frozen=True, array_like=True):
     any position would count copies twice.
     """
 
-    feed: FeedId
-    number: int
+    feed: Feed
+    number: Number
     cleared: bool = False
     changes: tuple[TierChange, ...] = ()
     position: Position | None = None  # None: as before; after a clear or `continues`: unknown
     standing: Standing | None = None  # None: as before
-    pool: FeedId | None = None  # whom changes on tier pool are about; None: this feed itself
+    pool: Feed | None = None  # whom changes on tier pool are about; None: this feed itself
     continues: bool = False
 
 
@@ -132,7 +145,7 @@ class FeedState(Struct, frozen=True, array_like=True):
     what its engine did meanwhile.
     """
 
-    number: int  # of the last delta written
+    number: Number  # of the last delta written
     position: Position | None
     standing: Standing | None
     is_fed: bool = True
@@ -148,29 +161,29 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     `held` packs those, of BLIND candidates alone: what is guessed there is the whole chain.
     """
 
-    number: int  # of the lease, unique in its router's life
-    feed: FeedId
-    num_uncached_tokens: int
-    num_cached_tokens: int  # the fetched ones included
-    num_fetched_tokens: int
+    number: Number  # of the lease, unique in its router's life
+    feed: Feed
+    num_uncached_tokens: Count
+    num_cached_tokens: Count  # the fetched ones included
+    num_fetched_tokens: Count
     streams: bool
-    claimed: bytes = b""
-    num_held: int = 0
+    claimed: Keys = b""
+    num_held: Count = 0
     session_hash: int | None = None
-    held: bytes = b""
+    held: Keys = b""
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered"):
     """A request's first token came, after so long; None: nobody saw when."""
 
-    number: int
-    ttft_ms: float | None = None
+    number: Number
+    ttft_ms: Seconds | None = None
 
 
 class Ended(Struct, frozen=True, array_like=True, tag="ended"):
     """A request's lease ended; `computed`: its blocks are there, their events may still come."""
 
-    number: int
+    number: Number
     computed: bool
 
 
@@ -181,15 +194,15 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     number, so it is safe from a heartbeat that is heard late, twice, or after a newer `Load`.
     """
 
-    open: tuple[int, ...] = ()
-    last: int = 0
+    open: tuple[Number, ...] = ()
+    last: Number = 0
 
 
 class Doubted(Struct, frozen=True, array_like=True, tag="doubted"):
     """A candidate's predictions turned out wrong: whoever feeds it must read history again."""
 
-    feed: FeedId
-    reason: str
+    feed: Feed
+    reason: Text
 
 
 class Registered(Struct, frozen=True, array_like=True, tag="registered"):
@@ -199,9 +212,9 @@ class Registered(Struct, frozen=True, array_like=True, tag="registered"):
 class TenantUsage(Struct, frozen=True, array_like=True):
     """What a router let through of a tenant, ever, and what it sees left of its limits."""
 
-    tenant: str  # its name
-    num_requests: int
-    num_tokens: int  # uncached
+    tenant: Text  # its name
+    num_requests: Number
+    num_tokens: Number  # uncached
     requests_left: int | None  # None: no such limit
     tokens_left: int | None
 
@@ -218,7 +231,7 @@ Note = Began | Answered | Ended | Alive | Doubted | Registered | Consumed
 class Notes(Struct, frozen=True, array_like=True):
     """An entry of the work stream."""
 
-    router: str  # unique to the process
+    router: Text  # unique to the process
     notes: tuple[Note, ...]
 
 
@@ -226,37 +239,41 @@ class OpenLease(Struct, frozen=True, array_like=True):
     """A lease that was open when a router was asked; answered ones claim nothing any more."""
 
     began: Began
-    age_s: float
+    age_s: Seconds
     is_answered: bool
 
 
 class Load(Struct, frozen=True, array_like=True):
     """All that one router has in flight, for one that joins: leases up to number `last`."""
 
-    last: int
+    last: Number
     open: tuple[OpenLease, ...]
 
 
 class SessionState(Struct, frozen=True, array_like=True):
     """A session's last turn, as routers share it."""
 
-    feed: FeedId
-    num_turns: int
-    gap_s: float | None
+    feed: Feed
+    num_turns: Count
+    gap_s: Seconds | None
 
 
 class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica in the registry, by name. `removed`: it must go from wherever it is configured."""
 
-    url: str
-    events: tuple[str, ...] = ()
-    replay: tuple[str, ...] = ()
+    url: Text
+    events: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    replay: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
     draining: bool = False
     removed: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_delta = msgspec.msgpack.Decoder(Delta).decode
-decode_state = msgspec.msgpack.Decoder(FeedState).decode
-decode_notes = msgspec.msgpack.Decoder(Notes).decode
-decode_load = msgspec.msgpack.Decoder(Load).decode
+decode_delta = decoder(Delta, "msgpack")
+decode_position = decoder(Position, "msgpack")
+decode_standing = decoder(Standing, "msgpack")
+decode_state = decoder(FeedState, "msgpack")
+decode_notes = decoder(Notes, "msgpack")
+decode_load = decoder(Load, "msgpack")
+decode_session = decoder(SessionState, "msgpack")
+decode_record = decoder(ReplicaRecord, "msgpack")

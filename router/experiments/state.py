@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.decoding import decoder
 from router.definitions import UNIT, Experiment
 from router.experiments.allocation import Layout
 
@@ -99,4 +100,4 @@ def _earliest(one: Stopped | None, other: Stopped | None) -> Any:
 
 
 encode_state = msgspec.msgpack.Encoder().encode
-decode_state = msgspec.msgpack.Decoder(State).decode
+decode_state = decoder(State, "msgpack")

@@ -15,9 +15,12 @@ No I/O, no clock; the values are the caller's.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+MAX_LEASES: Final = 100_000
+"""Of one router that are open at once; what is said beyond is no router's."""
 
 
 class Heard(Generic[T]):
@@ -33,7 +36,7 @@ class Heard(Generic[T]):
 
     def can_begin(self, number: int) -> bool:
         """Say whether a lease that is said to begin is a new one."""
-        if number in self.open or number in self._ended:
+        if number in self.open or number in self._ended or len(self.open) >= MAX_LEASES:
             return False
         return number > self._last or number in self.missing
 
@@ -44,7 +47,8 @@ class Heard(Generic[T]):
 
     def end(self, number: int) -> T | None:
         """Close a lease; None if it is not open. A later begin of it is an old one."""
-        self._ended.add(number)
+        if len(self._ended) < MAX_LEASES:
+            self._ended.add(number)
         self.missing.discard(number)
         return self.open.pop(number, None)
 

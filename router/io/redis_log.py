@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from router.io.redis_connection import Word
@@ -24,11 +23,11 @@ from router.replication import (
     FeedId,
     FeedState,
     Notes,
-    Position,
-    Standing,
     TierChange,
     decode_delta,
     decode_notes,
+    decode_position,
+    decode_standing,
     encode,
     pack_keys,
 )
@@ -39,10 +38,10 @@ MAX_KEYS: Final = 1_000
 KEEP_MS: Final = 60_000
 """Who is further behind loads a snapshot, which takes a second or two."""
 
-_KEY_BYTES: Final = 8
+MAX_FEEDS: Final = 65_536
 
-_decode_position = msgspec.msgpack.Decoder(Position).decode
-_decode_standing = msgspec.msgpack.Decoder(Standing).decode
+_MAX_PIECES: Final = 4_096  # of a delta, and of deltas whose rest is still to come
+_KEY_BYTES: Final = 8
 
 Entry = tuple[bytes, list[bytes]]
 """An id, and names and values by turns."""
@@ -166,7 +165,7 @@ def read_entries(
     for id_, fields in log:
         entry = _fields(fields)
         number = entry.get(b"n", b"")
-        if not number.isdigit():
+        if not is_number(number):
             num_garbage += 1  # not ours: numbers go on behind it
             log_id = id_.decode()
             continue
@@ -174,7 +173,7 @@ def read_entries(
             if int(number) != log_number + 1:
                 raise ValueError("an entry is missing")
             delta = _joined(pieces, decode_delta(entry[b"d"]), entry.get(b"m"))
-        except (msgspec.MsgspecError, ValueError, KeyError):
+        except (ValueError, KeyError):
             is_gap = True
             break
         log_id, log_number = id_.decode(), log_number + 1
@@ -202,7 +201,9 @@ def _joined(pieces: dict[FeedId, Delta], part: Delta, which: bytes | None) -> De
     before = pieces.pop(part.feed, None) if part.number > 0 else None
     if which is None:
         return part
-    number, num_pieces = (int(text) for text in which.split(b"/"))
+    number, num_pieces = (int(text) for text in which.split(b"/") if is_number(text))
+    if num_pieces > _MAX_PIECES or len(pieces) >= _MAX_PIECES:
+        raise ValueError("a delta of too many pieces")
     if number > 1 and before is not None:
         part = Delta(
             feed=part.feed,
@@ -230,7 +231,7 @@ def _notes(work: Sequence[Entry], router: str) -> tuple[list[Notes], int]:
             continue
         try:
             notes.append(decode_notes(entry[b"d"]))
-        except (msgspec.MsgspecError, KeyError):
+        except (ValueError, KeyError):
             num_garbage += 1
     return notes, num_garbage
 
@@ -254,14 +255,21 @@ def read_states(flat: Sequence[bytes]) -> tuple[dict[FeedId, FeedState], int]:
         number, plus, _ = value.partition(b"+")
         position, standing = fields.get(b"p" + feed), fields.get(b"s" + feed)
         try:
+            if not is_number(number) or len(states) >= MAX_FEEDS:
+                raise ValueError("no number, or too many feeds")
             states[FeedId(feed.decode())] = FeedState(
                 number=int(number),
-                position=_decode_position(position) if position and not plus else None,
-                standing=_decode_standing(standing) if standing else None,
+                position=decode_position(position) if position and not plus else None,
+                standing=decode_standing(standing) if standing else None,
             )
-        except (msgspec.MsgspecError, ValueError):
+        except ValueError:
             num_garbage += 1
     return states, num_garbage
+
+
+def is_number(text: bytes) -> bool:
+    """Tell whether this is a plain number of a size that ours have."""
+    return len(text) <= 18 and text.isdigit()
 
 
 def stream_entries(reply: Any, key: str) -> list[Entry]:

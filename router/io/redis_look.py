@@ -10,17 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from router.config import RedisConfig
 from router.io.redis_connection import RedisConnection, Server
 from router.io.redis_log import read_states
-from router.replication import FeedId, FeedState, ReplicaRecord
+from router.replication import FeedId, FeedState, ReplicaRecord, decode_record
 
 _MAX_FEEDS: Final = 10_000
-
-_decode_record = msgspec.msgpack.Decoder(ReplicaRecord).decode
 
 
 class StoreLook(Struct, frozen=True, kw_only=True):
@@ -125,7 +122,7 @@ def _records(flat: Any) -> dict[str, ReplicaRecord]:
     if isinstance(flat, list):
         for name, record in zip(flat[::2], flat[1::2], strict=True):
             try:
-                records[name.decode()] = _decode_record(record)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+                records[name.decode()] = decode_record(record)
+            except ValueError:
                 continue  # not ours: the router counts and skips it
     return records

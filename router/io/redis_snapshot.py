@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from router.contracts import BlockKey
-from router.errors import EMPTIED, StoreUnavailable
+from router.errors import EMPTIED, StoreRefused, StoreUnavailable
 from router.io.redis_connection import RedisConnection
-from router.io.redis_log import Cursor, read_states
+from router.io.redis_log import MAX_FEEDS, Cursor, is_number, read_states
 from router.io.redis_scripts import BEGIN, SLICE, Scripts
 from router.replication import FeedId, FeedState, SharedTier, unpack_keys
 
@@ -30,6 +30,8 @@ NUM_BUCKETS: Final = 1 << 16
 
 _BLOCKS_A_CALL: Final = 2_000  # 1 ms of the server's time
 _COPIES_A_CALL: Final = 1_000
+_MAX_VALUES: Final = 65_536  # distinct ones that are remembered
+_MAX_VALUE_BYTES: Final = 2 * MAX_FEEDS // 8  # a bit of each holder: two tiers a feed
 _TIERS: Final = frozenset(get_args(SharedTier))
 
 
@@ -89,7 +91,7 @@ class Snapshot:
                     "HSCAN", f"{self._base}copies:{bit}", position, "COUNT", _COPIES_A_CALL
                 )
                 for key, count in zip(flat[::2], flat[1::2], strict=True):
-                    if len(key) == 8 and count.isdigit():
+                    if len(key) == 8 and is_number(count) and int(count) > 0:
                         copies.setdefault(holder, {})[BlockKey(unpack_keys(key)[0])] = int(count)
                     else:
                         self.num_garbage += 1
@@ -108,6 +110,8 @@ class Snapshot:
         for value, keys in zip(packed[::2], packed[1::2], strict=True):
             holders = self._holders_of.get(value)
             if holders is None:
+                if len(self._holders_of) >= _MAX_VALUES:
+                    self._holders_of.clear()
                 holders = self._holders_of[value] = self._holders(value)
             if holders:
                 array = np.frombuffer(keys, dtype="<u8")
@@ -120,6 +124,9 @@ class Snapshot:
 
     def _holders(self, value: bytes) -> tuple[Holder, ...]:
         """Name the holders whose bits are set; bits of the dead have no name."""
+        if len(value) > _MAX_VALUE_BYTES:
+            self.num_garbage += 1
+            return ()
         return tuple(
             self._bits[bit]
             for i, byte in enumerate(value)
@@ -140,13 +147,16 @@ async def begin_snapshot(
     if isinstance(value, Exception):
         raise await connection.refusal(value)
     incarnation, log_number, log_id, work_id, holders, feeds, fed = value
-    cursor = Cursor(
-        incarnation=incarnation.decode(),
-        origin=replies.origin,
-        log_id=log_id.decode(),
-        log_number=int(log_number),
-        work_id=work_id.decode(),
-    )
+    try:
+        cursor = Cursor(
+            incarnation=incarnation.decode(),
+            origin=replies.origin,
+            log_id=log_id.decode(),
+            log_number=int(log_number),
+            work_id=work_id.decode(),
+        )
+    except ValueError as exc:
+        raise StoreRefused(f"what lies under {base}meta is not ours") from exc
     states, num_garbage = read_states(feeds)
     bits, num_odd = _named_bits(holders)
     states = {
@@ -166,7 +176,7 @@ def _named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
     bits: dict[int, Holder] = {}
     num_garbage = 0
     for field, value in zip(flat[::2], flat[1::2], strict=False):
-        if not field.isdigit() or not value:
+        if not is_number(field) or not value:
             continue
         tier: Any
         tier, _, feed = value.decode(errors="replace").partition(" ")

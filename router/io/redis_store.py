@@ -45,6 +45,7 @@ from router.io.redis_log import stream_entries as _entries
 from router.io.redis_scripts import Scripts
 from router.io.redis_snapshot import NUM_BUCKETS, Snapshot, begin_snapshot
 from router.replication import (
+    MAX_RECORDS,
     SCHEMA,
     Delta,
     FeedId,
@@ -54,16 +55,17 @@ from router.replication import (
     ReplicaRecord,
     SessionState,
     SharedTier,
+    decode_record,
+    decode_session,
     encode,
 )
+
+_NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
 _PIPELINE_BYTES: Final = 256 * 1024
 _READ_ENTRIES: Final = 256
 _SWEPT_BLOCKS: Final = 1_000  # a call: about a millisecond of the server's time
 _SESSIONS_A_CALL: Final = 500
-
-_decode_record = msgspec.msgpack.Decoder(ReplicaRecord).decode
-_decode_session = msgspec.msgpack.Decoder(SessionState).decode
 
 
 class Written(Enum):
@@ -136,8 +138,8 @@ class RedisStore:
             await self._scripts.load()
             used_bytes, max_bytes, policy = await self._memory()
             await self._look("", b"")
-        except (TypeError, ValueError, AttributeError) as exc:
-            raise StoreRefused("what answers there does not answer as Redis does") from exc
+        except (TypeError, ValueError, AttributeError, LookupError) as exc:
+            raise StoreRefused(_NOT_REDIS) from exc
         server = self._connection.server
         assert server is not None
         warnings: tuple[str, ...] = ()
@@ -253,6 +255,11 @@ class RedisStore:
         counts = await self._scripts.run(
             scripts.LOOKUP, chain, *words, timeout_s=self._config.lookup_timeout_s
         )
+        num_blocks = len(chain) // 8
+        if not isinstance(counts, list) or len(counts) != len(asked):
+            raise StoreRefused(_NOT_REDIS)
+        if not all(isinstance(count, int) and 0 <= count <= num_blocks for count in counts):
+            raise StoreRefused(_NOT_REDIS)
         return dict(zip(asked, counts, strict=True))
 
     # -- leases, load ------------------------------------------------------------------------
@@ -289,13 +296,16 @@ class RedisStore:
         return Beat(
             incarnation=self._incarnation,
             log_number=int(log_number),
-            routers=frozenset(name.decode() for name in routers),
+            routers=frozenset(name.decode(errors="replace") for name in routers),
         )
 
     async def loads(self) -> dict[str, bytes]:
         """Read what the other living routers said last."""
         flat = await self._scripts.run(scripts.LOADS)
-        loads = {name.decode(): load for name, load in zip(flat[::2], flat[1::2], strict=True)}
+        loads = {
+            name.decode(errors="replace"): load
+            for name, load in zip(flat[::2], flat[1::2], strict=True)
+        }
         loads.pop(self._router, None)
         return loads
 
@@ -319,8 +329,8 @@ class RedisStore:
             )
             for session, state in zip(flat[::2], flat[1::2], strict=True):
                 try:
-                    found = int(session), _decode_session(state)
-                except (msgspec.MsgspecError, ValueError):
+                    found = int(session[:24]), decode_session(state)
+                except ValueError:
                     self.num_garbage += 1
                     continue
                 yield found
@@ -333,8 +343,10 @@ class RedisStore:
         records: dict[str, ReplicaRecord] = {}
         for name, record in zip(flat[::2], flat[1::2], strict=True):
             try:
-                records[name.decode()] = _decode_record(record)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+                if len(records) >= MAX_RECORDS:
+                    raise ValueError("too many records")
+                records[name.decode()] = decode_record(record)
+            except ValueError:
                 self.num_garbage += 1
         return records
 
@@ -352,8 +364,10 @@ class RedisStore:
         states: dict[str, State] = {}
         for name, state in zip(flat[::2], flat[1::2], strict=True):
             try:
+                if len(states) >= MAX_RECORDS:
+                    raise ValueError("too many experiments")
                 states[name.decode()] = decode_state(state)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except ValueError:
                 self.num_garbage += 1
         return states
 

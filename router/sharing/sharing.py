@@ -36,6 +36,7 @@ from router.sharing.loader import load
 from router.sharing.loops import Keeper, Reader, Writer, tell, tell_usage
 from router.sharing.pool import LISTER, PoolShare
 from router.stages.trials import Trials
+from router.supervisor import described, ignore
 from router.tenants import Accounts
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Sharing:
         keeps_blocks: bool,
         trials: Trials | None = None,
         accounts: Accounts | None = None,
+        count_failure: Callable[[str], None] = ignore,
     ) -> None:
         self.link = Link()
         self.facts: StoreFacts | None = None  # of the last connection
@@ -95,6 +97,7 @@ class Sharing:
         self._pool = pool
         self._trials = trials
         self._accounts = accounts
+        self._count_failure = count_failure
         self._session_ttl_s = session_ttl_s
         self._must_read_registry = asyncio.Event()
         self.reader = Reader(
@@ -208,6 +211,7 @@ class Sharing:
     async def run(self) -> None:
         """Share state while Redis is there, go on alone while it is not, until cancelled."""
         backoff = Backoff(*PAUSE_S)
+        logged = ""
         try:
             while True:
                 try:
@@ -215,9 +219,12 @@ class Sharing:
                 except* StoreError as group:
                     self.link.went_down(_first(group))
                 except* Exception as group:  # a bug of ours; the side path ends no router
-                    error = _first(group)
-                    logger.error("internal error", exc_info=_without_message(error))
-                    self.link.went_down(f"internal error: {type(error).__name__}")
+                    error, reason = _first(group), described(group)
+                    self._count_failure("redis")
+                    if reason != logged:
+                        logged = reason
+                        logger.error("internal error", exc_info=_without_message(error))
+                    self.link.went_down(f"internal error: {reason}")
                 _heed_cancellation()
                 self._go_alone()
                 await self._store.close()

@@ -30,6 +30,7 @@ from tests.faults.stage import (
     words,
 )
 from tests.faults.test_routers import exact, turns
+from tests.fuzz.samples import DEEP_MSGPACK
 from tests.redis_servers import RedisServer, Start, binary, start_sentinel
 
 BASE = "{wr:default}:"
@@ -474,14 +475,25 @@ async def test_garbage_in_our_own_keys_does_no_harm(start_redis: Start) -> None:
             for key in ("holders", "feeds", "sessions", "replicas"):
                 for field in ("", "x", "n", "nx", "7", "n\xff"):
                     client.hset(BASE + key, field, b"\xc1garbage")
+                    client.hset(BASE + key, "deep" + field, DEEP_MSGPACK)
+            client.hset(BASE + "feeds", mapping={"nz": "9" * 5_000, "ny": "5", "py": DEEP_MSGPACK})
+            client.hset(BASE + "feeds", mapping={"nw": "-7", "nv": "1", "sv": DEEP_MSGPACK})
+            client.hset(BASE + "holders", mapping={"9" * 5_000: "gpu x", "8": DEEP_MSGPACK})
+            client.hset(BASE + "experiments", mapping={"e": DEEP_MSGPACK, b"\xff": b"\x80"})
             for key in ("log", "work"):
-                for entry in ({"x": "y"}, {"n": "abc", "d": b"\xc1"}, {"r": b"\xff", "d": b"\xff"}):
+                for entry in (
+                    {"x": "y"},
+                    {"n": "abc", "d": b"\xc1"},
+                    {"r": b"\xff", "d": b"\xff"},
+                    {"r": "x", "n": "9" * 5_000, "d": DEEP_MSGPACK},
+                ):
                     client.xadd(BASE + key, entry)  # type: ignore[arg-type]
-            client.zadd(BASE + "routers", {"\xff": 1e18})
-            client.set(BASE + "load:\xff", b"\xc1")
+            client.zadd(BASE + "routers", {b"\xff": 1e18, "y": 1e18})
+            client.set(b"{wr:default}:load:\xff", b"\xc1")
+            client.set(BASE + "load:y", DEEP_MSGPACK)
             for bucket in range(0, 65536, 1001):
                 client.hset(b"{wr:default}:b:" + bucket.to_bytes(2, "little"), "odd", "x")
-        client.zrem(BASE + "routers", "\xff")
+        client.zrem(BASE + "routers", b"\xff", "y")
         await as_before(stages, engines)
         assert stages[0].metric("warmroute_sharing_total", kind="garbage") > 0
         assert "internal error" not in stages[0].log

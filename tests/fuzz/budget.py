@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 SECONDS: Final = float(os.environ.get("WARMROUTE_FUZZ_SECONDS", "0"))
 
-_EXAMPLES: Final = 60  # of a short run
+_EXAMPLES: Final = 40  # of a short run
 _EXAMPLES_A_ROUND: Final = 500
 
 

@@ -77,4 +77,5 @@ POISONS: Final = {
 }
 """None of these is a batch."""
 
+DEEP_MSGPACK: Final = b"\x91" * DEPTH + b"\xc0"
 DEEP_JSON: Final = b'{"a":' * DEPTH + b"1" + b"}" * DEPTH

@@ -1,0 +1,243 @@
+"""Whatever lies in Redis: skipped and counted, a gap, or applied; the router's state stays sane."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from policies.view import CandidateId
+from router.config import ReplicaConfig
+from router.experiments import Experiments, decode_state
+from router.experiments.standing import refused as refused_experiment
+from router.fleet.registry import Registry
+from router.index.block_index import BlockIndex
+from router.index.shared_stream import SharedStream
+from router.index.staged_blocks import StagedBlocks
+from router.io.redis_log import Cursor, read_entries, read_states
+from router.io.redis_snapshot import Snapshot, _named_bits
+from router.replication import (
+    Alive,
+    Answered,
+    Began,
+    Consumed,
+    Delta,
+    Doubted,
+    Ended,
+    FeedId,
+    FeedState,
+    Load,
+    Notes,
+    OpenLease,
+    Position,
+    Registered,
+    ReplicaRecord,
+    SessionState,
+    Standing,
+    TenantUsage,
+    TierChange,
+    decode_delta,
+    decode_notes,
+    decode_record,
+    decode_session,
+    encode,
+    pack_keys,
+)
+from router.replication import (
+    decode_state as decode_feed_state,
+)
+from tests.engine import BLOCK_SIZE, CONTRACT
+from tests.fuzz.budget import fuzz
+from tests.fuzz.mutations import mangled, packed
+from tests.nodes import Node
+
+X = FeedId("http://x#0")
+R1 = CandidateId("r1")
+KEYS = pack_keys([1, 2, 3])  # type: ignore[list-item]
+
+STANDING = Standing("exact", "", CONTRACT, 100)
+DELTA = Delta(
+    X,
+    1,
+    changes=(TierChange("gpu", stored=KEYS, copies=((1, 2),)), TierChange("pool", removed=KEYS)),  # type: ignore[arg-type]
+    position=Position(7, b"0123456789"),
+    standing=STANDING,
+)
+BEGAN = Began(1, X, 100, 10, 0, True, KEYS, session_hash=5)
+NOTES = Notes(
+    "other",
+    (
+        BEGAN,
+        Answered(1, 3.5),
+        Alive((1, 2), 2),
+        Doubted(X, "why"),
+        Registered(),
+        Consumed((TenantUsage("t", 1, 2, None, 3),)),
+        Ended(1, True),
+    ),
+)
+LOAD = Load(2, (OpenLease(BEGAN, 0.5, True),))
+STATE = FeedState(1, Position(7, b"0"), STANDING)
+DEFINITION = {
+    "name": "e",
+    "arms": [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "least_loaded"}],
+}
+EXPERIMENT = {
+    "id": "1",
+    "definition": DEFINITION,
+    "started_s": 5.0,
+    "changes": [{"at_s": 6.0, "shares": {"a": 0.5, "b": 0.5}}],
+    "stopped": {"b": {"at_s": 7.0, "reason": "x"}},
+}
+
+deltas = packed(st.just(DELTA))
+notes = packed(st.just(NOTES))
+ids = st.sampled_from([b"1-0", b"2-0", b"\xff", b""])
+numbers = st.sampled_from([b"1", b"2", b"3", b"-1", b"x", b"9" * 5_000, b""])
+pieces = st.sampled_from([b"1/2", b"2/2", b"1/9999999999", b"/", b"\xff", b"3/1"])
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """An entry of either stream."""
+    fields = [b"n", draw(numbers), b"d", draw(st.one_of(deltas, notes))]
+    if draw(st.booleans()):
+        fields += [b"m", draw(pieces)]
+    if draw(st.booleans()):
+        fields += [b"r", draw(st.binary(max_size=4))]
+    return b"1-0", fields[: draw(st.integers(0, len(fields)))]
+
+
+def is_sane(node: Node) -> bool:
+    """Tell whether a decision can be made of what a router knows."""
+    return all(
+        math.isfinite(figure) and figure >= 0
+        for status in node.fleet.status(10.0)
+        for figure in (status.num_requests, status.num_queued_tokens)
+    )
+
+
+@fuzz(st.lists(entries(), max_size=6), st.lists(entries(), max_size=4))
+def test_streams(log: list[Any], work: list[Any]) -> None:
+    """Entries are deltas and notes in bounds, garbage that is counted, or a gap."""
+    after = Cursor("i", "o", "0-0", 0, "0-0")
+    reading = read_entries(after, log, work, router="me")
+
+    for delta in reading.deltas:
+        assert 0 <= delta.number < 2**63
+    assert reading.is_gap or reading.cursor.log_number <= len(log)
+    again = read_entries(reading.cursor, [], [], router="me")
+    assert not again.deltas
+
+
+@fuzz(st.lists(deltas, max_size=5), packed(st.just(STATE)))
+def test_deltas(some: list[bytes], state: bytes) -> None:
+    """A follower applies what decodes; then a sane snapshot counts whole."""
+    index = BlockIndex()
+    stream = SharedStream(R1, index, block_size=BLOCK_SIZE, capacity_blocks=100)
+    with suppress(ValueError):
+        stream.load(decode_feed_state(state), StagedBlocks())
+    for packed_delta in some:
+        with suppress(ValueError):
+            stream.apply(decode_delta(packed_delta))
+        assert stream.contract.block_size > 0
+        assert 0 <= stream.capacity_blocks <= 2**40
+        encode(stream.standing_now())
+
+    staged = StagedBlocks()
+    stream.load(FeedState(9, Position(1, b"m"), STANDING), staged)
+    stream.apply(Delta(X, 10, changes=(TierChange("gpu", stored=KEYS),)))
+    assert index.num_blocks(R1) == 3
+    assert stream.state == "exact"
+
+
+@fuzz(st.lists(notes, max_size=5), packed(st.just(LOAD)), packed(st.just(SessionState(X, 3, 0.5))))
+def test_notes(some: list[bytes], load: bytes, session: bytes) -> None:
+    """Another router's notes: figures stay finite; when it falls silent nothing of it is left."""
+    node = Node("me", ("x",))
+    for packed_notes in some:
+        with suppress(ValueError):
+            node.peers.apply(decode_notes(packed_notes), 1.0)
+        assert is_sane(node)
+    node.peers.join({"other": load}, 1.0)
+    with suppress(ValueError):
+        node.peers.learn_sessions({5: decode_session(session)}, 1.0)
+    assert is_sane(node)
+
+    node.peers.apply(Notes("sane", (Began(1, X, 100, 0, 0, True),)), 2.0)
+    assert node.fleet.status(2.0)[0].num_requests >= 1
+    node.peers.expire(1_000.0)
+    assert node.peers.num_open_elsewhere == 0
+    assert node.fleet.status(1_000.0)[0].num_requests == 0
+
+
+RECORD = ReplicaRecord(url="http://y", events=("tcp://y:1",), replay=("tcp://y:2",))
+names = st.one_of(st.sampled_from(["y", "http://y", "pool", "", "\0"]), st.text(max_size=8))
+
+
+@fuzz(st.lists(st.tuples(names, packed(st.just(RECORD))), max_size=5))
+def test_records(some: list[tuple[str, bytes]]) -> None:
+    """Replicas in the registry: followed or refused with a reason, and no name is taken twice."""
+    registry = Registry([ReplicaConfig(url="http://x")])
+    records = {}
+    for name, record in some:
+        with suppress(ValueError):
+            records[name] = decode_record(record)
+    for name, found in records.items():
+        reason = registry.refused(name, found)
+        assert reason is None or reason
+    registry.apply(records)
+
+    urls = [entry.replica.url for entry in registry.entries]
+    assert len(set(urls)) == len(urls)
+    assert "http://x" in urls
+
+
+@fuzz(st.lists(packed(st.just(EXPERIMENT)), max_size=3))
+def test_experiments(some: list[bytes]) -> None:
+    """Experiments in the store: followed or refused with a reason."""
+    experiments = Experiments()
+    for state in some:
+        with suppress(ValueError):
+            found = decode_state(state)
+            name = found.definition.name
+            if refused_experiment(name, found) is None:
+                experiments.apply({name: found})
+                found.layouts()
+
+
+fields = st.dictionaries(
+    st.one_of(st.binary(max_size=6), st.sampled_from([b"nx", b"px", b"sx", b"0", b"9" * 5_000])),
+    st.one_of(
+        st.binary(max_size=12),
+        packed(st.just(STANDING)),
+        packed(st.just(Position(1, b"m"))),
+        mangled(st.sampled_from([b"41", b"41+2", b"gpu http://x#0", b"pool pool/tiny"])),
+    ),
+    max_size=6,
+)
+
+
+@fuzz(fields, st.lists(st.tuples(st.binary(max_size=20), st.just(KEYS)), max_size=4))
+def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]]) -> None:
+    """States of feeds, holders of bits, blocks: the sane ones, and a count of the rest."""
+    flat = [part for pair in hash_.items() for part in pair]
+    states, num_garbage = read_states(flat)
+    assert all(0 <= state.number < 2**63 for state in states.values())
+    assert num_garbage >= 0
+    bits, _ = _named_bits(flat)
+    cursor = Cursor("i", "o", "0-0", 0, "0-0")
+    snapshot = Snapshot(None, None, "", cursor, states, bits)  # type: ignore[arg-type]
+    found = snapshot._unpacked([part for pair in values for part in pair])
+    assert found.keys() <= set(bits.values())
+
+
+def test_the_samples_are_sane() -> None:
+    """What is twisted above decodes when it is not."""
+    assert decode_delta(encode(DELTA)) == DELTA
+    assert decode_notes(encode(NOTES)) == NOTES
+    packed_state = msgspec.msgpack.encode(EXPERIMENT)
+    assert refused_experiment("e", decode_state(packed_state)) is None
