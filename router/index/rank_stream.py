@@ -307,10 +307,11 @@ class RankStream:
         if self._history.wanted is not None:
             return
         due_s = self._reread_s
-        if due_s is None or now_s - due_s > REREAD_S[1]:
-            self._reread_backoff.reset()
+        if due_s is None:
             self._reread_s = now_s + self._reread_backoff.next_s()
         elif now_s >= due_s:
+            if now_s - due_s > REREAD_S[1]:  # it went well for long
+                self._reread_backoff.reset()
             self._history.trust_replay()
             self._history.ask_all()
             self._reread_s = now_s + self._reread_backoff.next_s()
