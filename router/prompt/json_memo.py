@@ -17,6 +17,8 @@ from router.prompt.needs_engine import NeedsEngine
 
 Tojson = Callable[..., str]
 
+_Key = str | bytes | tuple[str, str | bytes]
+
 
 class _Entry(NamedTuple):
     value: Any
@@ -30,7 +32,7 @@ class JsonMemo:
     __slots__ = ("_entries", "_max_bytes", "_printed", "_size_bytes")
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
-        self._entries: OrderedDict[str | bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._printed: dict[int, str | None] = {}  # by id(); None: held, not printed yet
         self._max_bytes = max_bytes
         self._size_bytes = 0
@@ -55,7 +57,7 @@ class JsonMemo:
         self.put(text, value, (value,))
         return value
 
-    def get(self, key: str | bytes) -> Any:
+    def get(self, key: _Key) -> Any:
         """Return what was put under `key`; None if it is not held (any more)."""
         entry = self._entries.get(key)
         if entry is None:
@@ -63,9 +65,9 @@ class JsonMemo:
         self._entries.move_to_end(key)
         return entry.value
 
-    def put(self, key: str | bytes, value: Any, printable: Sequence[Any]) -> None:
+    def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
         """Hold `value` under `key`; the oldest entries go where the budget asks for it."""
-        size_bytes = 4 * len(key) + 512  # the text, its JSON, and the objects between them
+        size_bytes = 4 * len(_text(key)) + 512  # the text, its JSON, and the objects between them
         if key in self._entries or size_bytes > self._max_bytes:
             return
         self._entries[key] = _Entry(value, printable, size_bytes)
@@ -77,6 +79,10 @@ class JsonMemo:
             self._size_bytes -= oldest.size_bytes
             for item in oldest.printable:
                 del self._printed[id(item)]
+
+    def of(self, owner: str) -> JsonMemo:
+        """Give an owner's part of it: of one budget, found by no other owner."""
+        return _Owned(self, owner) if owner else self
 
     def wrap(self, tojson: Tojson) -> Tojson:
         """Make the filter `tojson` remember what it printed, without options, of held values."""
@@ -91,3 +97,23 @@ class JsonMemo:
             return text
 
         return remembering
+
+
+class _Owned(JsonMemo):
+    """One owner's part of a memo."""
+
+    __slots__ = ("_memo", "_owner")
+
+    def __init__(self, memo: JsonMemo, owner: str) -> None:
+        self._memo = memo
+        self._owner = owner
+
+    def get(self, key: _Key) -> Any:
+        return self._memo.get((self._owner, _text(key)))
+
+    def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
+        self._memo.put((self._owner, _text(key)), value, printable)
+
+
+def _text(key: _Key) -> str | bytes:
+    return key[1] if isinstance(key, tuple) else key

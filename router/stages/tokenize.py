@@ -117,10 +117,10 @@ class Tokenizer:
 
     async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
         if job.chat is not None:
-            plan = prompter.plan_chat(job.chat)
+            plan = prompter.plan_chat(job.chat, _owner(job))
         else:
             assert job.completion is not None
-            plan = prompter.plan_completion(job.completion)
+            plan = prompter.plan_completion(job.completion, owner=_owner(job))
         longest = self._max_tokens(job.model or "") or _MAX_TOKENS
         if plan.num_new_chars > longest * _MAX_BYTES_PER_TOKEN:
             return None
@@ -147,7 +147,7 @@ class Tokenizer:
         except UpstreamError as exc:
             logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
             return None
-        plan = prompter.plan_ids(ids)
+        plan = prompter.plan_ids(ids, _owner(job))
         return prompter.commit(plan, plan.encode())
 
     # ---------------------------------------------------------------- continuations
@@ -307,6 +307,11 @@ class Tokenizer:
             )
         elif is_new:
             logger.error("a replica counts other tokens; it alone is not believed", extra=said)
+
+
+def _owner(job: Job) -> str:
+    """Name whose prompts a prompt is remembered with: those of the same tenant's cache."""
+    return (job.tenant.salt or "") if job.tenant is not None else ""
 
 
 def _is_one_text(request: CompletionRequest) -> bool:

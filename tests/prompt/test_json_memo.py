@@ -87,3 +87,19 @@ def test_put_twice() -> None:
     memo.put("key", {"other": 1}, ())
 
     assert memo.get("key") is first
+
+
+def test_an_owners_part_is_found_by_no_other() -> None:
+    """Of one budget, and printed once each."""
+    memo = JsonMemo(max_bytes=3000)
+    one, other = memo.of("a"), memo.of("b")
+    value = one.arguments('{"x": 1}')
+
+    assert one.arguments('{"x": 1}') is value
+    assert other.arguments('{"x": 1}') is not value
+    assert memo.get('{"x": 1}') is None
+    assert memo.of("") is memo
+    for number in range(100):
+        other.arguments(f'{{"x": {number}}}')
+    assert one.get('{"x": 1}') is None
+    assert memo._size_bytes <= 3000

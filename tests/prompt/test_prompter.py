@@ -153,6 +153,45 @@ def test_the_same_again_encodes_nothing() -> None:
     assert again.ids() == first.ids()
 
 
+@pytest.mark.parametrize("kind", ["chat", "text", "ids"])
+def test_what_one_owner_sent_helps_no_other(kind: str) -> None:
+    """Else the time saved would tell what others sent. The tokens are the same for all."""
+    prompter = _load()
+    rng = random.Random(1)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": text(rng, 20)}}}]
+
+    def plan(owner: str) -> Any:
+        if kind == "chat":
+            messages = [{"role": "user", "content": text(random.Random(2), 500)}]
+            request = parse_chat({"messages": messages, "tools": tools})
+            return prompter.plan_chat(request, owner)
+        if kind == "text":
+            body = {"prompt": text(random.Random(2), 500)}
+            return prompter.plan_completion(parse_completion(body), owner=owner)
+        return prompter.plan_completion(parse_completion({"prompt": [1, 2, 3] * 500}), owner=owner)
+
+    tokens = {}
+    for owner in ("a", "", "b"):
+        first = plan(owner)
+        tokens[owner] = prompter.commit(first, first.encode())
+        assert tokens[owner].num_new_tokens == tokens[owner].num_tokens
+        assert plan(owner).walk.new == []
+
+    assert tokens["a"].ids() == tokens[""].ids() == tokens["b"].ids()
+
+
+def test_owners_without_end_are_forgotten_in_time() -> None:
+    """What they sent is found again all the same."""
+    prompter = _load()
+    request = parse_completion({"prompt": "hello"})
+    for number in range(5000):
+        plan = prompter.plan_completion(request, owner=f"o{number}")
+        prompter.commit(plan, plan.encode())
+
+    assert len(prompter._roots) <= 4096
+    assert prompter.plan_completion(request, owner="o1").walk.new == []
+
+
 def test_two_plans_of_one_text() -> None:
     """Requests that come together both encode; both get the tokens."""
     prompter = _load()
