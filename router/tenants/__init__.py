@@ -1,7 +1,8 @@
 """Who may ask, for what, and how much: client keys, tenants, their limits and their cache salts.
 
     file      the tenants' file: its fields, their ranges; what is wrong with one     `read`
-    keys      making keys and entries of the file; digests
+    keys      making and digesting keys
+    entries   adding a tenant with a new key to the file                            `add`
     salts     a salt for each tenant, and for each of its users
     bucket    a token bucket
     accounts  what each tenant has used, here and at other routers                    `Accounts`
