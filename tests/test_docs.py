@@ -54,6 +54,7 @@ VLLM_FLAGS = frozenset(
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--kv-events-config",
+        "--mm-processor-cache-gb",
         "--kv-transfer-config",
         "--num-gpu-blocks-override",
         "--port",

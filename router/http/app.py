@@ -276,7 +276,11 @@ class DataApp:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
 
-    async def _metrics_page(self, _: web.Request) -> web.Response:
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        """Show the metrics; not to tenants, whom they would tell of one another."""
+        client = self._clients.find(request.remote, request.headers, request.scheme)
+        if self._tenants is not None and not client.sees_details:
+            return web.Response(status=403, text="ask from loopback or listen.trusted\n")
         return web.Response(
             body=self._metrics.render(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},

@@ -199,7 +199,7 @@ class Tokenizer:
         """Make the job that goes on with a broken stream: `ids` are its prompt."""
         prompter = self._prompters.get(job.model or "")
         assert prompter is not None
-        plan = prompter.plan_ids(ids)
+        plan = prompter.plan_ids(ids, _owner(job))
         return replace(
             job,
             inbound=replace(job.inbound, body=body),
