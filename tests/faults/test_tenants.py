@@ -78,6 +78,17 @@ async def test_only_keys_of_the_file_are_let_in(tmp_path: Path) -> None:
             assert (await stage.ask(path=path, method="GET", headers=wrong[0])).status == 200
 
 
+async def test_metrics_are_for_operators(tmp_path: Path) -> None:
+    """They tell of every tenant: loopback and listen.trusted see them, others do not."""
+    path = tenants_file(tmp_path)
+    for settings, status in (({"tenants__file": path}, 403), ({}, 200)):
+        async with FakeEngine() as engine, on_stage(engine, **settings) as stage:
+            far = {"X-Forwarded-For": "192.0.2.1"}
+            reply = await stage.ask(path="/metrics", method="GET", headers=A | far)
+            assert reply.status == status
+            assert (await stage.ask(path="/metrics", method="GET", headers=A)).status == 200
+
+
 async def test_engines_get_their_own_key_and_no_tenants(tmp_path: Path) -> None:
     """The engine's key to configured replicas; to one that was added, none."""
     key = tmp_path / "engine.key"
@@ -252,7 +263,8 @@ async def test_a_body_that_cannot_be_salted_is_refused(tmp_path: Path) -> None:
     settings = {"tenants__file": tenants_file(tmp_path)}
     async with FakeEngine() as engine, on_stage(engine, **settings) as stage:
         for headers, status in ((A, 415), (C, 200)):
-            reply = await stage.ask(b"--form", "/v1/audio/transcriptions", headers=headers)
+            sent = headers | {"Content-Type": "multipart/form-data; boundary=x"}
+            reply = await stage.ask(b"--x--", "/v1/audio/transcriptions", headers=sent)
             assert reply.status == status
         assert len(engine.received) == 1
 
