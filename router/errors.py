@@ -10,6 +10,7 @@ RouterError                    status  code
 │   ├── PayloadTooLarge         413    payload_too_large
 │   ├── HeadersTooLarge         431    headers_too_large
 │   ├── TemplateFailed          400    chat_template_error
+│   ├── UnsupportedEncoding     415    unsupported_encoding
 │   ├── UnknownRoute            404    unknown_route
 │   ├── MethodNotAllowed        405    method_not_allowed
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
@@ -118,6 +119,14 @@ class TemplateFailed(ClientError):
     """The model's chat template refused the messages."""
 
     code = "chat_template_error"
+
+
+class UnsupportedEncoding(ClientError):
+    """A body is compressed in a way that is not read here."""
+
+    status = 415
+    code = "unsupported_encoding"
+    type = "UnsupportedMediaTypeError"
 
 
 class UnknownRoute(ClientError):

@@ -594,7 +594,7 @@ class Pipeline:
             placement.candidate.replica.url + job.inbound.target,
             method=job.inbound.method,
             headers=self._upstream_headers(job, placement),
-            body=job.inbound.body,
+            body=job.forwarded[0],
             may_move_on=may_move_on,
             may_resend=not job.has_side_effects,
         )
@@ -713,6 +713,8 @@ class Pipeline:
             key = self._engine_key(placement.candidate.replica.name)
             if key is not None:
                 headers["Authorization"] = f"Bearer {key}"
+        if not job.forwarded[1]:
+            headers.popall("Content-Encoding", None)
         headers["X-Request-Id"] = job.request_id
         session = headers.get("X-Session-ID") or job.session
         if session is not None:

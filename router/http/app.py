@@ -21,6 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.api.clients import Client, Clients
+from router.api.encodings import AsSent, decoded
 from router.api.failures import error_body, error_event, error_headers
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
@@ -147,6 +148,13 @@ class DataApp:
             tenant = self._tenant(request)
             with _entered(tenant):  # before its body: whoever may not ask costs nothing
                 body = await self._draining.until_cut(self._body(request, tenant))
+                as_sent = None
+                encoding = request.headers.get("Content-Encoding", "identity").lower()
+                if body and encoding != "identity" and route.takes != "any":
+                    limit = self._limits.body_bytes
+                    view = await asyncio.to_thread(decoded, body, encoding, limit)
+                    as_sent = AsSent(body, view)
+                    body = view
                 if body and route.takes == "form":
                     self._withheld.check_form(body, request.headers.get("Content-Type", ""))
                 inbound = Inbound(
@@ -158,7 +166,8 @@ class DataApp:
                     body=body,
                     arrived_s=arrived_s,
                     tenant=tenant,
-                    needs_json=route.takes == "json" and not _is_encoded(request),
+                    needs_json=route.takes == "json",
+                    as_sent=as_sent,
                     client=client,
                 )
                 await self._until_started()
@@ -326,11 +335,4 @@ def _entered(tenant: Tenant | None) -> Iterator[None]:
 
 
 def _api(request: web.Request, route: Route) -> Api:
-    """Find the API; a prompt in a compressed body is passed through without being read."""
-    if request.method != "POST" or _is_encoded(request):
-        return "other"
-    return _APIS.get(route.path, "other")
-
-
-def _is_encoded(request: web.Request) -> bool:
-    return request.headers.get("Content-Encoding", "identity").lower() != "identity"
+    return _APIS.get(route.path, "other") if request.method == "POST" else "other"

@@ -11,6 +11,7 @@ from multidict import CIMultiDictProxy
 from policies.policy import Policy
 from policies.view import CandidateId, Decision, ReplicaView, Snapshot
 from router.api.clients import Client
+from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.experiments import Enrolment
@@ -41,6 +42,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     arrived_s: float
     tenant: Tenant | None = None  # None: clients are not told apart
     needs_json: bool = False
+    as_sent: AsSent | None = None  # None: not compressed. `body` is what it reads
     client: Client | None = None  # None: nobody's; a dry run
 
 
@@ -82,6 +84,19 @@ class Job(Struct, kw_only=True):
     def digests(self, contract: HashContract, positions: Sequence[int]) -> list[bytes]:
         """List the full digests of some of the prompt's blocks; positions ascending."""
         return self.tokens.digests(contract, positions, self.extra) if self.tokens else []
+
+    @property
+    def forwarded(self) -> tuple[bytes | None, bool]:
+        """The body to forward, and whether it is as its Content-Encoding says.
+
+        Compressed as it came, unless a field of it had to change.
+        """
+        inbound = self.inbound
+        if inbound.as_sent is None:
+            return inbound.body, True
+        if inbound.body is inbound.as_sent.view:
+            return inbound.as_sent.body, True
+        return inbound.body, False
 
     @property
     def prompt(self) -> ChatRequest | CompletionRequest | None:
