@@ -92,6 +92,15 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tuple[str, ...],
         Meta(description="networks (CIDR) of clients that are told as much as those on loopback"),
     ] = ()
+    tls_cert: Annotated[
+        Path | None, Meta(description="certificate and its chain (PEM): then it is https")
+    ] = None
+    tls_key: Annotated[
+        Path | None, Meta(description="its key (PEM); default: in the file of the certificate")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None, Meta(description="CA bundle; clients must then show a certificate of it")
+    ] = None
 
 
 class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +134,15 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             extra={"flag": "allow-empty"},
         ),
     ] = False
+    tls_cert: Annotated[
+        Path | None, Meta(description="certificate and its chain (PEM): then it is https")
+    ] = None
+    tls_key: Annotated[
+        Path | None, Meta(description="its key (PEM); default: in the file of the certificate")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None, Meta(description="CA bundle; clients must then show a certificate of it")
+    ] = None
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -297,6 +315,12 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     ca_file: Annotated[Path | None, Meta(description="CA bundle for https replicas")] = None
+    client_cert: Annotated[
+        Path | None, Meta(description="certificate (PEM) to show to https replicas")
+    ] = None
+    client_key: Annotated[
+        Path | None, Meta(description="its key (PEM); default: in the file of the certificate")
+    ] = None
     routes: Annotated[
         tuple[str, ...],
         Meta(

@@ -8,6 +8,7 @@ RouterError                    status  code
 │   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
+│   ├── ExpectationFailed       417    expectation_failed
 │   ├── HeadersTooLarge         431    headers_too_large
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnsupportedEncoding     415    unsupported_encoding
@@ -108,6 +109,11 @@ class UnknownModel(ClientError):
 class PayloadTooLarge(ClientError):
     status = 413
     code = "payload_too_large"
+
+
+class ExpectationFailed(ClientError):
+    status = 417
+    code = "expectation_failed"
 
 
 class HeadersTooLarge(ClientError):

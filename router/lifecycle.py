@@ -21,7 +21,6 @@ import os
 import random
 import secrets
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -83,6 +82,7 @@ from router.stages.trials import Trials
 from router.status import UNDISCOVERED, PoolStatus, Status, Waiting
 from router.supervisor import ignore, keep_running
 from router.tenants import Tenants
+from router.tls import client_tls, server_tls
 from router.watch import HISTORY, ReplicaWatch
 from router.watches import Watches
 
@@ -121,8 +121,16 @@ class Router:
         self.metrics = Metrics()
         self.draining = Draining(config.listen)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
+        self._tls = {
+            "listen": server_tls(config.listen, "listen"),
+            "admin": server_tls(config.admin, "admin"),
+        }
         # What SIGHUP makes us read again: name -> what reads it, or raises ConfigError.
-        self.reloads: dict[str, Callable[[], None]] = {}
+        self.reloads: dict[str, Callable[[], None]] = {
+            f"{section}.tls_cert": tls.reload
+            for section, tls in self._tls.items()
+            if tls is not None
+        }
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         self._configured = frozenset(entry.name for entry in self.registry.entries)
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
@@ -131,10 +139,11 @@ class Router:
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
         )
         self.prompters = Prompters()
-        self._upstream = Upstream(config.forward)
+        tls = client_tls(config.forward)
+        self._upstream = Upstream(config.forward, tls)
         self._engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
-            ca_file=str(config.forward.ca_file) if config.forward.ca_file else None,
+            tls=tls,
             key=EngineKey.of(config, _secret(config.engine.api_key_file, "engine.api_key_file")),
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
@@ -363,6 +372,7 @@ class Router:
             limits=limits,
             max_connections=room_for_connections(limits.connections),
             metrics=self.metrics,
+            tls=self._tls["listen"],
         )
         admin = Listener(
             "admin",
@@ -370,6 +380,7 @@ class Router:
             limits=limits,
             max_connections=_ADMIN_CONNECTIONS,
             metrics=self.metrics,
+            tls=self._tls["admin"],
         )
         return public, admin
 
@@ -544,13 +555,7 @@ def _secret(file: Path | None, key: str) -> str | None:
 
 
 def _check_files(config: Config) -> None:
-    """Refuse files that could only fail later: certificates, chat templates."""
-    if config.forward.ca_file is not None:
-        try:
-            ssl.create_default_context(cafile=config.forward.ca_file)
-        except OSError as exc:  # ssl.SSLError among them
-            reason = "no certificates in it" if isinstance(exc, ssl.SSLError) else exc.strerror
-            raise ConfigError(f"forward.ca_file: {reason}", param="forward.ca_file") from exc
+    """Refuse files that could only fail later: chat templates."""
     for model, file in config.tokens.chat_templates.items():
         if not file.is_file():
             param = f"tokens.chat_templates.{model}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from router.checking.deadline import Deadline
 from router.checking.findings import Finding, Report
-from router.checking.here import look_here, why_no_bundle
+from router.checking.here import look_here
 from router.checking.pool_rules import of_pool
 from router.checking.redis_rules import of_redis
 from router.checking.replica_rules import among_replicas, of_replica
@@ -20,10 +21,12 @@ from router.checking.stores import look_at_pool, look_at_redis
 from router.checking.tokenizers import Tokenizers
 from router.config import Config
 from router.engine_key import EngineKey
+from router.errors import ConfigError
 from router.fleet.registry import Entry, Registry
 from router.hosts import HostRules
 from router.index.shared_pool import SharedPool
 from router.io.engine_api import EngineApi
+from router.tls import client_tls
 
 _PROGRESS_S: Final = (2.0, 0.25)  # the first word, and between looks
 
@@ -70,7 +73,7 @@ async def _look_at_replicas(
 ) -> tuple[ReplicaSeen, ...]:
     api = EngineApi(
         timeout_s=deadline.at_most(config.health.timeout_s),
-        ca_file=_usable(config.forward.ca_file),
+        tls=_usable_tls(config),
         key=EngineKey.of(config, _secret(config.engine.api_key_file)),
     )
     tokenizers = Tokenizers(config.tokens, deadline)
@@ -137,5 +140,8 @@ def _secret(file: Path | None) -> str | None:
         return None
 
 
-def _usable(file: Path | None) -> str | None:
-    return str(file) if file is not None and why_no_bundle(file) is None else None
+def _usable_tls(config: Config) -> ssl.SSLContext | None:
+    try:
+        return client_tls(config.forward)
+    except ConfigError:  # a finding of its own
+        return None

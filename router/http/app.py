@@ -36,6 +36,7 @@ from router.errors import (
 )
 from router.fleet.fleet import Fleet
 from router.http.draining import Draining
+from router.http.framing import check_framing, expected, let_send
 from router.metrics import Metrics
 from router.pipeline import Pipeline
 from router.stages.job import Api, Inbound
@@ -128,7 +129,7 @@ class DataApp:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_route("*", "/{tail:.*}", self._route)
+        app.router.add_route("*", "/{tail:.*}", self._route, expect_handler=expected)
         return app
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
@@ -216,12 +217,14 @@ class DataApp:
         """
         if not request.body_exists:
             return None
+        check_framing(request)
         limit, which = self._limits.body_bytes, "limits.body_bytes"
         if tenant is not None and tenant.body_bytes is not None and tenant.body_bytes < limit:
             limit, which = tenant.body_bytes, "your limit"
         try:
             if (request.content_length or 0) > limit:  # not a byte of it need be kept
                 raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
+            await let_send(request)
             async with asyncio.timeout(self._limits.receive_timeout_s):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge as exc:

@@ -19,7 +19,6 @@ import errno
 import logging
 import resource
 import socket
-import ssl
 import time
 from collections import Counter
 from contextlib import suppress
@@ -32,6 +31,7 @@ from router.config import LimitsConfig
 from router.errors import ConfigError, Overloaded
 from router.http.connection import Connection
 from router.metrics import Metrics
+from router.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Listener:
         limits: LimitsConfig,
         max_connections: int,
         metrics: Metrics,
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self.name = name
         self._limits = limits
@@ -130,12 +130,24 @@ class Listener:
         """Cut clients that send no headers or take no answers; runs until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
+            self._renew()
             connections = list(self._connections)
             for start in range(0, len(connections), _LOOKS_AT_ONCE):
                 now_s = time.monotonic()
                 for connection in connections[start : start + _LOOKS_AT_ONCE]:
                     self._look_at(connection, now_s)
                 await asyncio.sleep(0)
+
+    def _renew(self) -> None:
+        """Use a renewed certificate from the next handshake on."""
+        if self._tls is None or not self._tls.is_stale:
+            return
+        try:
+            self._tls.reload()
+        except ConfigError as exc:  # half written, mostly: the last good one stays in force
+            logger.error("certificate not renewed", extra={"reason": exc.message})
+        else:
+            logger.info("certificate renewed", extra={"port": self.name})
 
     def _look_at(self, connection: Connection, now_s: float) -> None:
         if connection.stalled_s(now_s) >= self._limits.write_timeout_s:
@@ -224,10 +236,11 @@ class Listener:
             )
             return made
 
-        timeout_s = self._limits.header_timeout_s if self._tls is not None else None
+        tls = self._tls.context if self._tls is not None else None
+        timeout_s = self._limits.header_timeout_s if tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                make, wire, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                make, wire, ssl=tls, ssl_handshake_timeout=timeout_s
             )
         except Exception as exc:  # a client's: nothing of it may end the router
             self._note("tls" if self._tls is not None else "broken", _tls_reason(exc))
@@ -289,9 +302,12 @@ class Listener:
 
     # ---------------------------------------------------------------- ending
 
-    async def _on_answer(self, _: web.Request, response: web.StreamResponse) -> None:
-        """Let no client send another request on this connection, once the router is to end."""
-        if self._is_leaving:
+    async def _on_answer(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Say where an answer is its connection's last.
+
+        The router is to end; or the body was refused unread: what comes next may be it, or not.
+        """
+        if self._is_leaving or not request.content.is_eof():
             response.force_close()
             response.headers["Connection"] = "close"
 

@@ -26,6 +26,7 @@ from router.errors import (
 from router.io import engine_pages as pages
 from router.io.engine_pages import EventSource, ServedModel
 from router.io.shortage import shortage
+from router.tls import refusal as tls_refusal
 
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
 
@@ -68,7 +69,7 @@ class EngineApi:
     """Asks replicas about themselves. Use as an async context manager."""
 
     def __init__(
-        self, *, timeout_s: float, ca_file: str | None = None, key: EngineKey = NO_KEY
+        self, *, timeout_s: float, tls: ssl.SSLContext | None = None, key: EngineKey = NO_KEY
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
@@ -76,7 +77,7 @@ class EngineApi:
             headers={"Accept-Encoding": "identity"},  # a kilobyte may be a gigabyte
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is kept
             timeout=timeout_s,
-            verify=ssl.create_default_context(cafile=ca_file) if ca_file is not None else True,
+            verify=tls if tls is not None else True,
             trust_env=False,
             limits=httpx.Limits(max_connections=256, keepalive_expiry=4.0),
         )
@@ -252,11 +253,14 @@ class EngineApi:
         except httpx.ConnectError as exc:
             if (short_of := shortage(exc)) is not None:
                 raise NotAsked(replica, f"{request.url} was not asked: {short_of}") from exc
+            if (why := tls_refusal(exc)) is not None:
+                raise UpstreamUnreachable(replica, f"{request.url}: {why}") from exc
             raise UpstreamUnreachable(replica, f"{request.url} refused the connection") from exc
         except (httpx.HTTPError, httpx.StreamError, AttributeError, ValueError) as exc:
             # AttributeError: anyio asks a connection for its peer, which uvloop does not have any
             # more where it was cut in the moment it was made. Found by `make chaos`.
             reason = str(exc) if isinstance(exc, _OddAnswer) else type(exc).__name__
+            reason = tls_refusal(exc) or reason
             raise UpstreamBroken(replica, f"{request.url}: {reason}") from exc
 
 

@@ -28,6 +28,7 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.io.shortage import shortage
+from router.tls import refusal as tls_refusal
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
@@ -217,8 +218,9 @@ class _Use:
 class Upstream:
     """The pooled client to all replicas. Use as an async context manager."""
 
-    def __init__(self, config: ForwardConfig) -> None:
+    def __init__(self, config: ForwardConfig, tls: ssl.SSLContext | None = None) -> None:
         self._config = config
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._fresh_session: aiohttp.ClientSession | None = None  # keeps no connection
         self._first_bytes: dict[str, dict[asyncio.Timeout, Callable[[], bool]]] = {}
@@ -227,9 +229,7 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         self._max_connections = self._max_connections or _half_of_descriptors()
-        context: ssl.SSLContext | bool = True
-        if self._config.ca_file is not None:
-            context = ssl.create_default_context(cafile=self._config.ca_file)
+        context = self._tls if self._tls is not None else True
         kept = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
         )
@@ -407,6 +407,8 @@ def _named(exc: Exception, replica: str, when: str) -> UpstreamError | OutOfConn
         return ConnectTimeout(replica, f"replica {replica} did not accept a connection in time")
     if isinstance(exc, TimeoutError):
         return UpstreamTimeout(replica, f"replica {replica} was silent {when}")
+    if (why := tls_refusal(exc)) is not None:
+        return UpstreamUnreachable(replica, f"replica {replica}: {why}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         return UpstreamUnreachable(replica, f"replica {replica} refused the connection")
     return UpstreamBroken(replica, f"replica {replica} broke off {when} ({type(exc).__name__})")

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import socket
+from contextlib import AsyncExitStack
 
 import orjson
+import pytest
+from aiohttp import web
 
 from router.http.connection import Connection
+from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
+    PATIENCE_S,
+    SECRET,
     SLOW,
     STUCK,
     Engines,
@@ -30,6 +39,10 @@ def posted(body: bytes) -> bytes:
 
 async def ready(stage: Stage) -> int:
     return (await stage.ask(None, "/readyz", method="GET")).status
+
+
+def ended(stage: Stage, reason: str) -> float:
+    return stage.metric("warmroute_connections_ended_total", reason=reason)
 
 
 def connections(stage: Stage) -> list[Connection]:
@@ -127,3 +140,224 @@ async def test_a_body_that_arrives_during_the_drain_is_answered() -> None:
             await client.send(body[-20:])
             assert b" 200 " in await client.head()
             await client.rest()
+
+
+# -- connections ---------------------------------------------------------------------------------
+
+
+async def test_a_client_that_reads_nothing_is_cut() -> None:
+    """Within `limits.write_timeout_s`: the engine's work ends, the lease is given back."""
+
+    async def writes(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: " + b"x" * 65_536 + b"\n\n")
+
+    async with (
+        FakeEngine(writes) as engine,
+        on_stage(engine, limits__write_timeout_s=0.5) as stage,
+        RawClient.connected(stage.url) as client,
+    ):
+        await client.send(posted(orjson.dumps(streamed(chat("a")))))
+        async with asyncio.timeout(20):
+            await engine.left.wait()
+
+        assert ended(stage, "write_timeout") == 1
+        await stage.until(lambda: not stage.leftovers())
+        await stage.until(lambda: stage.metric("warmroute_connections") == 0)
+
+
+async def test_a_client_that_reads_slowly_is_not_cut() -> None:
+    """Its kernel takes something now and then, though our buffer looks as full as before."""
+    num_bytes = 20 << 20
+
+    async def writes(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(bytes(num_bytes))
+        return response
+
+    async with (
+        FakeEngine(writes) as engine,
+        on_stage(engine, limits__write_timeout_s=1.5) as stage,
+        RawClient.connected(stage.url) as client,
+    ):
+        await client.send(posted(orjson.dumps(streamed(chat("a")))))
+        num_read = 0
+        while num_read < num_bytes:
+            read = await client._reader.read(1 << 20)
+            assert read
+            num_read += len(read)
+            await asyncio.sleep(0.1)  # 20 MiB in some seconds: longer than the limit
+
+        assert ended(stage, "write_timeout") == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: r\r\nX-Slow: "])
+async def test_a_client_that_sends_no_headers_is_cut(sent: bytes) -> None:
+    """None at all, or never the rest of them."""
+    async with Engines(1) as engines, on_stage(*engines, limits__header_timeout_s=0.3) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(sent)
+            assert await client.rest() == b""
+
+        assert ended(stage, "header_timeout") == 1
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    """Also one whose next headers never end."""
+    async with Engines(1) as engines, on_stage(*engines, limits__keepalive_timeout_s=0.3) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\nGET /he")
+            assert await client.status() == 200
+            assert await client.rest() == b""
+
+
+async def test_connections_beyond_the_limit_are_refused() -> None:
+    """By a 503 in the API's shape; when one ends there is room again."""
+    async with Engines(1) as engines, on_stage(*engines, limits__connections=2) as stage:
+        async with RawClient.connected(stage.url) as first:
+            async with RawClient.connected(stage.url) as second:
+                for each in (first, second):
+                    await each.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+                    assert await each.status() == 200
+                refused = await stage.ask(None, "/healthz", method="GET")
+            await stage.until(lambda: stage.metric("warmroute_connections") == 1)
+            served = await stage.ask(None, "/healthz", method="GET")
+
+        assert (refused.status, served.status) == (503, 200)
+        assert refused.headers["Retry-After"] == "1"
+        assert "limits.connections" in refused.error["message"]
+        assert ended(stage, "limit") == 1
+
+
+async def test_one_address_may_be_limited() -> None:
+    """Where no front end hides who it is."""
+    async with (
+        Engines(1) as engines,
+        on_stage(*engines, limits__connections_per_address=1) as stage,
+        RawClient.connected(stage.url) as client,
+    ):
+        await client.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+        assert await client.status() == 200
+        assert (await stage.ask(None, "/healthz", method="GET")).status == 503
+        assert ended(stage, "address_limit") == 1
+
+
+async def test_no_descriptor_left_is_survived() -> None:
+    """What is open is served, new clients wait, nothing spins, no replica is blamed."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        async with RawClient.connected(stage.url) as old, AsyncExitStack() as stack:
+            await old.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+            assert await old.status() == 200
+            waiting = socket.socket()
+            stack.callback(waiting.close)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            taken = os.dup(0)
+            os.close(taken)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken, limits[1]))
+            waiting.connect(("127.0.0.1", int(stage.url.rpartition(":")[2])))
+            await stage.until(lambda: ended(stage, "descriptors"))
+            await old.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+            assert await old.status() == 200
+            before = ended(stage, "descriptors")
+            await asyncio.sleep(0.3)
+            assert ended(stage, "descriptors") <= before + 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            waiting.settimeout(0)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(waiting, b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                assert b" 200 " in await loop.sock_recv(waiting, 1000)
+
+        assert stage.metric("warmroute_replica_healthy") == 1
+
+
+# -- framing -------------------------------------------------------------------------------------
+
+
+async def test_a_body_refused_by_its_length_is_not_asked_for() -> None:
+    """`Expect: 100-continue`: 413 at once; within the limit 100, then the answer."""
+    body = orjson.dumps(chat("a"))
+    expects = POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(expects % 99_999_999_999)
+            head = await client.head()
+            assert b" 413 " in head
+            assert b"Connection: close" in head
+        async with RawClient.connected(stage.url) as client:
+            await client.send(expects % len(body))
+            assert b" 100 " in await client.head()
+            await client.send(body)
+            assert await client.status() == 200
+        assert len(engine.received) == 1
+        reply = await stage.ask(chat("a"), headers={"Expect": "200-maybe"})
+        assert (reply.status, reply.error["param"]) == (417, "Expect")
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        (b"Transfer-Encoding: gzip, chunked\r\n", b"1.1"),
+        (b"Transfer-Encoding: gzip\r\n", b"1.1"),
+        (b"Transfer-Encoding: chunked, gzip\r\n", b"1.1"),
+        (b"Transfer-Encoding: identity\r\n", b"1.1"),
+        (b"Transfer-Encoding: xchunked\r\n", b"1.1"),
+        (b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", b"1.1"),
+        (b"Transfer-Encoding : chunked\r\n", b"1.1"),
+        (b"Transfer-Encoding: chunked\r\n", b"1.0"),
+        (b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", b"1.1"),
+        (b"Content-Length: 3\r\nContent-Length: 4\r\n", b"1.1"),
+        (b"Content-Length: +3\r\n", b"1.1"),
+        (b"X-Folded: 1\r\n 2\r\nTransfer-Encoding: chunked\r\n", b"1.1"),
+        (b"Host: other\r\nTransfer-Encoding: chunked\r\n", b"1.1"),
+    ],
+)
+async def test_odd_framing_is_refused(headers: bytes, version: bytes) -> None:
+    """Whatever another server could read differently: nothing of it reaches an engine."""
+    body = orjson.dumps(chat("a"))
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(POST.replace(b"1.1", version) + headers + b"\r\n" + chunked)
+            head = await client.head()
+            said = await client.rest()
+
+        assert b" 400 " in head
+        assert orjson.loads(said)["error"]["code"] == 400
+        assert engine.received == []
+
+
+async def test_the_te_header_stays_here() -> None:
+    """It is hop-by-hop: a client's offer to us, not to an engine."""
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        reply = await stage.ask(chat("a"), headers={"TE": "gzip, chunked"})
+
+        assert reply.status == 200
+        assert "TE" not in engine.received[0].headers
+
+
+async def test_too_many_headers_are_refused() -> None:
+    """More than 128, in the API's shape."""
+    many = b"".join(b"X-%d: 1\r\n" % number for number in range(130))
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        async with RawClient.connected(stage.url) as client:
+            await client.send(POST + many + b"\r\n")
+            assert b" 431 " in await client.head()
+            assert orjson.loads(await client.rest())["error"]["code"] == 431
+
+
+async def test_a_flood_of_garbage_is_one_line_in_the_log() -> None:
+    """Each is counted and answered; nothing is quoted."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for _ in range(50):
+            async with RawClient.connected(stage.url) as client:
+                await client.send(SECRET.encode() + b" no http\r\n\r\n")
+                assert b" 400 " in await client.head()
+
+        assert ended(stage, "not_http") == 50
+        assert stage.log.count("client connections refused or cut") == 2  # in both log forms
+        assert "Traceback" not in stage.log

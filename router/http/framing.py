@@ -1,0 +1,48 @@
+"""How a request's body is framed, beyond what the HTTP parser refuses: RFC 9112 section 6.
+
+The parser refuses two lengths, a length beside a transfer coding, and codings that do not end in
+`chunked`. What it lets through and another server could read differently is refused here.
+"""
+
+from __future__ import annotations
+
+from aiohttp import HttpVersion11, web
+
+from router.api.failures import error_body
+from router.errors import BadRequest, ExpectationFailed
+
+
+def check_framing(request: web.Request) -> None:
+    """Refuse a transfer coding other than `chunked` alone, or in HTTP/1.0.
+
+    Raises:
+        BadRequest: the router does not decode it, and an engine must not be left to guess.
+    """
+    coding = request.headers.get("Transfer-Encoding")
+    if coding is None:
+        return
+    if coding.strip().lower() != "chunked":
+        why = "Transfer-Encoding may be chunked alone; compress with Content-Encoding"
+    elif request.version < HttpVersion11:
+        why = "HTTP/1.0 has no Transfer-Encoding"
+    else:
+        return
+    request.protocol.close()  # after the answer: where this request ended is a matter of opinion
+    raise BadRequest(why, param="Transfer-Encoding")
+
+
+async def expected(request: web.Request) -> web.StreamResponse | None:
+    """Leave `Expect: 100-continue` to whoever reads the body, so that a refusal comes first."""
+    if request.headers["Expect"].lower() == "100-continue":
+        return None
+    error = ExpectationFailed("Expect may be 100-continue alone", param="Expect")
+    return web.Response(
+        status=error.status, body=error_body(error, request.path), content_type="application/json"
+    )
+
+
+async def let_send(request: web.Request) -> None:
+    """Tell a client that waits for it to send its body: it will be read."""
+    if "Expect" in request.headers and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0

@@ -1,0 +1,182 @@
+"""TLS: contexts made from files that are checked at the start, and read again when renewed."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Protocol
+
+from router.config import ForwardConfig
+from router.errors import ConfigError
+
+
+class Files(Protocol):
+    """A section of the configuration with a server's certificate."""
+
+    @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def tls_client_ca(self) -> Path | None: ...
+
+
+class ServerTls:
+    """A port's certificate: `context` is for the next handshake.
+
+    Args:
+        section: The key before the files' names: `listen`, `admin`.
+
+    Raises:
+        ConfigError: a file cannot be used; it is named.
+    """
+
+    def __init__(self, files: Files, section: str) -> None:
+        self._files = files
+        self._section = section
+        self._read = self._stamps()
+        self.context = self._load()
+
+    def reload(self) -> None:
+        """Use the files as they are now; connections that are open keep what they began with.
+
+        Raises:
+            ConfigError: one cannot be used; the last good ones stay in force.
+        """
+        stamps = self._stamps()
+        self.context = self._load()
+        self._read = stamps
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a file has changed since it was read, or looked at in vain."""
+        stamps = self._stamps()
+        if stamps == self._read:
+            return False
+        self._read = stamps  # what is wrong now is said once, until it changes again
+        return True
+
+    def _stamps(self) -> tuple[object, ...]:
+        return tuple(_stamp(file) for _, file in self._named())
+
+    def _named(self) -> list[tuple[str, Path]]:
+        files = {
+            "tls_cert": self._files.tls_cert,
+            "tls_key": self._files.tls_key,
+            "tls_client_ca": self._files.tls_client_ca,
+        }
+        return [(f"{self._section}.{key}", file) for key, file in files.items() if file]
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        _load_pair(context, self._files.tls_cert, self._files.tls_key, f"{self._section}.tls")
+        if self._files.tls_client_ca is not None:
+            _load_ca(context, self._files.tls_client_ca, f"{self._section}.tls_client_ca")
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def server_tls(files: Files, section: str) -> ServerTls | None:
+    """Read a port's certificate; None: it speaks plain HTTP.
+
+    Raises:
+        ConfigError: a file is missing or cannot be used.
+    """
+    if files.tls_cert is None:
+        for key in ("tls_key", "tls_client_ca"):
+            if getattr(files, key) is not None:
+                raise ConfigError(
+                    f"{section}.{key}: needs {section}.tls_cert, too", param=f"{section}.{key}"
+                )
+        return None
+    return ServerTls(files, section)
+
+
+def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
+    """Make what https replicas are met with: whom to believe, and who we are.
+
+    None: nothing is configured, the system's authorities do.
+
+    Raises:
+        ConfigError: a file is missing or cannot be used.
+    """
+    if config.ca_file is None and config.client_cert is None and config.client_key is None:
+        return None
+    if config.ca_file is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of all authorities, this alone
+        _load_ca(context, config.ca_file, "forward.ca_file")
+    else:
+        context = ssl.create_default_context()
+    if config.client_cert is not None:
+        _load_pair(context, config.client_cert, config.client_key, "forward.client")
+    elif config.client_key is not None:
+        raise ConfigError(
+            "forward.client_key: needs forward.client_cert, too", param="forward.client_key"
+        )
+    return context
+
+
+def refusal(exc: BaseException) -> str | None:
+    """Say why a TLS connection was not made; None: that is not why `exc` was raised."""
+    seen: BaseException | None = exc
+    while seen is not None:
+        inner = getattr(seen, "certificate_error", None) or getattr(seen, "os_error", None)
+        if inner is None and isinstance(seen, ssl.SSLCertVerificationError):
+            return f"its certificate is not accepted: {seen.verify_message}"
+        if inner is None and isinstance(seen, ssl.SSLError):
+            return f"no TLS with it: {seen.reason or type(seen).__name__}"
+        seen = inner or seen.__cause__ or seen.__context__
+    return None
+
+
+def _load_pair(context: ssl.SSLContext, cert: Path | None, key: Path | None, prefix: str) -> None:
+    """Load a certificate with its chain, and its key (None: it is in the same file)."""
+    assert cert is not None
+    for name, file in ((f"{prefix}_cert", cert), (f"{prefix}_key", key or cert)):
+        _readable(file, name)
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            why = f"is not the key of {prefix}_cert"
+        else:
+            why = "no certificate with a key that is not encrypted can be read"
+        name = f"{prefix}_{'key' if exc.reason == 'KEY_VALUES_MISMATCH' else 'cert'}"
+        raise ConfigError(f"{name}: {why}", param=name) from exc
+    except _Encrypted as exc:
+        name = f"{prefix}_key" if key is not None else f"{prefix}_cert"
+        raise ConfigError(f"{name}: the key is encrypted", param=name) from exc
+
+
+def _load_ca(context: ssl.SSLContext, file: Path, name: str) -> None:
+    _readable(file, name)
+    try:
+        context.load_verify_locations(cafile=file)
+    except ssl.SSLError as exc:
+        raise ConfigError(f"{name}: no certificates in it", param=name) from exc
+
+
+def _readable(file: Path, name: str) -> None:
+    try:
+        file.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{name}: {exc.strerror or exc}", param=name) from exc
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+class _Encrypted(Exception):
+    """Nobody is there to be asked for a password."""
+
+
+def _no_password() -> str:
+    raise _Encrypted
