@@ -32,7 +32,7 @@ def request_bytes(
     target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> bytes:
     """Write a request: GET without a body, POST with one."""
-    lines = [f"{'GET' if body is None else 'POST'} {target} HTTP/1.1", "Host: bench"]
+    lines = [f"{'GET' if body is None else 'POST'} {target} HTTP/1.1", "Host: localhost"]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
