@@ -307,6 +307,18 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Seconds,
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),
     ] = 4.0
+    overdue_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="a first token is overdue after this many times its predicted time and "
+            "four times the predictions' mean error; it moves on where it would be sooner. "
+            "0: never",
+        ),
+    ] = 3.0
+    overdue_floor_s: Annotated[
+        Seconds, Meta(description="no first token is overdue before this time")
+    ] = 10.0
     max_connections: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

@@ -27,7 +27,8 @@ RouterError                    status  code
 │   ├── NotAsked                502    not_asked                (ours; a probe that was none)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   ├── UpstreamTimeout         504    upstream_timeout
-│   │   └── ConnectTimeout      504    connect_timeout          (nothing was sent)
+│   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
+│   │   └── Overdue             504    overdue                  (left for a sooner one)
 │   └── UpstreamBroken          502    upstream_broken
 ├── StoreError                         Redis is wrong: counted, survived, never a client's answer
 │   ├── StoreUnavailable        -      gone, slow, or failing over: tried again
@@ -251,6 +252,12 @@ class UpstreamTimeout(UpstreamError):
 
 class ConnectTimeout(UpstreamTimeout):
     code = "connect_timeout"
+
+
+class Overdue(UpstreamTimeout):
+    """A first token did not come in the time that was predicted."""
+
+    code = "overdue"
 
 
 class UpstreamBroken(UpstreamError):

@@ -121,6 +121,20 @@ class Metrics:
             ["why"],
             registry=r,
         )
+        self.overdue = Counter(
+            "warmroute_overdue",
+            "First tokens that were overdue against their prediction, by what came of it: left, "
+            "or why the request waits on (late_elsewhere, or as in warmroute_not_retried_total)",
+            ["result"],
+            registry=r,
+        )
+        self.pool_suspected = Counter(
+            "warmroute_pool_suspected",
+            "Times that a candidate's reads from the pool were suspected: fetches there do not "
+            "count for 10 s or more, or until one succeeds",
+            ["replica"],
+            registry=r,
+        )
         self.pool_skipped = Counter(
             "warmroute_pool_skipped",
             "Requests sent once more under a salt of their own, since a read from the pool failed",

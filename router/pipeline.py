@@ -33,6 +33,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDict
 
+from policies.cost import candidate_costs
 from policies.naming import params_of
 from policies.policy import Policy
 from policies.view import CandidateId, ReplicaView, RequestView, Snapshot
@@ -53,6 +54,7 @@ from router.errors import (
     ConnectTimeout,
     NoReplicaAvailable,
     OutOfConnections,
+    Overdue,
     RouterError,
     UpstreamBroken,
     UpstreamError,
@@ -95,6 +97,8 @@ _HOLD_OTHER_S: Final = 10.0
 _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 _NOT_PROCESSED: Final = _NOT_SENT | {"status_503"}
 """Failures that say that nothing was computed: the request may move on any number of times."""
+
+_LOOK_AGAIN_S: Final = 1.0  # at an overdue request that was not left
 
 _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
 """What vLLM makes of a read from the pool that failed."""
@@ -242,6 +246,8 @@ class Pipeline:
         if job.streams and answer.outcome_status == 200:
             self._fleet.first_token(placement.lease, first_s)
             self._peers.answered(placement.lease, first_s)
+            if self._pool is not None and placement.num_pool_tokens:
+                self._pool.fetched(placement.candidate.id)
         return Passage(job=job, placement=placement, answer=answer, first_s=first_s)
 
     # ---------------------------------------------------------------- 1 receive
@@ -424,7 +430,7 @@ class Pipeline:
     ) -> tuple[ReplicaView, ...]:
         """Mark who cannot fetch what was found in the pool: without a connector, or other names."""
         assert self._pool is not None
-        reads = self._pool.readers.reads
+        reads = self._pool.reads
         if all(reads(v.id) and self._caches.contract(v.id) == pool.contract for v in views):
             return views
         return tuple(
@@ -543,7 +549,7 @@ class Pipeline:
             failure: str | None = None
             try:
                 may_move_on = partial(self._may_move_on, job, tried, placement)
-                answer = await self._ask(job, placement, may_move_on)
+                answer = await self._ask(job, tried, placement, may_move_on)
                 if answer.outcome_status in RETRYABLE:
                     where = "status" if answer.error_status is None else "event"
                     failure = f"{where}_{answer.outcome_status}"
@@ -564,10 +570,15 @@ class Pipeline:
             if failure is not None:
                 failed.append((placement.lease, failure))
                 self._excuse(job, failed, objection)
+                if placement.may_fetch and failure in _POOL_MAY_FAIL | {Overdue.code}:
+                    assert self._pool is not None
+                    self._pool.fetch_failed(placement.candidate.id)
             if answer is not None and (failure is None or objection is not None):
                 return placement, answer
             is_refused = isinstance(error, UpstreamUnreachable)
             outcome = Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
+            if isinstance(error, Overdue):
+                outcome = Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
             self._give_back(placement, outcome)
             if job.is_excused:
                 self._fleet.absolve(placement.lease, self._clock())
@@ -578,17 +589,23 @@ class Pipeline:
             self._note_failover(job, placement, str(failure))
             if answer is not None:
                 answer.close()
-            if failure not in _NOT_SENT:
+            if isinstance(error, Overdue):
+                name = placement.candidate.replica.name
+                self._retry_budget.take(name, placement.lease.begun_s, self._clock())
+            elif failure not in _NOT_SENT:
                 name = placement.candidate.replica.name
                 self._retry_budget.take(name, placement.lease.begun_s, self._clock())
                 pause_s = self._config.forward.retry_backoff_s * 2.0 ** (len(failed) - 1)
                 await asyncio.sleep(random.uniform(0.0, pause_s))
 
-    async def _ask(self, job: Job, placement: Placement, may_move_on: Callable[[], bool]) -> Answer:
+    async def _ask(
+        self, job: Job, tried: set[str], placement: Placement, may_move_on: Callable[[], bool]
+    ) -> Answer:
         """Send one try and read what can still move on.
 
         That is an answer that is no stream, and the beginning of one that is.
         """
+        overdue_s = self._overdue_s(placement.lease)
         answer = await self._upstream.open(
             placement.candidate.replica.name,
             placement.candidate.replica.url + job.inbound.target,
@@ -597,6 +614,8 @@ class Pipeline:
             body=job.forwarded[0],
             may_move_on=may_move_on,
             may_resend=not job.has_side_effects,
+            patience=partial(self._patience, job, tried, placement) if overdue_s else None,
+            patience_s=overdue_s or 0.0,
         )
         try:
             answer.first_s = self._clock()
@@ -622,6 +641,43 @@ class Pipeline:
             answer.error_status = said
             name = placement.candidate.replica.name
             self._metrics.first_event_errors.labels(name, str(said)).inc()
+
+    def _overdue_s(self, lease: Lease) -> float | None:
+        """Say after how long a first token is overdue; None: never."""
+        forward = self._config.forward
+        if not forward.overdue_ratio:
+            return None
+        return self._fleet.overdue_s(
+            lease, ratio=forward.overdue_ratio, floor_s=forward.overdue_floor_s
+        )
+
+    def _patience(self, job: Job, tried: set[str], placement: Placement) -> float | None:
+        """Say how long to wait on for an overdue first token; None: leave now.
+
+        It is left where the policy's choice elsewhere would be sooner than it is late already: then
+        waiting and leaving together cost at most twice the better of both. Where another replica
+        is late as well it is load, and what moves on would only make more of it.
+        """
+        objection = self._objection(job, tried, placement, Overdue.code)
+        if objection is not None:
+            self._metrics.overdue.labels(objection).inc()
+            return _LOOK_AGAIN_S
+        now_s, forward = self._clock(), self._config.forward
+        try:
+            choice = self._decide(job, tried)
+        except RouterError:
+            return _LOOK_AGAIN_S
+        costs = candidate_costs(choice.snapshot)
+        [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == choice.candidate.id]
+        late_ms = (now_s - placement.lease.begun_s) * 1000.0 - placement.lease.predicted_ms
+        is_late = self._fleet.is_late(
+            choice.candidate.id, now_s, ratio=forward.overdue_ratio, floor_s=forward.overdue_floor_s
+        )
+        if is_late or ttft_ms >= late_ms:
+            self._metrics.overdue.labels("late_elsewhere").inc()
+            return _LOOK_AGAIN_S
+        self._metrics.overdue.labels("left").inc()
+        return None
 
     def _may_move_on(self, job: Job, tried: set[str], placement: Placement) -> bool:
         """Say whether a try that gets no answer in time may be followed by one more."""

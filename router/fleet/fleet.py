@@ -24,6 +24,7 @@ from router.fleet.slot import NO_MATCH, CandidateStatus, EngineLoad, Match, Slot
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
 _MAX_RETRY_AFTER_S = 30.0
+_NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
 
 class Fleet:
@@ -242,6 +243,27 @@ class Fleet:
         if slot is not None:
             slot.health.absolve(lease.number, now_s)
             self._watch(slot.candidate.replica.name)
+
+    def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
+        """Say after how long a first token is overdue; None: nothing is known of that.
+
+        A multiple of what was predicted and of how far predictions are off, at least `floor_s`.
+        """
+        slot = self._slots.get(lease.candidate)
+        if slot is None or not lease.streams or slot.fit.num_observations < _NUM_KNOWN:
+            return None
+        return max(floor_s, (ratio * lease.predicted_ms + 4 * slot.fit.model.error_ms) / 1000.0)
+
+    def is_late(
+        self, candidate: CandidateId, now_s: float, *, ratio: float, floor_s: float
+    ) -> bool:
+        """Say whether a request waits there whose own first token is overdue."""
+        slot = self._slots.get(candidate)
+        for lease in slot.ledger.waiting if slot is not None else ():
+            limit_s = self.overdue_s(lease, ratio=ratio, floor_s=floor_s)
+            if limit_s is not None and now_s - lease.begun_s >= limit_s:
+                return True
+        return False
 
     # Other routers' requests
 

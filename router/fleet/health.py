@@ -32,6 +32,8 @@ class Outcome(Enum):
     CLIENT_GONE = "client_gone"  # the client left before the end
     ROUTER_FAILED = "router_failed"  # we could not send it
     REPLICA_FAILED = "replica_failed"  # 5xx, time-out, broken answer
+    OVERDUE = "overdue"  # left for another, its first token being late
+    POOL_OVERDUE = "pool_overdue"  # likewise, of a request that had to read from the pool
     REPLICA_UNREACHABLE = "replica_unreachable"  # no connection: nothing listens
 
 
@@ -68,6 +70,7 @@ class Health:
         "_by_probe",
         "_failures",
         "_num_opened",
+        "_num_overdue",
         "_num_probe_failures",
         "_opened_as",
         "_opened_by",
@@ -86,6 +89,7 @@ class Health:
         self._failures: list[int] = []  # leases that failed in a row
         self._num_probe_failures = 0
         self._num_opened = 0  # in a row, without a success between: exponent of the back-off
+        self._num_overdue = 0  # in a row, without a first token between
         self._opened_as = State.SUSPECT  # what the breaker last opened for
         self._opened_by: list[int] = []  # leases whose failures opened the breaker
         self._opened_on_trial = False
@@ -132,6 +136,7 @@ class Health:
 
     def answered(self, number: int, now_s: float) -> None:
         """Note a first token: a trial need not last until the last one."""
+        self._num_overdue = 0
         if self._state is State.TRIAL and self._trial == number:
             self._recover(now_s)
 
@@ -152,10 +157,15 @@ class Health:
                     failures = self._failures
                     self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
                     self._opened_by, self._opened_on_trial = failures, on_trial
+            case Outcome.OVERDUE:
+                # One alone may be a prompt of its own kind; several, and no first token: it hangs.
+                self._num_overdue += self._state is State.UP
+                if on_trial or self._num_overdue >= self._rules.failures_to_open:
+                    self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
             case _:
                 # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. ROUTER_FAILED:
-                # it was not asked. Neither trust nor blame; a trial that ends so leaves its place
-                # to the next request.
+                # it was not asked. POOL_OVERDUE: the pool's. Neither trust nor blame; a trial that
+                # ends so leaves its place to the next request.
                 pass
 
     def absolve(self, number: int, now_s: float) -> None:
@@ -201,6 +211,7 @@ class Health:
             self._recover(now_s)
         elif self._state is State.UP:
             self._failures, self._num_opened = [], 0
+            self._num_overdue = 0
 
     def _recover(self, now_s: float) -> None:
         self._state, self._trial = State.UP, None
@@ -220,6 +231,7 @@ class Health:
             self._num_opened += 1
             self._by_probe = False
         self._failures, self._opened_by, self._opened_on_trial = [], [], False
+        self._num_overdue = 0
         self._state, self._opened_as, self.reason = state, state, reason
         self._by_probe = self._by_probe or by_probe
         self._trial = None

@@ -14,6 +14,7 @@ kept in work (tokens, pairs), not in ms, so that a newly learned cost model coun
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from msgspec import Struct
 
@@ -89,6 +90,11 @@ class Ledger:
     def num_waiting(self) -> int:
         """Count requests before their first token."""
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[Lease]:
+        """The requests before their first token, oldest first."""
+        return self._waiting.values()
 
     def begin(
         self,

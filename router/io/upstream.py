@@ -22,6 +22,7 @@ from router.config import ForwardConfig
 from router.errors import (
     ConnectTimeout,
     OutOfConnections,
+    Overdue,
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
@@ -215,6 +216,32 @@ class _Use:
         self.is_kept = False  # it had served another request before
 
 
+class _Watch:
+    """Asks from time to time whether to wait on, and ends the deadline where not."""
+
+    __slots__ = ("_deadline", "_loop", "_patience", "_timer", "is_over")
+
+    def __init__(
+        self, patience: Callable[[], float | None], wait_s: float, deadline: asyncio.Timeout
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._patience = patience
+        self._deadline = deadline
+        self.is_over = False
+        self._timer = self._loop.call_later(wait_s, self._ask)
+
+    def _ask(self) -> None:
+        wait_s = self._patience()
+        if wait_s is not None:
+            self._timer = self._loop.call_later(wait_s, self._ask)
+        elif not self._deadline.expired():
+            self.is_over = True
+            self._deadline.reschedule(0.0)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
 class Upstream:
     """The pooled client to all replicas. Use as an async context manager."""
 
@@ -271,6 +298,8 @@ class Upstream:
         body: bytes | None,
         may_move_on: Callable[[], bool] = lambda: True,
         may_resend: bool = True,
+        patience: Callable[[], float | None] | None = None,
+        patience_s: float = 0.0,
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
 
@@ -283,8 +312,12 @@ class Upstream:
             body: Sent as it is; None for none.
             may_move_on: Asked by `abort`: whether this request has somewhere else to go.
             may_resend: Whether it may be sent twice; if not, it goes on a new connection at once.
+            patience: Asked while nothing came, first after `patience_s`: how long to wait before it
+                is asked again; None: leave now.
+            patience_s: See there.
 
         Raises:
+            Overdue: `patience` said so.
             UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
             OutOfConnections: no connection can be made here, whoever it is to.
         """
@@ -299,16 +332,21 @@ class Upstream:
         deadline = asyncio.timeout(self._config.first_byte_timeout_s)
         waiting[deadline] = may_move_on
         self._num_open += 1
+        watch = _Watch(patience, patience_s, deadline) if patience is not None else None
         try:
             async with deadline:
                 response, first = await self._send(url, method, headers, body, may_resend)
         except BaseException as exc:
             self._closed()
+            if watch is not None and watch.is_over and isinstance(exc, TimeoutError):
+                raise Overdue(replica, f"replica {replica} was overdue") from exc
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
                 raise _named(exc, replica, "before its first byte") from exc
             raise
         finally:
             del waiting[deadline]
+            if watch is not None:
+                watch.stop()
         return Answer(replica, response, first, self._config.idle_timeout_s, self._closed)
 
     async def _send(

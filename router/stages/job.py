@@ -181,6 +181,12 @@ class Placement(Struct, kw_only=True):
         return len({view.id.partition("#")[0] for view in self.snapshot.replicas})
 
     @property
+    def may_fetch(self) -> bool:
+        """Whether the engine will look for something in the pool, whatever was counted on."""
+        num_own = self.num_gpu_tokens + self.num_cpu_tokens
+        return (self.snapshot.num_pool_tokens or 0) > num_own
+
+    @property
     def num_cached_tokens(self) -> int:
         """Count the prompt tokens predicted to be reused."""
         return self.num_gpu_tokens + self.num_cpu_tokens + self.num_pool_tokens

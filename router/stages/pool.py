@@ -22,6 +22,7 @@ from router.config import MooncakeConfig
 from router.contracts import BlockKey, HashContract
 from router.errors import PoolError, PoolGone, PoolLate
 from router.index.pool_readers import PoolReaders
+from router.index.pool_suspects import PoolSuspects
 from router.index.shared_pool import SharedPool
 from router.io.mooncake import MasterApi
 from router.metrics import Metrics
@@ -51,6 +52,7 @@ class PoolLookup:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.readers = readers
+        self._suspects = PoolSuspects()
         self._pool = pool
         self._api = api
         self._config = config
@@ -78,6 +80,22 @@ class PoolLookup:
         if best is not None:
             self._pool.named(model, best.chain)
         return best
+
+    def reads(self, candidate: CandidateId) -> bool:
+        """Say whether a candidate can be counted on to fetch what it lacks."""
+        return self.readers.reads(candidate) and not self._suspects.is_suspect(
+            candidate, self._clock()
+        )
+
+    def fetched(self, candidate: CandidateId) -> None:
+        """Note that a request that had to fetch got its first token."""
+        self._suspects.clear(candidate)
+
+    def fetch_failed(self, candidate: CandidateId) -> None:
+        """Note that a request that had to fetch failed, or waits for too long."""
+        if self._suspects.suspect(candidate, self._clock()):
+            self._metrics.pool_suspected.labels(candidate).inc()
+            logger.warning("reads from the pool are suspect", extra={"candidate": candidate})
 
     # ---------------------------------------------------------------- verification
 

@@ -1,0 +1,107 @@
+"""First tokens that do not come in their time. Page: docs/failures.md."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from tests.faults.stage import (
+    SLOW,
+    Engines,
+    Stage,
+    arm,
+    chat,
+    num_running,
+    on_stage,
+    streamed,
+    words,
+)
+from tests.faults.test_pool import pooled
+
+SOON = {"forward__overdue_floor_s": 0.4, "policy__name": "round_robin"}
+
+
+async def learned(stage: Stage) -> None:
+    """Have the router know how fast its engines are."""
+    await asyncio.gather(*(stage.ask(streamed(chat(f"{number}"))) for number in range(40)))
+
+
+async def test_a_request_leaves_a_replica_that_hangs_with_it() -> None:
+    """Once: its client gets another one's answer, and the replica is not blamed for one."""
+    async with Engines(2) as engines, on_stage(*engines, **SOON) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await learned(stage)
+        arm(engines[0], "hang", count=1)
+        async with asyncio.timeout(30):
+            replies = [await stage.ask(streamed(chat(words(number)))) for number in range(2)]
+
+        assert [reply.status for reply in replies] == [200, 200]
+        assert stage.metric("warmroute_failovers_total", reason="overdue") == 1
+        assert stage.metric("warmroute_overdue_total", result="left") == 1
+        assert stage.metric("warmroute_replica_healthy") == 2
+
+
+async def test_a_replica_that_hangs_with_all_is_left() -> None:
+    """Overdue three times, and no first token between: others are asked, one tries it later."""
+    async with Engines(2) as engines, on_stage(*engines, **SOON) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await learned(stage)
+        arm(engines[0], "hang")
+        async with asyncio.timeout(60):
+            for number in range(8):
+                assert (await stage.ask(streamed(chat(words(number))))).status == 200
+                if not stage.metric("warmroute_replica_healthy", replica="r1"):
+                    break
+
+        assert stage.metric("warmroute_failovers_total", reason="overdue") == 3
+        assert not stage.metric("warmroute_replica_healthy", replica="r1")
+
+
+async def test_overload_moves_no_request() -> None:
+    """All are late alike: what left would only lose its place."""
+    async with Engines(2, time_model=SLOW) as engines, on_stage(*engines, **SOON) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await learned(stage)
+        for fit in stage.router.fleet._fits.values():  # of a busy machine: a wait of its own
+            fit.model = replace(fit.model, base_ms=20.0, error_ms=0.0)
+        ranks = [engine.replica.ranks[0].engine for engine in engines]
+        for rank in ranks:
+            rank.speed = 1e-9
+        async with asyncio.TaskGroup() as tg:
+            asked = [
+                tg.create_task(stage.ask(streamed(chat(words(number))))) for number in range(6)
+            ]
+            await stage.until(lambda: sum(map(num_running, engines)) == 6)
+            await stage.until(
+                lambda: stage.metric("warmroute_overdue_total", result="late_elsewhere") >= 3
+            )
+            for task in asked:
+                task.cancel()
+
+        assert stage.metric("warmroute_failovers_total") == 0
+        assert stage.metric("warmroute_replica_healthy") == 2
+
+
+async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
+    """The replica goes on with what it holds itself; others fetch."""
+    async with pooled(**SOON) as it:
+        stage = it.stage
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await learned(stage)
+        first = await it.ask(0)
+        await it.known()
+        other = next(
+            e for e, name in zip(it.engines, ("r1", "r2"), strict=True) if name != first.replica
+        )
+        arm(other, "hang", pooled=True)
+        async with asyncio.timeout(30):
+            replies = [await stage.ask(streamed(chat(words(0)))) for _ in range(4)]
+
+        assert [reply.status for reply in replies] == [200] * 4
+        assert stage.metric("warmroute_pool_suspected_total") >= 1
+        assert stage.metric("warmroute_failovers_total", reason="overdue") >= 1
+        assert stage.metric("warmroute_replica_healthy") == 2
+        told = (await stage.admin("/admin/explain", chat(words(0)))).json()
+        reads = {c["view"]["id"]: c["view"]["reads_pool"] for c in told["candidates"]}
+        assert reads == {first.replica: True, "r2" if first.replica == "r1" else "r1": False}
