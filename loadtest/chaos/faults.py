@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from loadtest.chaos import clock
 from loadtest.chaos.link import Link, Mode
-from loadtest.chaos.plan import Fault
+from loadtest.chaos.plan import AT_ONCE, Fault, touches
 from loadtest.chaos.stack import Stack
 
 _SPARE_DESCRIPTORS: Final = 3
@@ -50,8 +50,16 @@ class Injector:
         self._stack = stack
         self._send_large = send_large
 
+    def can_do(self, fault: Fault) -> bool:
+        """Whether its target is whole; on a slow machine a process may still be starting."""
+        lasting = [done.fault for done in self.time_line if done.end_s is None]
+        alike = [one for one in lasting if one.kind.group == fault.kind.group]
+        return len(alike) < AT_ONCE[fault.kind.group] and not any(
+            touches(fault.target, one.target) for one in lasting
+        )
+
     async def do(self, fault: Fault) -> None:
-        """Do one fault from its beginning to its end."""
+        """Do one fault from its beginning to its end; call `can_do` before."""
         loop = asyncio.get_running_loop()
         done = Done(fault=fault, start_s=loop.time())
         self.time_line.append(done)

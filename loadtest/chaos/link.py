@@ -23,6 +23,7 @@ Mode = Literal["open", "hole", "refuse", "slow", "drip"]
 _LATE_S: Final = 0.25
 _DRIP_BYTES: Final = 64
 _DRIP_S: Final = 0.01
+_END_TURNS: Final = 100
 _PIECE: Final = 64 * 1024
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s
 
@@ -51,7 +52,7 @@ class Link:
         finally:
             link._passes.set()
             link._stop_listening()
-            link.reset()
+            await link._end()
 
     async def set(self, mode: Mode) -> None:
         """Change how bytes pass, also on connections that are open."""
@@ -70,6 +71,14 @@ class Link:
         """Reset every open connection, on both sides."""
         for writer in list(self._open):
             _reset(writer)
+
+    async def _end(self) -> None:
+        """Reset all connections and see them go: cancelled ones would be errors in a log."""
+        for _ in range(_END_TURNS):
+            self.reset()
+            if not self._from:
+                return
+            await asyncio.sleep(0.01)
 
     def half_close(self) -> None:
         """End the answers' direction of every open connection; requests still pass."""

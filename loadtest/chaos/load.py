@@ -34,6 +34,7 @@ from loadtest.chaos.stack import BODY_BYTES, Stack
 
 PATIENCE_S: Final = 45.0
 _LEAVES: Final = 0.04  # share of requests whose client does not wait
+_HAVE_TOOLS: Final = 0.4  # share of sessions; a stream with tools is not continued
 _HOSTILE: Final = 0.06  # share of turns before which something hostile is sent
 _NUM_LARGE: Final = 6
 _REFUSED_PAUSE_S: Final = 0.2
@@ -124,12 +125,15 @@ class Load:
             _PROFILE, f"s{index}", plan_session(_PROFILE, index), [self._system], self._tools, None
         )
         router = dice.choice(ROUTERS)
+        has_tools = dice.random() < _HAVE_TOOLS
         while (turn := session.next_turn()) is not None and not until():
             await asyncio.sleep(0.0 if not turn.number else min(turn.wait_s, 2.0))
             if dice.random() < _HOSTILE:
                 await self._send(dice.choice(ROUTERS), self._hostile(dice))
             if dice.random() < 0.1:
                 router = _other(router)
+            if not has_tools:
+                del turn.body["tools"]
             request = self._shaped(turn.body, dice)
             request.headers["X-Session-ID"] = session.id
             await self._send_somewhere(router, request)

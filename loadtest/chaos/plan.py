@@ -106,7 +106,7 @@ def plan(seed: int, length_s: float, every_s: float) -> list[Fault]:
             for kind in KINDS
             for target in _targets(kind)
             if _num_busy(busy, kind.group) < AT_ONCE[kind.group]
-            and not any(_touches(target, taken) for _, taken, _ in busy)
+            and not any(touches(target, taken) for _, taken, _ in busy)
             and not (is_late and kind.restarts and target == "b")
         ]
         if possible:
@@ -146,6 +146,6 @@ def _targets(kind: Kind) -> Iterator[str]:
             yield target
 
 
-def _touches(one: str, other: str) -> bool:
+def touches(one: str, other: str) -> bool:
     """Whether two targets are, or lead to, the same process."""
     return one.rpartition("-")[2] == other.rpartition("-")[2]

@@ -35,8 +35,9 @@ from loadtest.demo import leash
 from loadtest.demo.stack import child_environment
 
 NUM_GPU_BLOCKS: Final = 600
-BODY_BYTES: Final = 4 * 1024 * 1024  # the routers' limit
+BODY_BYTES: Final = 1024 * 1024  # the routers' limit
 REPLY_SEED: Final = 1
+REPLY: Final = "greedy"  # what a stream that goes on at another replica has to say is known, too
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
@@ -218,9 +219,6 @@ class Stack:
     def request_log(self) -> Path:
         return self.folder / "engines.jsonl"
 
-    def logs(self) -> list[Path]:
-        return [server.log for server in self.servers.values()]
-
     @classmethod
     @asynccontextmanager
     async def running(cls, folder: Path, seed: int) -> AsyncIterator[Stack]:
@@ -276,6 +274,7 @@ class Stack:
     def _emulate(self, flags: Sequence[str]) -> list[str]:
         argv = [sys.executable, "-m", "loadtest.emulator", *flags]
         argv += ["--num-gpu-blocks", str(NUM_GPU_BLOCKS), "--seed", str(REPLY_SEED)]
+        argv += ["--reply", REPLY]
         # 8 ms a token: an answer takes a fifth of a second, there is time to interfere.
         argv += ["--preset", "instant", "--base-ms", "8", "--ms-per-prefill-token", "0.03"]
         return argv
@@ -328,11 +327,11 @@ class Stack:
             "mooncake": {"master": master, "timeout_s": 1.0},
             "limits": {"body_bytes": BODY_BYTES},
             "forward": {
-                "connect_timeout_s": 1.0,
+                "connect_timeout_s": 2.0,
                 "first_byte_timeout_s": FIRST_BYTE_S,
                 "idle_timeout_s": 6.0,
             },
-            "health": {"interval_s": 0.5, "timeout_s": 1.0},
+            "health": {"interval_s": 0.5, "timeout_s": 2.0},
             "log": {"json": True, "decisions": str(records)},
         }
 

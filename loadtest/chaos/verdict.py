@@ -315,7 +315,7 @@ def _no_traceback(evidence: Evidence) -> Check:
         if number:
             failures.append(f"{log}: {number}")
     return Check(
-        name="no traceback in any log",
+        name="no traceback in the logs of routers",
         holds=not failures,
         figures=f"{len(evidence.logs)} logs",
         failures=failures,

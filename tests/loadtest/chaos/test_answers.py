@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from loadtest.chaos.answers import Oracle, Read, difference, read_stream, read_whole
-from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
+from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY, REPLY_SEED
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
@@ -39,7 +39,11 @@ async def test_an_engine_says_what_was_expected(api: Any, body: dict[str, Any]) 
     """To the character, for each way of asking; and what is cut off or altered is not that."""
     expected = Oracle().expect(api, body)
     options = EmulatorOptions(
-        seed=REPLY_SEED, num_gpu_blocks=NUM_GPU_BLOCKS, time_model=PRESETS["instant"], events=False
+        seed=REPLY_SEED,
+        reply=REPLY,
+        num_gpu_blocks=NUM_GPU_BLOCKS,
+        time_model=PRESETS["instant"],
+        events=False,
     )
     path = "chat/completions" if api == "chat" else "completions"
     async with Emulator(options) as engine, aiohttp.ClientSession() as client:

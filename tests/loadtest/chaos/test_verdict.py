@@ -169,11 +169,11 @@ def test_a_process_that_ends_by_itself_is_named() -> None:
 
 
 def test_a_traceback_is_found(tmp_path: Path) -> None:
-    """In any process's log."""
+    """In any life of a router."""
     log = tmp_path / "a.log"
     log.write_text("Traceback (most recent call last):\n")
 
-    assert broken(run(logs=[log])) == ["no traceback in any log"]
+    assert broken(run(logs=[log])) == ["no traceback in the logs of routers"]
 
 
 def test_counters_are_read_from_a_page() -> None:
