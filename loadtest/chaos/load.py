@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiohttp
 import orjson
@@ -70,7 +70,7 @@ class Request(Struct, kw_only=True):
 
 
 class Load:
-    """All clients of a run."""
+    """All clients of a run; use as a context."""
 
     def __init__(self, stack: Stack, ledger: Ledger, oracle: Oracle, seed: int) -> None:
         self._stack = stack
@@ -85,14 +85,21 @@ class Load:
         self._system = {"role": "system", "content": system}
         self._client: aiohttp.ClientSession
 
+    async def __aenter__(self) -> Self:
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
     async def run(self, num_agents: int, until: Callable[[], bool]) -> None:
         """Let agents work; each ends after the request it is in once `until` is true."""
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._client:
-            async with asyncio.TaskGroup() as tg:
-                for number in range(num_agents):
-                    tg.create_task(self._work(number, until))
+        async with asyncio.TaskGroup() as tg:
+            for number in range(num_agents):
+                tg.create_task(self._work(number, until))
 
     async def send_large(self, router: str) -> None:
         """Send several bodies just below the limit at once."""

@@ -47,8 +47,10 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
     loop = asyncio.get_running_loop()
     ledger, oracle = Ledger(), Oracle()
     faults = plan(options.seed, options.length_s, options.every_s)
-    async with Stack.running(options.folder, options.seed) as stack:
-        load = Load(stack, ledger, oracle, options.seed)
+    async with (
+        Stack.running(options.folder, options.seed) as stack,
+        Load(stack, ledger, oracle, options.seed) as load,
+    ):
         injector = Injector(stack, load.send_large)
         watch = Watch(stack)
         await _ready(stack)
