@@ -107,5 +107,5 @@ def test_no_answer_is_lost_whatever_breaks(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     verdict = json.loads((tmp_path / "out" / "verdict.json").read_bytes())
     assert verdict["holds"]
-    assert verdict["requests"]["right"] > 50
-    assert len(verdict["faults"]) >= 10
+    assert verdict["requests"]["right"] > 20
+    assert len(verdict["faults"]) >= 4
