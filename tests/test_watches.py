@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from loadtest.emulator.emulator import Emulator
+from router.fleet.replica import Replica
+from router.io.engine_api import EngineFacts
 from router.replication import ReplicaRecord
+from router.watch import ReplicaWatch
 from tests.faults.stage import (
     SLOW,
     STUCK,
@@ -60,6 +65,30 @@ async def test_a_router_that_starts_empty_is_given_replicas() -> None:
         assert (ready.status, ready.body) == (503, b"no replica\n")
         assert refused.status == 503
         assert (served.status, stage.state("r1")) == (200, "exact")
+
+
+async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that breaks its own watch: the other one is served, then both are."""
+    register = ReplicaWatch._register
+    broken = {"r1"}
+
+    def fail(self: ReplicaWatch, facts: EngineFacts) -> Replica:
+        if self._name in broken:
+            broken.clear()
+            raise RecursionError
+        return register(self, facts)
+
+    monkeypatch.setattr(ReplicaWatch, "_register", fail)
+    async with Engines(2) as engines, on_stage(*engines, ready=False) as stage:
+        await stage.until(
+            lambda: stage.metric("warmroute_follower_failures_total", follower="replica") == 1
+        )
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.ready()
+
+        assert (await stage.ask(chat(words(1)))).status == 200
+        assert "r1" not in stage.router._waiting
+        assert "follower failed: it starts again follower=replica replica=r1" in stage.log
 
 
 async def test_an_added_replica_takes_its_share() -> None:
