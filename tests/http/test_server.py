@@ -6,8 +6,11 @@ import asyncio
 import os
 import resource
 import socket
-from contextlib import AsyncExitStack
+import time
+from contextlib import AsyncExitStack, suppress
+from unittest import mock
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -72,6 +75,71 @@ async def test_a_router_that_ends_is_not_ready_first_and_serves_on() -> None:
                 assert b"Connection: close" in head
                 await client.rest()
             stage.router.draining.end_now()
+
+
+class Front:
+    """What a front end does: it probes, chooses a ready router, and repeats what was not sent."""
+
+    def __init__(self, stages: list[Stage]) -> None:
+        self._stages = stages
+        self._num_missed = dict.fromkeys((stage.url for stage in stages), 0)
+        self.answered: list[tuple[int, str]] = []
+
+    async def probe(self) -> None:
+        async with aiohttp.ClientSession() as client:
+            while True:
+                for url in self._num_missed:
+                    self._num_missed[url] += 1
+                    with suppress(aiohttp.ClientError):
+                        async with client.get(url + "/readyz") as answer:
+                            if answer.status == 200:
+                                self._num_missed[url] = 0
+                await asyncio.sleep(0.05)
+
+    async def send(self, client: aiohttp.ClientSession, number: int) -> None:
+        urls = sorted(self._num_missed, key=lambda url: self._num_missed[url] >= 2)
+        if self._num_missed[urls[1]] < 2:
+            urls = urls[number % 2 :] + urls[: number % 2]
+        for url in urls:
+            with suppress(aiohttp.ClientConnectorError):  # nothing was sent
+                async with client.post(
+                    url + "/v1/chat/completions", json=chat(words(number))
+                ) as answer:
+                    await answer.read()
+                    self.answered.append((answer.status, url))
+                    return
+        raise AssertionError("no router took it")
+
+
+async def test_a_router_that_ends_behind_a_front_end_loses_no_request() -> None:
+    """Clients on kept connections go on meanwhile; then all is at the other router."""
+    async with Engines(1) as engines, on_stage(*engines) as other:
+        async with on_stage(*engines, listen__drain_grace_s=1.0) as ending:
+            front = Front([ending, other])
+
+            async def talk(first: int) -> None:
+                async with aiohttp.ClientSession() as client:
+                    number = first
+                    while has_ended.is_set() is False or number < first + 5:
+                        await front.send(client, number)
+                        number += 1
+
+            has_ended = asyncio.Event()
+            async with asyncio.TaskGroup() as tg:
+                probing = tg.create_task(front.probe())
+                talking = [tg.create_task(talk(1000 * n)) for n in range(4)]
+                await ending.until(lambda: len({url for _, url in front.answered}) == 2)
+                ending.stop.set()
+                await ending.until(lambda: ending.router.draining.reason)
+                await ending.until(lambda: not ending.router.listeners[0]._sockets)
+                await ending.until(lambda: not connections(ending))
+                has_ended.set()
+                for task in talking:
+                    await task
+                probing.cancel()
+
+    assert {status for status, _ in front.answered} == {200}
+    assert front.answered[-1][1] == other.url
 
 
 async def test_streams_end_before_the_router_does() -> None:
@@ -166,6 +234,26 @@ async def test_a_client_that_reads_nothing_is_cut() -> None:
         assert ended(stage, "write_timeout") == 1
         await stage.until(lambda: not stage.leftovers())
         await stage.until(lambda: stage.metric("warmroute_connections") == 0)
+
+
+def test_what_the_clients_kernel_takes_counts() -> None:
+    """Though our own buffer looks as full as before: a slow reader is not cut."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        wire, _ = listening.accept()
+    connection = Connection.__new__(Connection)
+    connection._wire, connection._stalled_since_s, connection._acked = wire, None, -1
+    connection.stream = mock.Mock()
+    connection.stream.get_write_buffer_size.return_value = 65_536
+    with client, wire:
+        assert connection.stalled_s(0.0) == 0.0
+        assert connection.stalled_s(5.0) == 5.0
+        wire.sendall(bytes(1000))
+        client.recv(1000)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while connection.stalled_s(6.0) and time.monotonic() < deadline_s:  # until it is acked
+            time.sleep(0.01)
+        assert connection.stalled_s(9.0) == 3.0
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: r\r\nX-Slow: "])
