@@ -64,6 +64,7 @@ from router.index.shared_pool import SharedPool
 from router.io.decision_log import DecisionLog
 from router.io.engine_api import EngineApi
 from router.io.mooncake import MasterApi
+from router.io.outliner import Outliner
 from router.io.redis_store import RedisStore
 from router.io.upstream import Upstream
 from router.metrics import Metrics
@@ -76,6 +77,7 @@ from router.signals import handle_signals
 from router.stages.lookup import Lookup
 from router.stages.observe import Observer
 from router.stages.pool import PoolLookup
+from router.stages.read import BodyReader
 from router.stages.shadow import Shadows
 from router.stages.tokenize import Tokenizer
 from router.stages.trials import Trials
@@ -147,6 +149,8 @@ class Router:
             key=EngineKey.of(config, _secret(config.engine.api_key_file, "engine.api_key_file")),
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._heavy = ThreadPoolExecutor(1, thread_name_prefix="heavy")
+        self._outliner = Outliner()
         # Of its own: a model hub that does not answer must not hold up prompts of other models.
         self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
@@ -177,6 +181,7 @@ class Router:
             config=config.tokens,
             prompters=self.prompters,
             encoders=self._encoders,
+            heavy=self._heavy,
             engine_api=self._engine_api,
             engine_address=self._engine_address,
             max_tokens=self._max_tokens,
@@ -225,6 +230,7 @@ class Router:
             fleet=self.fleet,
             sessions=self.sessions,
             caches=self.caches,
+            reader=BodyReader(self._outliner),
             tokenizer=tokenizer,
             policy=_policy(config.policy.name, config.policy.params),
             plain_policy=_policy("session_sticky", {}),
@@ -360,8 +366,9 @@ class Router:
                 self.watches.stop()
                 for task in tasks:
                     task.cancel()
-        for executor in (self._encoders, self._loaders, self._files):
+        for executor in (self._encoders, self._heavy, self._loaders, self._files):
             executor.shutdown(wait=False, cancel_futures=True)
+        self._outliner.close()
 
     def _listeners(self) -> tuple[Listener, Listener]:
         """Make the public port and the admin port; neither is taken yet."""

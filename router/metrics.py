@@ -237,6 +237,11 @@ class Metrics:
             ["way"],
             registry=r,
         )
+        self.body_bytes = Gauge(
+            "warmroute_body_bytes",
+            "Bytes of the request bodies that are held now (bounded by limits.inflight_bytes)",
+            registry=r,
+        )
         self.token_mismatches = Counter(
             "warmroute_token_mismatches",
             "Prompts whose local tokens were not the engine's (usage, template) or a full encode's",

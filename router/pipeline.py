@@ -1,6 +1,6 @@
 """The way of a request, told once, top to bottom. Every other module is a tool of this one.
 
-    1 receive    bytes -> JSON -> model, session, prompt            `_receive`
+    1 receive    bytes -> JSON -> model, session, prompt            stages.read, `_receive`
     2 tokenize   the prompt's token ids, only what is new           stages.tokenize
     3 hash       the chain, in each candidate's own contract        `_match`
     4 look up    how much of the chain each candidate holds         `_match`
@@ -28,7 +28,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDict
@@ -43,6 +42,7 @@ from router.api.clients import FORWARDED
 from router.api.failures import error_event
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, opening_of
+from router.api.outline import Outline
 from router.api.sessions import session_hash, session_header, session_of
 from router.api.side_effects import has_side_effects
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
@@ -79,6 +79,7 @@ from router.stages.job import Choice, Inbound, Job, Placement, PoolMatch
 from router.stages.lookup import Lookup
 from router.stages.observe import Observer
 from router.stages.pool import PoolLookup
+from router.stages.read import BodyReader
 from router.stages.tokenize import Tokenizer
 from router.stages.trials import Trials, assignment_of, narrowed
 
@@ -157,6 +158,7 @@ class Pipeline:
         fleet: Fleet,
         sessions: Sessions,
         caches: Caches,
+        reader: BodyReader,
         tokenizer: Tokenizer,
         policy: Policy,
         plain_policy: Policy,
@@ -175,6 +177,7 @@ class Pipeline:
         self._fleet = fleet
         self._sessions = sessions
         self._caches = caches
+        self._reader = reader
         self._tokenizer = tokenizer
         self._policy = policy
         self._plain_policy = plain_policy
@@ -199,9 +202,10 @@ class Pipeline:
         Raises:
             RouterError: the caller answers in the API's own shape, if nothing was sent yet.
         """
-        job = self._receive(inbound, request_id)
+        job = self._receive(inbound, request_id, await self._reader.read(inbound))
         if job.prompt is not None:
             await self._tokenizer.fill(job)
+            await self._hash_ahead(job)
             await self._look_up(job)
         if self._trials is not None:
             job.enrolment = self._trials.enrol(job)
@@ -252,19 +256,32 @@ class Pipeline:
 
     # ---------------------------------------------------------------- 1 receive
 
-    def _receive(self, inbound: Inbound, request_id: str) -> Job:
-        """Read what routing needs; the body itself stays as it is.
+    def _receive(
+        self, inbound: Inbound, request_id: str, read: dict[str, Any] | Outline | None
+    ) -> Job:
+        """Take what routing needs from what was read; the body itself stays as it is.
 
         Raises:
-            BadRequest: a prompt's body is no JSON object, or a field of it is wrong.
+            BadRequest: a prompt's body is empty, or a field of it is wrong.
         """
-        body = _json_object(inbound)
-        if body is not None and inbound.body is not None:
-            stripped = self._withheld.strip(inbound.body, body)
-            if stripped is not inbound.body:
-                inbound = replace(inbound, body=stripped)
+        body: dict[str, Any] | None
+        if isinstance(read, Outline):
+            body = read.fields
+            self._withheld.check_outline(read)
+        else:
+            body = read
+            if body is not None and inbound.body is not None:
+                stripped = self._withheld.strip(inbound.body, body)
+                if stripped is not inbound.body:
+                    inbound = replace(inbound, body=stripped)
         job = Job(inbound=inbound, request_id=request_id, tries=[])
-        if inbound.api == "chat":
+        if isinstance(read, Outline):
+            job.outline = read
+            if inbound.api == "chat":
+                job.chat = openai.outlined_chat(read)
+            elif inbound.api == "completions":
+                job.completion = openai.outlined_completion(read)
+        elif inbound.api == "chat":
             job.chat = openai.parse_chat(_required(body))
         elif inbound.api == "completions":
             job.completion = openai.parse_completion(_required(body))
@@ -311,6 +328,13 @@ class Pipeline:
         return ExtraKeys(lora=lora, cache_salt=salt or None)
 
     # ---------------------------------------------------------------- 3 hash, 4 look up
+
+    async def _hash_ahead(self, job: Job) -> None:
+        """Hash a long new prompt in steps: placing it is one step, and hashes what is left."""
+        if job.tokens is not None and self._tokenizer.is_long(job.tokens):
+            with suppress(RouterError):  # nobody serves it: said when it is placed
+                candidates = self._fleet.candidates(job.model, self._clock())
+                await self._tokenizer.hash_ahead(job, self._by_contract(job, candidates))
 
     async def _look_up(self, job: Job) -> None:
         """Ask Redis itself, where the index is there alone; whatever fails, the request goes on."""
@@ -979,8 +1003,9 @@ class Pipeline:
         Raises:
             RouterError: as `route` would.
         """
-        job = self._receive(inbound, "explain")
+        job = self._receive(inbound, "explain", await self._reader.read(inbound))
         await self._tokenizer.fill(job)
+        await self._hash_ahead(job)
         await self._look_up(job)
         if self._trials is not None:
             job.enrolment = self._trials.enrol(job)
@@ -1008,27 +1033,6 @@ class Pipeline:
             explained["token_ids"] = job.tokens.ids()
             explained["keys"] = [f"{key:015x}" for key in keys]
         return explained
-
-
-def _json_object(inbound: Inbound) -> dict[str, Any] | None:
-    """Parse the body. What an engine would read as JSON, but we do not, never gets to it.
-
-    Raises:
-        BadRequest: the body has to be a JSON object and is none, or is nested too deep.
-    """
-    if inbound.body is None:
-        return None
-    try:
-        body = orjson.loads(inbound.body)
-    except orjson.JSONDecodeError as exc:
-        if not inbound.needs_json:
-            return None
-        raise BadRequest(f"the body is not JSON, or nested deeper than 1,024: {exc}") from exc
-    if isinstance(body, dict):
-        return body
-    if not inbound.needs_json:
-        return None
-    raise BadRequest("the body must be a JSON object")
 
 
 def _required(body: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from router.api.outline import Outline
 from router.errors import BadRequest
 
 Json = Mapping[str, Any]
@@ -60,6 +62,21 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     stream_options: Json | None = None
     engine_only: str | None = None
 
+    @property
+    def num_items(self) -> int:
+        """Count what a template goes through one by one: messages, parts, calls, tools.
+
+        A tool counts as ten, every 2,000 characters of a call's arguments as one more.
+        """
+        num_items = len(self.messages) + 10 * len(self.tools or ()) + len(self.documents or ())
+        for message in self.messages:
+            content = message.get("content")
+            if type(content) is list:
+                num_items += len(content)
+            if "tool_calls" in message:
+                num_items += _num_call_items(message["tool_calls"])
+        return num_items
+
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
     """What decides the prompts of `/v1/completions`.
@@ -76,6 +93,17 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     stream: bool = False
     stream_options: Json | None = None
     engine_only: str | None = None
+
+
+def _num_call_items(calls: object) -> int:
+    if type(calls) is not list:
+        return 0
+    num_items = len(calls)
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        arguments = function.get("arguments") if type(function) is dict else None
+        num_items += len(arguments) // 2000 if type(arguments) is str else 0
+    return num_items
 
 
 def parse_chat(body: Json) -> ChatRequest:
@@ -123,6 +151,24 @@ def parse_completion(body: Json) -> CompletionRequest:
         stream_options=_object(body, "stream_options"),
         engine_only=_engine_only(body, ("prompt_embeds", "suffix")),
     )
+
+
+def outlined_chat(outline: Outline) -> ChatRequest:
+    """View what is known of a chat request that was not read whole.
+
+    Raises:
+        BadRequest: as `parse_chat`, as far as that is known.
+    """
+    return replace(parse_chat({**outline.fields, "messages": []}), engine_only="size")
+
+
+def outlined_completion(outline: Outline) -> CompletionRequest:
+    """View what is known of a completion request that was not read whole.
+
+    Raises:
+        BadRequest: as `parse_completion`, as far as that is known.
+    """
+    return replace(parse_completion({**outline.fields, "prompt": ""}), engine_only="size")
 
 
 def tokenize_body(body: Json) -> dict[str, Any]:

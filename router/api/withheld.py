@@ -7,7 +7,8 @@ connectors and samplers, `priority` goes past all others, a rank goes past the r
 Source: vLLM 0.32.0, entrypoints/*/protocol.py, entrypoints/generate/base/serving.py.
 
 In JSON they go without a word: clients that send `priority` by habit go on working. Where they
-cannot be taken out they are refused: in a form (audio), or inside of `sampling_params`.
+cannot be taken out they are refused: in a form (audio), inside of `sampling_params`, or in a body
+that is not read whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from router.api.body_fields import without_fields
+from router.api.outline import EXTRA_ARGS, Outline
 from router.errors import BadRequest
 
 FIELDS: Final = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority")
@@ -51,12 +53,23 @@ class Withheld:
         """
         sampling = view.get("sampling_params")  # of /inference/v1/generate
         if type(sampling) is dict and "extra_args" in sampling and "vllm_xargs" in self._fields:
-            raise _refused("sampling_params.extra_args", "vllm_xargs")
+            raise _refused(EXTRA_ARGS, "vllm_xargs")
         if self._fields.isdisjoint(view):
             return body
         for name in self.fields:
             view.pop(name, None)
         return without_fields(body, self.fields)
+
+    def check_outline(self, outline: Outline) -> None:
+        """Refuse a body that has one of the fields and is too dear to be taken apart.
+
+        Raises:
+            BadRequest: it has one.
+        """
+        for name in outline.withheld:
+            field = "vllm_xargs" if name == EXTRA_ARGS else name
+            if field in self._fields:
+                raise _refused(name, field)
 
     def check_form(self, body: bytes, content_type: str) -> None:
         """Refuse a form that may have one of the fields: of them forms know `vllm_xargs` alone.

@@ -30,13 +30,13 @@ from router.errors import (
     BadRequest,
     ClientError,
     NoReplicaAvailable,
-    PayloadTooLarge,
     RouterError,
     ShuttingDown,
 )
 from router.fleet.fleet import Fleet
 from router.http.draining import Draining
-from router.http.framing import check_framing, expected, let_send
+from router.http.framing import expected
+from router.http.intake import Intake
 from router.metrics import Metrics
 from router.pipeline import Pipeline
 from router.stages.job import Api, Inbound
@@ -113,6 +113,7 @@ class DataApp:
         self._fleet = fleet
         self._metrics = metrics
         self._limits = limits
+        self._intake = Intake(limits, metrics)
         self._routes = routes
         self._clients = clients
         self._withheld = withheld
@@ -147,13 +148,17 @@ class DataApp:
             if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
                 return await self._models(request)  # with a slash at its end
             tenant = self._tenant(request)
-            with _entered(tenant):  # before its body: whoever may not ask costs nothing
-                body = await self._draining.until_cut(self._body(request, tenant))
+            # The tenant before its body: whoever may not ask costs nothing.
+            with _entered(tenant), self._intake.hold() as held:
+                body = await self._draining.until_cut(
+                    held.read(request, tenant.body_bytes if tenant is not None else None)
+                )
                 as_sent = None
                 encoding = request.headers.get("Content-Encoding", "identity").lower()
                 if body and encoding != "identity" and route.takes != "any":
                     limit = self._limits.body_bytes
                     view = await asyncio.to_thread(decoded, body, encoding, limit)
+                    held.count(len(view))
                     as_sent = AsSent(body, view)
                     body = view
                 if body and route.takes == "form":
@@ -208,33 +213,6 @@ class DataApp:
             if not self._is_starting():
                 break
             await asyncio.sleep(_START_LOOK_S)
-
-    async def _body(self, request: web.Request, tenant: Tenant | None) -> bytes | None:
-        """Read the body once, bounded in size and time.
-
-        Raises:
-            PayloadTooLarge, BadRequest: larger than allowed; not sent in time.
-        """
-        if not request.body_exists:
-            return None
-        check_framing(request)
-        limit, which = self._limits.body_bytes, "limits.body_bytes"
-        if tenant is not None and tenant.body_bytes is not None and tenant.body_bytes < limit:
-            limit, which = tenant.body_bytes, "your limit"
-        try:
-            if (request.content_length or 0) > limit:  # not a byte of it need be kept
-                raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
-            await let_send(request)
-            async with asyncio.timeout(self._limits.receive_timeout_s):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge as exc:
-            raise PayloadTooLarge(f"the body is larger than {limit} bytes ({which})") from exc
-        except web.RequestPayloadError as exc:
-            raise BadRequest("the body breaks off or is framed wrongly") from exc
-        except TimeoutError as exc:
-            raise BadRequest(
-                f"the body did not arrive within {self._limits.receive_timeout_s:g} s"
-            ) from exc
 
     def _failed(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
@@ -21,6 +21,8 @@ and a prompt of 400 KB has some hundred segments, not thousands."""
 
 ID_STRIDE = 1024
 """Tokens per segment of a prompt that came as token ids."""
+
+_BATCH_BYTES = 256 * 1024
 
 _NO_BOUNDARY = 1 << 62
 _CONTEXT_TOKENS = 16  # how far decoding looks back; a character has at most 4 bytes
@@ -78,16 +80,19 @@ class TextEncoder:
         tokenizer: The backend; its truncation and padding are switched off.
         hints: Text in which useful boundary tokens occur: the chat template.
 
+    max_chars_per_token: Of the longest token in the vocabulary, as vLLM counts it.
     prefix, suffix: Tokens that `add_special_tokens` puts around a text; None: it does more than
         that, such texts are not cut.
     """
 
-    __slots__ = ("_anchor", "_needles", "_tokenizer", "prefix", "suffix")
+    __slots__ = ("_anchor", "_needles", "_tokenizer", "max_chars_per_token", "prefix", "suffix")
 
     def __init__(self, tokenizer: Tokenizer, hints: str = "") -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        # Source: vllm/tokenizers/hf.py at 0.32.0, max_chars_per_token
+        self.max_chars_per_token = max(map(len, tokenizer.get_vocab()), default=1)
         found: Boundaries = find_boundaries(json.loads(tokenizer.to_str()), hints)
         self._needles = found.needles
         self._anchor = found.anchor
@@ -104,12 +109,14 @@ class TextEncoder:
 
         The last of `new` is the text's tail: `suffix` goes behind it.
         """
-        texts = [self._piece(data, segment) for segment in new]
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        encoded = [
-            array("I", encoding.ids[1:] if self._anchor and segment.start else encoding.ids)
-            for encoding, segment in zip(encodings, new, strict=True)
-        ]
+        encoded: list[TokenIds] = []
+        for batch in _batches(new):
+            texts = [self._piece(data, segment) for segment in batch]
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encoded += [
+                array("I", encoding.ids[1:] if self._anchor and segment.start else encoding.ids)
+                for encoding, segment in zip(encodings, batch, strict=True)
+            ]
         if suffix:
             encoded[-1] = encoded[-1] + suffix
         return encoded
@@ -145,6 +152,18 @@ class TextEncoder:
         """Encode a text at once, as the engine does."""
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("I", encodings[0].ids)
+
+
+def _batches(new: Sequence[NewSegment]) -> Iterator[Sequence[NewSegment]]:
+    """Group segments: what an encode leaves behind is freed at once, and holds the interpreter."""
+    start = size = 0
+    for index, segment in enumerate(new):
+        size += segment.end - segment.start
+        if size > _BATCH_BYTES:
+            yield new[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(new):
+        yield new[start:]
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds] | None:

@@ -17,6 +17,9 @@ from router.prompt.needs_engine import NeedsEngine
 
 Tojson = Callable[..., str]
 
+_MAX_ARGUMENTS = 256 * 1024
+"""Characters of one call's: parsing them holds the interpreter, for 8 ms at worst."""
+
 _Key = str | bytes | tuple[str, str | bytes]
 
 
@@ -46,6 +49,8 @@ class JsonMemo:
         known: dict[str, Any] | None = self.get(text)
         if known is not None:
             return known
+        if len(text) > _MAX_ARGUMENTS:
+            raise NeedsEngine("arguments", "too long")
         try:
             value = json.loads(text) if text else {}
         except json.JSONDecodeError:

@@ -10,7 +10,7 @@ A plan may be dropped at any time; two plans of the same text may both be commit
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from msgspec import Struct
 from router.api.openai import ChatRequest, CompletionRequest, TokenIds
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.prompt.encoder import IdCuts, TextEncoder, slice_ids
-from router.prompt.incremental import Segment, SegmentTree, Walk
+from router.prompt.incremental import Chain, Segment, SegmentTree, Walk
 from router.prompt.needs_engine import NeedsEngine
 from router.prompt.renderer import ChatRenderer
 from router.prompt.trust import TokenTrust
@@ -49,6 +49,11 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
     encoder: TextEncoder | None
     suffix: TokenIds
     is_whole: bool = False
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Count the tokens that need not be encoded."""
+        return sum(len(segment.ids) for segment in self.walk.path)
 
     def encode(self) -> list[TokenIds]:
         """Encode what is new: pure, thread-safe, without the GIL for most of the time.
@@ -90,6 +95,12 @@ class Tokens:
         rest is hashed (about 1.3 µs a block) and remembered.
         """
         return self._tree.keys(self._path, contract, extra)
+
+    def hashing(
+        self, contract: HashContract, extra: ExtraKeys
+    ) -> Generator[Callable[[], Chain] | None, Chain, None]:
+        """Hash what is new in steps; see `SegmentTree.hashing`."""
+        return self._tree.hashing(self._path, contract, extra)
 
     def digests(
         self, contract: HashContract, positions: Sequence[int], extra: ExtraKeys = NO_EXTRA
@@ -139,6 +150,11 @@ class Prompter:
         self._roots: dict[str, _Roots] = {}
 
     @property
+    def max_chars_per_token(self) -> int | None:
+        """Length of the longest token in the vocabulary; None: not known here."""
+        return self._encoder.max_chars_per_token if self._encoder is not None else None
+
+    @property
     def engine_only(self) -> str | None:
         """Why no text of this model is tokenized here; None: it is."""
         if self.trust.reason is not None:
@@ -158,7 +174,7 @@ class Prompter:
             TemplateFailed: the chat template refuses it; the engine will answer 400.
         """
         return self.plan_text(
-            self._rendered(request, owner),
+            self.render(request, owner=owner),
             add_special_tokens=request.add_special_tokens,
             owner=owner,
         )
@@ -235,7 +251,7 @@ class Prompter:
         Raises: as `plan_chat` and `plan_completion`.
         """
         if isinstance(request, ChatRequest):
-            text: str | TokenIds = self._rendered(request, is_proof=True)
+            text: str | TokenIds = self.render(request, by_the_book=True)
         else:
             text = request.prompts[0]
         if not isinstance(text, str):
@@ -274,11 +290,22 @@ class Prompter:
             )
         return roots
 
-    def _rendered(self, request: ChatRequest, owner: str = "", *, is_proof: bool = False) -> str:
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        owner: str = "",
+        by_the_book: bool = False,
+        apart: bool = False,
+    ) -> str:
+        """Render a chat request's text; see `ChatRenderer.render`.
+
+        Raises: as `plan_chat`.
+        """
         self._usable_encoder()
         if self._renderer is None:
             raise NeedsEngine("model", self._reason)
-        return self._renderer.render(request, by_the_book=is_proof, owner=owner)
+        return self._renderer.render(request, by_the_book=by_the_book, apart=apart, owner=owner)
 
     def _usable_encoder(self) -> TextEncoder:
         if self.trust.reason is not None:

@@ -115,8 +115,17 @@ class ChatRenderer:
         self._templates[with_tools] = found
         return found
 
-    def render(self, request: ChatRequest, *, by_the_book: bool = False, owner: str = "") -> str:
-        """Render the prompt's text; `by_the_book` without the shortcuts, in any thread.
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's text; `by_the_book` without the shortcuts.
+
+        In another thread than the loop's only `by_the_book` or `apart`: nothing is remembered.
 
         Args:
             owner: Whose request it is; what is remembered of it helps no other's.
@@ -125,7 +134,7 @@ class ChatRenderer:
             NeedsEngine: only the engine can tell what it makes of the request.
             TemplateFailed: the template refuses the messages; the engine will answer 400.
         """
-        memo = JsonMemo() if by_the_book else self._memo.of(owner)
+        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
         conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
         if continues:

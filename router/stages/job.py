@@ -13,6 +13,7 @@ from policies.view import CandidateId, Decision, ReplicaView, Snapshot
 from router.api.clients import Client
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
+from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.experiments import Enrolment
 from router.fleet.ledger import Lease
@@ -57,6 +58,7 @@ class Job(Struct, kw_only=True):
     session_hash: int | None = None
     chat: ChatRequest | None = None
     completion: CompletionRequest | None = None
+    outline: Outline | None = None  # instead of what it says, where the body was not read whole
     extra: ExtraKeys = NO_EXTRA
     tokens: Tokens | None = None
     way: str = "unknown"  # local | engine | unknown | continued: where the tokens come from

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, TypeVar
@@ -18,9 +18,11 @@ from typing import Final, TypeVar
 import orjson
 from msgspec.structs import replace
 
-from router.api.openai import CompletionRequest, tokenize_body
+from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
+from router.api.openai import ChatRequest, CompletionRequest, tokenize_body
 from router.api.stream_events import Transcript
 from router.config import TokensConfig
+from router.contracts import HashContract
 from router.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
 from router.io.engine_api import EngineApi
 from router.metrics import Metrics
@@ -31,8 +33,14 @@ from router.stages.job import Job, Placement
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
-_MAX_BYTES_PER_TOKEN: Final = 16  # in the mean of a whole prompt; text has about 4
+_MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
 _MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
+_HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
+_HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
+_HEAVY_ITEMS: Final = 1_000  # that a template goes through: some 6 µs each, a tool 30
+_MAX_ITEMS: Final = 10_000
+_MAX_HEAVY: Final = 8  # waiting at once; more are routed without tokens
+_MAX_ENGINE_BYTES: Final = 2 << 20  # of a body that is written anew for an engine's /tokenize
 _T = TypeVar("_T")
 
 EngineAddress = Callable[[str], tuple[str, str] | None]
@@ -47,6 +55,7 @@ class Tokenizer:
 
     Args:
         encoders: Where long encodes run; they hold the GIL little.
+        heavy: Where what takes seconds runs, so that it is in nobody's way.
         engine_address: Whom to ask what cannot be tokenized here.
         max_tokens: What is far too long is not tokenized: the engine refuses it, and here it
             would keep others waiting (about 0.2 s a megabyte).
@@ -58,6 +67,7 @@ class Tokenizer:
         config: TokensConfig,
         prompters: Prompters,
         encoders: Executor,
+        heavy: Executor,
         engine_api: EngineApi,
         engine_address: EngineAddress,
         max_tokens: MaxTokens,
@@ -66,6 +76,8 @@ class Tokenizer:
         self._config = config
         self._prompters = prompters
         self._encoders = encoders
+        self._heavy = heavy
+        self._num_heavy = 0
         self._engine_api = engine_api
         self._engine_address = engine_address
         self._max_tokens = max_tokens
@@ -78,9 +90,11 @@ class Tokenizer:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
 
         Raises:
+            BadRequest: it surely does not fit the model.
             TemplateFailed: the chat template, proven to be the engine's, refuses the prompt.
         """
         prompter = self._prompters.get(job.model) if job.model is not None else None
+        self._check_fits(job, prompter)
         if prompter is not None and job.prompt is not None:
             if prompter.trust.try_again(asyncio.get_running_loop().time()):
                 logger.info("local tokens are tried again", extra={"model": job.model})
@@ -115,25 +129,88 @@ class Tokenizer:
         if job.tokens is not None:
             job.way = way
 
+    def _check_fits(self, job: Job, prompter: Prompter | None) -> None:
+        """Refuse what is surely too long, before anything is made of it.
+
+        Raises:
+            BadRequest: it is.
+        """
+        longest = self._max_tokens(job.model) if job.model is not None else None
+        if longest is None or job.prompt is None:
+            return
+        outline = job.outline
+        sizes = sizes_of_outline(outline) if outline is not None else sizes_of(job.prompt)
+        check_fits(sizes, longest, prompter.max_chars_per_token if prompter is not None else None)
+
     async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
+        longest = self._max_tokens(job.model or "")
         if job.chat is not None:
-            plan = prompter.plan_chat(job.chat, _owner(job))
+            text = await self._rendered(job, job.chat, prompter)
+            most = prompter.max_chars_per_token
+            if longest is not None and most is not None and prompter.trust.num_matches:
+                check_text_fits(len(text), longest, most)
+            if len(text) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
+                return None
+            plan = prompter.plan_text(
+                text, add_special_tokens=job.chat.add_special_tokens, owner=_owner(job)
+            )
         else:
             assert job.completion is not None
+            if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
+                return None
             plan = prompter.plan_completion(job.completion, owner=_owner(job))
-        longest = self._max_tokens(job.model or "") or _MAX_TOKENS
-        if plan.num_new_chars > longest * _MAX_BYTES_PER_TOKEN:
-            return None
-        if plan.num_new_chars > self._config.inline_chars:
+        if plan.num_new_chars > _HEAVY_BYTES:
+            encoded = await self._heavily(plan.encode)
+        elif plan.num_new_chars > self._config.inline_chars:
             encoded = await self._off_loop(plan.encode)
         else:
             encoded = plan.encode()
+        num_tokens = plan.num_known_tokens + sum(map(len, encoded))
+        if num_tokens > (longest or _MAX_TOKENS):  # its chain would be worth nothing
+            if longest is not None and prompter.trust.num_matches:
+                raise too_many_tokens(num_tokens, longest)
+            return None
         return prompter.commit(plan, encoded)
+
+    def is_long(self, tokens: Tokens) -> bool:
+        """Say whether a prompt's chain should be hashed ahead."""
+        return tokens.num_new_tokens > _HEAVY_TOKENS
+
+    async def hash_ahead(self, job: Job, contracts: Iterable[HashContract]) -> None:
+        """Hash a prompt's chain, in steps and beside the loop."""
+        assert job.tokens is not None
+        for contract in contracts:
+            steps = job.tokens.hashing(contract, job.extra)
+            try:
+                work = next(steps)
+                while True:
+                    if work is None:
+                        await asyncio.sleep(0)
+                        work = next(steps)
+                    else:
+                        work = steps.send(await self._off_loop(work))
+            except StopIteration:
+                pass
+
+    async def _rendered(self, job: Job, chat: ChatRequest, prompter: Prompter) -> str:
+        """Render a chat; what is large beside the loop, and what is huge not at all.
+
+        Raises:
+            NeedsEngine, TemplateFailed: as `Prompter.render`.
+        """
+        num_items = chat.num_items
+        if num_items > _MAX_ITEMS:
+            raise NeedsEngine("size")
+        if num_items > _HEAVY_ITEMS or len(job.inbound.body or b"") > _HEAVY_BYTES:
+            return await self._heavily(partial(prompter.render, chat, apart=True))
+        return prompter.render(chat, owner=_owner(job))
 
     async def _at_an_engine(self, job: Job, prompter: Prompter, why: NeedsEngine) -> Tokens | None:
         """Ask a replica, within a deadline; late or failing means unknown, never an error."""
         address = self._engine_address(job.model or "")
-        if address is None or job.inbound.body is None or why.reason == "field":
+        if address is None or job.inbound.body is None or why.reason in ("field", "size"):
+            return None
+        if len(job.inbound.body) > _MAX_ENGINE_BYTES:
             return None
         if job.completion is not None and not _is_one_text(job.completion):
             return None  # `/tokenize` takes one text
@@ -228,6 +305,20 @@ class Tokenizer:
     async def _off_loop(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
 
+    async def _heavily(self, work: Callable[[], _T]) -> _T:
+        """Do work of up to seconds beside, one at a time.
+
+        Raises:
+            NeedsEngine: too much of it waits already.
+        """
+        if self._num_heavy >= _MAX_HEAVY:
+            raise NeedsEngine("size")
+        self._num_heavy += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._heavy, work)
+        finally:
+            self._num_heavy -= 1
+
     # ---------------------------------------------------------------- proof
 
     def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
@@ -312,6 +403,11 @@ class Tokenizer:
 def _owner(job: Job) -> str:
     """Name whose prompts a prompt is remembered with: those of the same tenant's cache."""
     return (job.tenant.salt or "") if job.tenant is not None else ""
+
+
+def _num_chars(request: CompletionRequest) -> int:
+    first = request.prompts[0] if request.prompts else ""
+    return len(first) if isinstance(first, str) else 0
 
 
 def _is_one_text(request: CompletionRequest) -> bool:

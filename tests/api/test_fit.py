@@ -1,0 +1,65 @@
+"""What surely does not fit a model is refused in the engine's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline
+from router.api.openai import parse_chat, parse_completion
+from router.api.outline import make_outline
+from router.errors import BadRequest
+
+MESSAGE = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+TOO_LONG: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [MESSAGE] * 11}, "messages"),
+    ({"messages": [MESSAGE], "tools": [TOOL] * 11}, "tools"),
+    ({"prompt": [1] * 11}, "input_tokens"),
+    ({"prompt": [[1], [1] * 11]}, "input_tokens"),
+    ({"prompt": "x" * 41}, "input_text"),
+    ({"prompt": ["x", "x" * 41]}, "input_text"),
+]
+FITS: list[dict[str, Any]] = [
+    {"messages": [MESSAGE] * 10, "tools": [TOOL] * 10},
+    {"prompt": [1] * 10},
+    {"prompt": [[1] * 10] * 100},
+    {"prompt": "x" * 40},
+    {"prompt": [1] * 11, "truncate_prompt_tokens": 5},
+    {"prompt": "x" * 41, "truncate_prompt_tokens": 5},
+]
+
+
+def check(body: dict[str, Any], *, outlined: bool) -> None:
+    """Hold a body against a model of 10 tokens, of at most 4 characters each."""
+    if outlined:
+        sizes = sizes_of_outline(make_outline(orjson.dumps(body)))
+    else:
+        sizes = sizes_of(parse_chat(body) if "messages" in body else parse_completion(body))
+    check_fits(sizes, 10, 4)
+
+
+@pytest.mark.parametrize("outlined", [False, True])
+@pytest.mark.parametrize(("body", "param"), TOO_LONG)
+def test_too_long(body: dict[str, Any], param: str, outlined: bool) -> None:
+    """The field is named and the limit; read whole or outlined, it is the same."""
+    with pytest.raises(BadRequest, match="maximum context length is 10 tokens") as caught:
+        check(body, outlined=outlined)
+
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("outlined", [False, True])
+@pytest.mark.parametrize("body", FITS)
+def test_what_may_fit_fits(body: dict[str, Any], outlined: bool) -> None:
+    """Only what is certain is refused; what the engine truncates is its own affair."""
+    check(body, outlined=outlined)
+
+
+def test_without_a_vocabulary_texts_are_not_judged() -> None:
+    """Nobody knows how long a token may be."""
+    check_fits(sizes_of(parse_completion({"prompt": "x" * 1000})), 10, None)
+    check_text_fits(40, 10, 4)

@@ -1,0 +1,82 @@
+"""What is found out about bodies that are not read whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.api.openai import outlined_chat, outlined_completion
+from router.api.outline import AT_ONCE_MS, Outline, costs_ms, make_outline
+from router.api.withheld import FIELDS, Withheld
+from router.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("body", "sizes"),
+    [
+        ({"messages": [{"role": "user"}] * 3, "tools": [{}] * 2}, (3, 2, 0, 0)),
+        ({"prompt": [1, 2, 3]}, (0, 0, 3, 0)),
+        ({"prompt": [[1], [1, 2], "a"]}, (0, 0, 2, 1)),
+        ({"prompt": ["a", "abc", "ü€"]}, (0, 0, 0, 3)),
+        ({"prompt": "ü€\n"}, (0, 0, 0, 3)),
+        ({"prompt": []}, (0, 0, 0, 0)),
+        ({"prompt": {}, "messages": 5, "tools": None}, (0, 0, 0, 0)),
+    ],
+)
+def test_sizes(body: dict[str, Any], sizes: tuple[int, int, int, int]) -> None:
+    """Lists are counted, and the longest prompt measured."""
+    made = make_outline(orjson.dumps(body))
+
+    counted = (made.num_messages, made.num_tools, made.num_prompt_ids, made.num_prompt_chars)
+    assert counted == sizes
+
+
+def test_short_fields_are_kept() -> None:
+    """What routing needs is there, wherever it stands; what is long is not."""
+    body = b'{"messages":[],"model":"m","stream":true,"n":2,"metadata":{"user_id":"u"},"x":1,'
+    body += b'"cache_salt":"' + b"s" * 5000 + b'"}'
+
+    made = make_outline(body)
+
+    assert made.fields == {"model": "m", "stream": True, "n": 2, "metadata": {"user_id": "u"}}
+
+
+@pytest.mark.parametrize("name", ["priority", "kv_transfer_params", "sampling_params.extra_args"])
+def test_withheld_fields_are_found(name: str) -> None:
+    """Their values may be anything; a body that cannot be taken apart is refused with them."""
+    outer, _, inner = name.partition(".")
+    made = make_outline(orjson.dumps({outer: {inner: None} if inner else None}))
+
+    assert made.withheld == [name]
+    with pytest.raises(BadRequest) as caught:
+        Withheld().check_outline(made)
+    assert caught.value.param == name
+    Withheld(FIELDS).check_outline(made)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"5", b'{"a":', b'{"a":1}x', b'{"x":' + b"[" * 9999])
+def test_what_is_no_object_is_wrong(body: bytes) -> None:
+    """It says why, and raises nothing."""
+    assert make_outline(body).wrong is not None
+
+
+def test_commas_in_a_text_are_cheap() -> None:
+    """Bytes alone cannot tell; reading it where nobody waits does."""
+    text = {"messages": [{"role": "user", "content": "a: b, " * 200_000}]}
+    values = {"x": {str(number): [] for number in range(200_000)}}
+
+    assert costs_ms(orjson.dumps(text)) > AT_ONCE_MS
+    assert make_outline(orjson.dumps(text)).is_cheap
+    assert costs_ms(orjson.dumps(values)) > AT_ONCE_MS
+    assert not make_outline(orjson.dumps(values)).is_cheap
+
+
+def test_an_outline_is_a_request_for_the_engine() -> None:
+    """Its fields count, its prompt is nobody's to render."""
+    outline = Outline(fields={"model": "m", "stream": True, "max_tokens": 3, "cache_salt": "s"})
+
+    for request in (outlined_chat(outline), outlined_completion(outline)):
+        assert (request.model, request.stream, request.max_tokens) == ("m", True, 3)
+        assert (request.cache_salt, request.engine_only) == ("s", "size")
