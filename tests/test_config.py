@@ -67,7 +67,7 @@ def test_mappings_come_as_pairs() -> None:
             "replicas[0].replay",
             "one endpoint per entry",
         ),
-        ("admin: {host: 0.0.0.0}", "admin.token_file", "reachable from outside"),
+        ("admin: {host: 0.0.0.0, open: true}", "admin.open", "not where others can reach"),
         ("redis: {url: 'http://a:1'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'redis://a:1/x'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'redis://a:b'}", "redis.url", "redis://HOST:PORT/DB"),
