@@ -272,7 +272,10 @@ def _flat(evidence: Evidence, name: str, of: Any, limit: float, shown: Any) -> C
     told: list[str] = []
     failures: list[str] = []
     for (router, life), samples in sorted(evidence.samples.items()):
-        warm = [s for s in samples if s.at_s > samples[0].at_s + _WARM_S]
+        ready_s = evidence.lives[router][life].ready_s
+        if ready_s is None:
+            continue
+        warm = [s for s in samples if s.at_s > ready_s + _WARM_S]
         if not warm or warm[-1].at_s - warm[0].at_s < _LONG_S:
             continue
         fifth = len(warm) // 5

@@ -52,7 +52,7 @@ def run(*requests: Seen, time_line: list[Done] | None = None, **fields: Any) -> 
         "end_s": 61.0,
         "ledger": ledger,
         "time_line": time_line or [],
-        "lives": {name: [Life(number=0, start_s=0.0)] for name in ("a", "b")},
+        "lives": {name: [Life(number=0, start_s=0.0, ready_s=1.0)] for name in ("a", "b")},
         "counts": {
             ("a", 0): counts,
             ("b", 0): Counts(at_s=60.0, requests={}, num_refused=0, gauges=GAUGES),
