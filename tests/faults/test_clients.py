@@ -289,8 +289,8 @@ async def test_a_prompt_the_template_refuses_is_a_400() -> None:
         then = await stage.ask(chat("a", **template))
 
         assert (first.status, then.status) == (400, 400)
-        assert "x-warmroute-replica" in first.headers
-        assert "x-warmroute-replica" not in then.headers
+        assert stage.metric("warmroute_requests_total", outcome="client_error") == 1
+        assert stage.metric("warmroute_refused_total", code="chat_template_error") == 1
         assert then.error["param"] == "continue_final_message"
         assert stage.metric("warmroute_replica_healthy") == 2
 
