@@ -134,7 +134,6 @@ class Router:
             if tls is not None
         }
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
-        self._configured = frozenset(entry.name for entry in self.registry.entries)
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = Caches(BlockIndex())
         self.sessions = Sessions(
@@ -143,10 +142,12 @@ class Router:
         self.prompters = Prompters()
         tls = client_tls(config.forward)
         self._upstream = Upstream(config.forward, tls)
+        key = _secret(config.engine.api_key_file, "engine.api_key_file")
+        engine_key = EngineKey.of(config, key)
         self._engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
             tls=tls,
-            key=EngineKey.of(config, _secret(config.engine.api_key_file, "engine.api_key_file")),
+            key=engine_key,
         )
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._heavy = ThreadPoolExecutor(1, thread_name_prefix="heavy")
@@ -215,7 +216,6 @@ class Router:
             share=config.shadow.share,
             metrics=self.metrics,
         )
-        self._engine_key = _secret(config.engine.api_key_file, "engine.api_key_file")
         self.tenants = (
             Tenants(
                 config.tenants.file,
@@ -249,7 +249,7 @@ class Router:
             metrics=self.metrics,
             peers=self.peers,
             lookup=self._lookup(feeds) if config.index.mode == "redis" else None,
-            engine_key=self._key_of,
+            engine_key=engine_key,
             seed=random.SystemRandom().getrandbits(63),
         )
         self._waiting: Waiting = {}
@@ -482,10 +482,6 @@ class Router:
             readers=self._readers,
             count_failure=self._count_failure,
         )
-
-    def _key_of(self, replica: str) -> str | None:
-        """Give the key that a replica is sent: to configured ones alone, others may be anyone's."""
-        return self._engine_key if replica in self._configured else None
 
     def _engine_address(self, model: str) -> tuple[str, str] | None:
         """Choose whom to ask for tokens: whoever serves the model and is the least busy."""

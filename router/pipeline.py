@@ -49,6 +49,7 @@ from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.api.withheld import PREFIX, Withheld
 from router.config import Config
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
+from router.engine_key import NO_KEY, EngineKey
 from router.errors import (
     BadRequest,
     ConnectTimeout,
@@ -112,10 +113,6 @@ _NOT_RETURNED: Final = frozenset({"content-length"})  # of streams: one that bre
 _SMALL_ANSWER: Final = 1024 * 1024
 
 
-EngineKey = Callable[[str], str | None]
-"""Replica's name -> the key that it may be sent; None: none."""
-
-
 class Reply(Protocol):
     """Where the answer goes: the client's connection."""
 
@@ -169,7 +166,7 @@ class Pipeline:
         peers: Peers | Alone = ALONE,
         lookup: Lookup | None = None,
         trials: Trials | None = None,
-        engine_key: EngineKey = lambda _: None,
+        engine_key: EngineKey = NO_KEY,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -790,9 +787,7 @@ class Pipeline:
         if job.tenant is not None:
             for name in ("Authorization", "x-api-key"):
                 headers.popall(name, None)
-            key = self._engine_key(placement.candidate.replica.name)
-            if key is not None:
-                headers["Authorization"] = f"Bearer {key}"
+            headers.update(self._engine_key.headers(placement.candidate.replica.url))
         if not job.forwarded[1]:
             headers.popall("Content-Encoding", None)
         headers["X-Request-Id"] = job.request_id

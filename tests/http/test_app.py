@@ -391,7 +391,7 @@ async def test_every_piece_is_passed_on_at_once(kind: str) -> None:
         large = b"y" * (2 << 20) if kind != "text/event-stream" else b""
         await response.write(b"data: 1\n\n" + large)
         await may_go_on.wait()
-        await response.write(b"data: 2\n\n")
+        await response.write(b"data: [DONE]\n\n")
         return response
 
     async with FakeEngine(answer) as engine, on_stage(engine) as stage:
@@ -401,7 +401,7 @@ async def test_every_piece_is_passed_on_at_once(kind: str) -> None:
             rest = await answered.read()
 
     assert first.startswith(b"data: 1\n\n")
-    assert rest.endswith(b"data: 2\n\n")
+    assert rest.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_stream_arrives_byte_for_byte() -> None:
