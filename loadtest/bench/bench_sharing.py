@@ -1,20 +1,11 @@
 """Several routers as one: how soon a new one is warm, how old its picture of the others' load is.
 
-<<<<<<< HEAD
 A Redis of its own on the same machine. Warm: from the first connection of a router that knows
 nothing until all that Redis has is in its index and it follows the log; four replicas, 1,000,000
 blocks in all, in a process of its own, and how long its loop was busy without a turn. Old: two
 router processes; one tells of 500 requests/s, each claiming 125 new blocks, answered and ended a
 little later; from the moment a request begins there until its lease is booked in the other.
 Nothing but sharing runs in these processes: no requests, no events.
-=======
-A Redis of its own on the same machine. Warm: from the moment a router that knows nothing connects
-until all that Redis has is in its index and it follows the log; four replicas, 1,000,000 blocks in
-all, in a process of its own, and how long its loop was busy without a turn. Old: two router
-processes; one tells of 500 requests/s, each claiming 125 new blocks, answered and ended a little
-later; from the moment a request begins there until its lease is booked in the other. Nothing but
-sharing runs in these processes: no requests, no events.
->>>>>>> contract
 """
 
 from __future__ import annotations
