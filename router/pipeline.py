@@ -206,6 +206,7 @@ class Pipeline:
             await self._look_up(job)
         if self._trials is not None:
             job.enrolment = self._trials.enrol(job)
+        job.drop_content()
         job.tokenized_s = self._clock()
         tried: set[str] = set()
         try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 from multidict import CIMultiDictProxy
 
 from policies.policy import Policy
@@ -99,6 +100,18 @@ class Job(Struct, kw_only=True):
         if inbound.body is inbound.as_sent.view:
             return inbound.as_sent.body, True
         return inbound.body, False
+
+    def drop_content(self) -> None:
+        """Let go of what was parsed of the prompt: its tokens are known, its bytes are kept.
+
+        An answer takes minutes, and what was parsed takes more than the body does.
+        """
+        if self.chat is not None:
+            self.chat = replace(
+                self.chat, messages=(), tools=None, documents=None, chat_template_kwargs=None
+            )
+        if self.completion is not None:  # how many prompts it has still matters
+            self.completion = replace(self.completion, prompts=("",) * len(self.completion.prompts))
 
     @property
     def prompt(self) -> ChatRequest | CompletionRequest | None:

@@ -19,7 +19,13 @@ import orjson
 from msgspec.structs import replace
 
 from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
-from router.api.openai import ChatRequest, CompletionRequest, tokenize_body
+from router.api.openai import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+    tokenize_body,
+)
 from router.api.stream_events import Transcript
 from router.config import TokensConfig
 from router.contracts import HashContract
@@ -359,13 +365,13 @@ class Tokenizer:
         One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
         proof that took t there is none for t / ratio.
         """
-        prompt, tokens = job.prompt, job.tokens
-        assert prompt is not None
-        assert tokens is not None
+        assert job.tokens is not None
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         self._proof_runs = True
-        proof = loop.run_in_executor(self._encoders, prompter.prove, prompt, tokens)
+        read = partial(_read_again, job.inbound.body or b"", is_chat=job.chat is not None)
+        tokens = job.tokens
+        proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
 
         def note(done: asyncio.Future[bool]) -> None:
             self._proof_runs = False
@@ -398,6 +404,12 @@ class Tokenizer:
             )
         elif is_new:
             logger.error("a replica counts other tokens; it alone is not believed", extra=said)
+
+
+def _read_again(body: bytes, *, is_chat: bool) -> ChatRequest | CompletionRequest:
+    """Parse a body that was read before and has been let go of since."""
+    read = orjson.loads(body)
+    return parse_chat(read) if is_chat else parse_completion(read)
 
 
 def _owner(job: Job) -> str:
