@@ -677,24 +677,23 @@ class Pipeline:
         """Say how long to wait on for an overdue first token; None: leave now.
 
         It is left where the policy's choice elsewhere would be sooner than it is late already: then
-        waiting and leaving together cost at most twice the better of both. Where another replica
-        is late as well it is load, and what moves on would only make more of it.
+        waiting and leaving together cost at most twice the better of both. Where others wait there
+        for half as long as this one, it is load, and what moves on would only make more of it.
         """
         objection = self._objection(job, tried, placement, Overdue.code)
         if objection is not None:
             self._metrics.overdue.labels(objection).inc()
             return _LOOK_AGAIN_S
-        now_s, forward = self._clock(), self._config.forward
+        now_s = self._clock()
         try:
             choice = self._decide(job, tried)
         except RouterError:
             return _LOOK_AGAIN_S
         costs = candidate_costs(choice.snapshot)
         [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == choice.candidate.id]
-        late_ms = (now_s - placement.lease.begun_s) * 1000.0 - placement.lease.predicted_ms
-        is_late = self._fleet.is_late(
-            choice.candidate.id, now_s, ratio=forward.overdue_ratio, floor_s=forward.overdue_floor_s
-        )
+        waited_s = now_s - placement.lease.begun_s
+        late_ms = waited_s * 1000.0 - placement.lease.predicted_ms
+        is_late = self._fleet.longest_wait_s(choice.candidate.id, now_s) >= waited_s / 2
         if is_late or ttft_ms >= late_ms:
             self._metrics.overdue.labels("late_elsewhere").inc()
             return _LOOK_AGAIN_S

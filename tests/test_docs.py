@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 
 from loadtest import docs, queue_model
+from loadtest.chaos.cli import main as chaos
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -276,7 +277,7 @@ def commands() -> Iterator[click.Command]:
 def flags() -> frozenset[str]:
     """Every long flag of our commands, modules and of vLLM that a document may name."""
     known = {"--help", "--version", *VLLM_FLAGS, *MASTER_FLAGS, *REDIS_FLAGS, *DOCKER_FLAGS}
-    for command in commands():
+    for command in (*commands(), chaos):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [queue_model._parser(), docs.argument_parser()]

@@ -254,16 +254,11 @@ class Fleet:
             return None
         return max(floor_s, (ratio * lease.predicted_ms + 4 * slot.fit.model.error_ms) / 1000.0)
 
-    def is_late(
-        self, candidate: CandidateId, now_s: float, *, ratio: float, floor_s: float
-    ) -> bool:
-        """Say whether a request waits there whose own first token is overdue."""
+    def longest_wait_s(self, candidate: CandidateId, now_s: float) -> float:
+        """Tell how long the oldest request that waits there for its first token has waited."""
         slot = self._slots.get(candidate)
-        for lease in slot.ledger.waiting if slot is not None else ():
-            limit_s = self.overdue_s(lease, ratio=ratio, floor_s=floor_s)
-            if limit_s is not None and now_s - lease.begun_s >= limit_s:
-                return True
-        return False
+        begun = [lease.begun_s for lease in slot.ledger.waiting] if slot is not None else []
+        return now_s - min(begun, default=now_s)
 
     # Other routers' requests
 

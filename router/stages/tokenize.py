@@ -102,9 +102,9 @@ class Tokenizer:
         prompter = self._prompters.get(job.model) if job.model is not None else None
         self._check_fits(job, prompter)
         if prompter is not None and job.prompt is not None:
-            if prompter.trust.try_again(asyncio.get_running_loop().time()):
-                logger.info("local tokens are tried again", extra={"model": job.model})
             try:
+                if prompter.trust.try_again(asyncio.get_running_loop().time()):
+                    logger.info("local tokens are tried again", extra={"model": job.model})
                 await self._find(job, prompter)
             except TemplateFailed:
                 if prompter.trust.num_matches:
