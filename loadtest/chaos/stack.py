@@ -41,6 +41,7 @@ REPLY: Final = "greedy"  # what a stream that goes on at another replica has to 
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
+_CACHE_TOKENS: Final = 200_000
 _END_S: Final = 30.0
 _REPLICA_UP: Final = re.compile(rb"emulating \S+ at http")
 _ROUTER_UP: Final = re.compile(rb"listens on http")
@@ -318,7 +319,9 @@ class Stack:
         return {
             "replicas": replicas,
             "listen": {"host": "127.0.0.1", "port": port},
-            "admin": {"port": next(self._ports)},
+            "admin": {"port": next(self._ports), "open": True},
+            # What is remembered of prompts fills within a minute: what grows after that is a leak.
+            "tokens": {"cache_tokens": _CACHE_TOKENS},
             "redis": {
                 "url": f"redis://127.0.0.1:{self.redis_links[f'{router}-redis'].port}/0",
                 "lease_s": 1.5,

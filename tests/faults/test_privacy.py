@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -96,14 +98,19 @@ async def test_what_goes_wrong_inside_is_told_without_what_it_was_about() -> Non
         assert (await stage.ask(chat(words(1)))).status == 200
 
 
-async def test_a_tokenizer_that_breaks_is_told_without_the_prompt() -> None:
+async def test_a_tokenizer_that_breaks_is_told_without_the_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And the request is served without its tokens."""
 
-    def breaks(*_: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise ValueError(SECRET)
 
     async with FakeEngine() as engine, on_stage(engine) as stage:
-        stage.router.prompters.finish("tiny", type("P", (), {"plan_chat": breaks})())
+        await stage.ready()
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        monkeypatch.setattr(type(prompter), "plan_text", breaks)
         reply = await stage.ask(chat("a"))
 
         assert reply.status == 200
