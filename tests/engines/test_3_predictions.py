@@ -51,7 +51,7 @@ async def test_predictions_hold_one_at_a_time(
 async def test_predictions_hold_under_load(router: Router, taps: tuple[EventTap, EventTap]) -> None:
     """Among sessions that run at once, with sub-agents, the settled requests are predicted."""
     sessions = mixed_sessions(num_turns=6, sub_agent_share=0.44, scale_time=0.1)
-    results = await drive(router.url, sessions, concurrency=4)
+    results = await drive(router.url, sessions, concurrency=3)
     chosen = settled(results)
 
     wrong = wrong_predictions(chosen)
