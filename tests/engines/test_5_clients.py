@@ -102,7 +102,7 @@ def test_what_tells_about_an_engine_is_not_served(
     through = httpx.get(httpx.URL(router.url, raw_path=path.encode()))
 
     assert httpx.get(f"{replicas[0].url}/version").status_code == 200
-    if path == "/metrics":
+    if path.endswith("etrics"):  # however it is spelled, it is the router's own page
         assert "vllm:" not in through.text
         assert "warmroute_" in through.text
     else:
