@@ -611,12 +611,10 @@ class Pipeline:
             self._note_failover(job, placement, str(failure))
             if answer is not None:
                 answer.close()
-            if isinstance(error, Overdue):
+            if failure not in _NOT_SENT:
                 name = placement.candidate.replica.name
                 self._retry_budget.take(name, placement.lease.begun_s, self._clock())
-            elif failure not in _NOT_SENT:
-                name = placement.candidate.replica.name
-                self._retry_budget.take(name, placement.lease.begun_s, self._clock())
+            if failure not in _NOT_SENT and not isinstance(error, Overdue):  # it waited enough
                 pause_s = self._config.forward.retry_backoff_s * 2.0 ** (len(failed) - 1)
                 await asyncio.sleep(random.uniform(0.0, pause_s))
 
