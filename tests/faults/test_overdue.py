@@ -95,13 +95,14 @@ async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
             e for e, name in zip(it.engines, ("r1", "r2"), strict=True) if name != first.replica
         )
         arm(other, "hang", pooled=True)
-        async with asyncio.timeout(30):
-            replies = [await stage.ask(streamed(chat(words(0)))) for _ in range(4)]
-
-        assert [reply.status for reply in replies] == [200] * 4
-        assert stage.metric("warmroute_pool_suspected_total") >= 1
-        assert stage.metric("warmroute_failovers_total", reason="overdue") >= 1
-        assert stage.metric("warmroute_replica_healthy") == 2
-        told = (await stage.admin("/admin/explain", chat(words(0)))).json()
-        reads = {c["view"]["id"]: c["view"]["reads_pool"] for c in told["candidates"]}
+        async with asyncio.timeout(60):
+            for _ in range(4):  # until the round comes to it
+                assert (await stage.ask(streamed(chat(words(0))))).status == 200
+                if stage.metric("warmroute_pool_suspected_total"):
+                    break
+        # At once: the first suspicion lasts ten seconds, of which a busy machine may need some.
+        explained = (await stage.admin("/admin/explain", chat(words(0)))).json()
+        reads = {c["view"]["id"]: c["view"]["reads_pool"] for c in explained["candidates"]}
         assert reads == {first.replica: True, "r2" if first.replica == "r1" else "r1": False}
+        assert stage.metric("warmroute_failovers_total", reason="overdue") == 1
+        assert stage.metric("warmroute_replica_healthy") == 2
