@@ -40,7 +40,7 @@ from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
 from router.config import Option, ReplicaConfig, options
-from router.definitions import Arm, Experiment, Guardrails, Step
+from router.experiments.definition import Arm, Experiment, Guardrails, Step
 from router.metrics import ExperimentState, Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -489,19 +489,19 @@ MAKERS: dict[str, Maker] = {
     "run-file": run_file_tables,
     "compare-checks": compare_checks,
     "floors": floors,
-    "request": docstring("router/pipeline.py"),
-    "events": docstring("router/ingest.py"),
-    "tasks": docstring("router/lifecycle.py"),
-    "sharing": docstring("router/sharing/__init__.py"),
-    "feeds": docstring("router/sharing/feed.py"),
-    "store": docstring("router/io/redis_store.py"),
-    "pooling": docstring("router/pooling.py"),
-    "pool-keys": docstring("router/index/pool_keys.py"),
-    "checking": docstring("router/checking/__init__.py"),
+    "request": docstring("router/data_path/pipeline.py"),
+    "events": docstring("router/kv_events/follower.py"),
+    "tasks": docstring("router/assembly.py"),
+    "sharing": docstring("router/cluster/__init__.py"),
+    "feeds": docstring("router/cluster/leadership.py"),
+    "store": docstring("router/cluster/redis_store.py"),
+    "pooling": docstring("router/pool/follower.py"),
+    "pool-keys": docstring("router/pool/keys.py"),
+    "checking": docstring("router/check/__init__.py"),
     "errors": docstring("router/errors.py"),
     "mooncake-lines": docstring("loadtest/traces/mooncake.py"),
     "building": docstring("loadtest/traces/building.py"),
-    "health": docstring("router/fleet/health.py"),
+    "health": docstring("router/replicas/health.py"),
     "alerts": alert_sections,
 }
 

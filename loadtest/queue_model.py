@@ -36,9 +36,9 @@ from policies import POLICIES, CostModel, Policy, ReplicaView, RequestView, Snap
 from policies.cost import KvAware
 from policies.naming import label_of
 from policies.view import CandidateId
-from router.fleet.ledger import BUSY_S
-from router.fleet.recent import RecentShare, RecentSum
-from router.fleet.slot import LATELY_S
+from router.replicas.candidate_state import LATELY_S
+from router.replicas.ledger import BUSY_S
+from router.replicas.recent import RecentShare, RecentSum
 
 BLOCK_TOKENS = 512  # Source: Mooncake FAST25-release/README.md
 PAIRS_PER_TOKEN = 44.4

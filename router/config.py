@@ -24,8 +24,8 @@ from policies.registry import create
 from router.api.clients import network
 from router.api.routes import check_pattern
 from router.api.withheld import FIELDS
-from router.definitions import Experiment, check_all, check_replicas
 from router.errors import ConfigError
+from router.experiments.definition import Experiment, check_all, check_replicas
 from router.hosts import HostRules
 
 Seconds = Annotated[float, Meta(gt=0)]

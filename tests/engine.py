@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
-from router.kv_events import BlockRemoved, BlockStored, EventBatch, KvEvent, WireShape, encode
+from router.kv_events.wire import BlockRemoved, BlockStored, EventBatch, KvEvent, WireShape, encode
 
 BLOCK_SIZE = 4
 CONTRACT = HashContract(algorithm="sha256", block_size=BLOCK_SIZE)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies import CandidateId, CostModel, Policy, RequestView, Snapshot
+from router.cluster.candidate_names import Feeds
+from router.cluster.peers import Peers
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
-from router.fleet import Fleet, Lease, Match, Outcome, Replica, ServedModel, Sessions
-from router.fleet.feeds import Feeds
-from router.fleet.registry import Registry
 from router.index.block_index import BlockIndex
-from router.index.caches import Caches, Claim
-from router.index.rank_stream import RankStream
+from router.index.cache_view import Caches, Claim
+from router.kv_events.stream import RankStream
+from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
-from router.peers import Peers
-from router.replication import Notes, decode_notes, encode
+from router.records.outcome import Outcome
+from router.replicas import Fleet, Lease, Match, Replica, ServedModel, Sessions
+from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE
 
 UNIT = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
-from router.records import DecisionRecord, Try
+from router.records.record import DecisionRecord, Try
 
 R1 = CandidateId("r1")
 

@@ -24,8 +24,8 @@ from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
 from router.cli import main
-from router.fleet.health import Outcome
 from router.index.counters import StreamCounters
+from router.records.outcome import Outcome
 from tests.docs_blocks import (
     ENGINE_PORTS,
     MODEL,
@@ -334,7 +334,7 @@ def test_tables_are_complete() -> None:
     """What is listed by hand lists everything: policies, event kinds, outcomes, log fields."""
     metrics = DOCUMENTS["docs/metrics.md"]
     kinds = [field.removeprefix("num_") for field in StreamCounters.__struct_fields__]
-    observe = (ROOT / "router/stages/observe.py").read_text()
+    observe = (ROOT / "router/data_path/observe.py").read_text()
     logged = re.findall(r'^ {16}"(\w+)":', observe, re.MULTILINE)
 
     assert logged

@@ -97,8 +97,8 @@ def test_lines_are_written_by_another_thread(capsys: pytest.CaptureFixture[str])
     before = (root.handlers[:], root.level, ours.level)
     try:
         listener = logs.start(level="info", as_json=False)
-        logging.getLogger("router.pipeline").info("routed", extra={"replica": "r1"})
-        logging.getLogger("router.pipeline").debug("hidden")
+        logging.getLogger("router.data_path.pipeline").info("routed", extra={"replica": "r1"})
+        logging.getLogger("router.data_path.pipeline").debug("hidden")
         listener.stop()
     finally:
         root.handlers[:] = before[0]

@@ -21,7 +21,7 @@ from loadtest.bench.conversations import NEW_TOKENS, Prepared, growing
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.rig import Rig, start_rig
 from loadtest.bench.setting import Setting
-from router.prompt import Prompter, load_prompter
+from router.tokens import Prompter, load_prompter
 
 # context tokens, conversations, turns of each that are measured
 _PLAN: Final = (

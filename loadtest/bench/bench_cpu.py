@@ -18,7 +18,7 @@ from loadtest.bench.conversations import NEW_TOKENS, Prepared, growing, siblings
 from loadtest.bench.measures import Budget, Line
 from loadtest.bench.rig import Rig, RigError, start_rig
 from loadtest.bench.setting import Setting
-from router.prompt import load_prompter
+from router.tokens import load_prompter
 
 _TOKENS: Final = 100_000
 

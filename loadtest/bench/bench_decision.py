@@ -23,13 +23,13 @@ from loadtest.bench.setting import Setting
 from policies.registry import DEFAULT_POLICY, create
 from policies.view import CandidateId, RequestView, Snapshot
 from router.contracts import BlockKey
-from router.fleet.fleet import NO_MATCH, Fleet, Match
-from router.fleet.health import Outcome
-from router.fleet.replica import Replica, ServedModel
 from router.index.block_index import NO_MATCH as NO_BLOCKS
 from router.index.block_index import BlockIndex
-from router.index.caches import Caches
-from router.prompt import Tokens, load_prompter
+from router.index.cache_view import Caches
+from router.records.outcome import Outcome
+from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.replica import Replica, ServedModel
+from router.tokens import Tokens, load_prompter
 
 _NUM_REPLICAS: Final = 64
 _TOKENS: Final = 100_000

@@ -20,8 +20,8 @@ from loadtest.bench.measures import Budget, Line
 from loadtest.bench.setting import Setting
 from policies.view import CandidateId
 from router.index.block_index import BlockIndex
-from router.index.rank_stream import RankStream
-from router.kv_events import BlockRemoved, BlockStored, EventBatch, KvEvent, WireShape, encode
+from router.kv_events.stream import RankStream
+from router.kv_events.wire import BlockRemoved, BlockStored, EventBatch, KvEvent, WireShape, encode
 
 _CANDIDATE: Final = CandidateId("r1")
 _CAPACITY: Final = 1_000_000

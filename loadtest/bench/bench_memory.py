@@ -21,7 +21,7 @@ from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.measures import Budget, Line
 from loadtest.bench.setting import TINY_MODEL, Setting
 from router.index.block_index import BlockIndex
-from router.prompt import load_prompter
+from router.tokens import load_prompter
 
 _BATCH: Final = 1_000
 _CONTEXT_TOKENS: Final = 80_000

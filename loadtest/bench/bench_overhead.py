@@ -16,7 +16,7 @@ from loadtest.bench.conversations import of_size
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.rig import start_rig
 from loadtest.bench.setting import Setting
-from router.prompt import load_prompter
+from router.tokens import load_prompter
 
 _SIZES: Final = ((20_000, 1500, 1.0), (200_000, 500, 3.0))  # bytes, pairs, budget of the p50 in ms
 _NUM_WARM_UP: Final = 20

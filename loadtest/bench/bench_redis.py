@@ -27,10 +27,10 @@ import redis
 
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
+from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig
 from router.contracts import KEY_BITS
-from router.io.redis_store import RedisStore, Written
-from router.replication import Delta, FeedId, TierChange, pool_feed
+from router.messages import Delta, FeedId, TierChange, pool_feed
 
 _BLOCKS_A_DELTA: Final = 1_000
 _BLOCK_TOKENS: Final = 16

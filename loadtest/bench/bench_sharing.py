@@ -27,21 +27,21 @@ from loadtest.bench.bench_redis import redis_server
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.view import CandidateId
-from router.candidate_source import CandidateSource
+from router.cluster import Sharing
+from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_source import CandidateSource
+from router.cluster.peers import Peers
+from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig, ReplicaConfig
 from router.contracts import KEY_BITS, BlockKey, HashContract
-from router.fleet import Fleet, Replica, ServedModel, Sessions
-from router.fleet.feeds import Feeds
-from router.fleet.ledger import Lease
-from router.fleet.registry import Registry
 from router.garbage import collect_garbage
 from router.index.block_index import BlockIndex
-from router.index.caches import Caches
-from router.io.redis_store import RedisStore
+from router.index.cache_view import Caches
+from router.messages import Delta, FeedId, Position, Standing, TierChange
 from router.metrics import Metrics
-from router.peers import Peers
-from router.replication import Delta, FeedId, Position, Standing, TierChange
-from router.sharing import Sharing
+from router.replicas import Fleet, Replica, ServedModel, Sessions
+from router.replicas.ledger import Lease
+from router.replicas.registry import Registry
 
 _NUM_REPLICAS: Final = 4
 _REQUESTS_PER_S: Final = 500
@@ -248,7 +248,7 @@ class _NotedFleet(Fleet):
 
 
 class _Router:
-    """Put together as router.lifecycle does it."""
+    """Put together as router.assembly does it."""
 
     def __init__(self, name: str, url: str) -> None:
         registry = Registry([ReplicaConfig(url=f"http://{r}", name=r) for r in _names()])

@@ -21,7 +21,7 @@ from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.rig import Rig, RigError, start_rig
 from loadtest.bench.setting import Setting
 from loadtest.results import percentile
-from router.prompt import load_prompter
+from router.tokens import load_prompter
 
 _TOKENS: Final = 100_000
 _IN_FLIGHT: Final = 2

@@ -18,7 +18,7 @@ from loadtest.bench.conversations import of_size, prepare
 from loadtest.bench.measures import Line
 from loadtest.bench.rig import RigError, start_rig
 from loadtest.bench.setting import Setting
-from router.prompt import load_prompter
+from router.tokens import load_prompter
 
 _NUM_STREAMS: Final = 64
 _INTERVAL_MS: Final = 5

@@ -18,7 +18,7 @@ from loadtest.bench.conversations import Prepared, of_size
 from loadtest.bench.measures import Budget, Line
 from loadtest.bench.rig import Rig, RigError, start_rig
 from loadtest.bench.setting import Setting
-from router.prompt import load_prompter
+from router.tokens import load_prompter
 
 _IN_FLIGHT: Final = 16
 _BODY_BYTES: Final = 20_000

@@ -19,7 +19,7 @@ from loadtest.bench.conversations import CONTRACT, NEW_TOKENS, growing
 from loadtest.bench.measures import Line, distribution
 from loadtest.bench.setting import Setting
 from router.api.openai import parse_chat
-from router.prompt import Prompter, load_prompter
+from router.tokens import Prompter, load_prompter
 
 
 class _Times(Struct):

@@ -20,8 +20,8 @@ from loadtest.bench.client import request_bytes
 from loadtest.bench.fake_engine import BLOCK_SIZE, MODEL
 from router.api.openai import TokenIds, parse_chat
 from router.contracts import BlockKey, HashContract
-from router.kv_events import BlockStored, EventBatch, KvEvent, encode
-from router.prompt import Prompter, Tokens
+from router.kv_events.wire import BlockStored, EventBatch, KvEvent, encode
+from router.tokens import Prompter, Tokens
 
 CONTRACT: Final = HashContract(algorithm="sha256", block_size=BLOCK_SIZE)
 

@@ -26,7 +26,7 @@ from loadtest.bench.client import header
 from loadtest.bench.setting import TINY_MODEL
 from loadtest.emulator.events import EventPublisher, PublisherOptions
 from router.contracts import HashContract
-from router.kv_events import BlockStored, decode
+from router.kv_events.wire import BlockStored, decode
 
 BLOCK_SIZE: Final = 16
 MODEL: Final = "tiny"

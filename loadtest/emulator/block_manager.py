@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from router.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, ExternalHash, KvEvent
+from router.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, ExternalHash, KvEvent
 
 HashForm = Literal["int", "bytes"]
 

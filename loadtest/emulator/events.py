@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
-from router.kv_events import END_OF_REPLAY, EventBatch, KvEvent, WireShape, encode
+from router.kv_events.wire import END_OF_REPLAY, EventBatch, KvEvent, WireShape, encode
 
 HIGH_WATER_MARK = 100_000
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from loadtest.emulator.block_manager import HashForm
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router.contracts import DEFAULT_SEED, Algorithm, HashContract
-from router.kv_events import WireShape
+from router.kv_events.wire import WireShape
 
 TINY_MODEL = Path(__file__).resolve().parent.parent / "tiny_model"
 

@@ -2,7 +2,7 @@
 
 What must live here: which object is there, what the master says of it. What must not: what engines
 do with it (pool_client, scheduler). The routes and their answers are those of the real one, see
-router/io/mooncake.py; `/emulator/...` is what engines ask over RPC there, as HTTP.
+router/pool/master.py; `/emulator/...` is what engines ask over RPC there, as HTTP.
 """
 
 from __future__ import annotations

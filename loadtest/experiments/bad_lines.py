@@ -14,7 +14,7 @@ from typing import IO, Final
 import msgspec
 from msgspec import Struct
 
-from router.records import SCHEMA
+from router.records.record import SCHEMA
 
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # brackets without end
 _SHOWN: Final = 60  # characters of a value that is quoted

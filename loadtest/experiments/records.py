@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from loadtest.experiments.bad_lines import BadLine, RecordsError, find
 from loadtest.experiments.extras import need
 from loadtest.experiments.words import clock
-from router.records import SCHEMA
+from router.records.record import SCHEMA
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is, in [0, 1]."""
@@ -32,7 +32,7 @@ UNNAMED: Final = "none"
 _NAMED: Final = 5  # bad lines of a file that are named; the rest is counted
 _POLL_S: Final = 0.1
 
-# Of router/records.py; what a record lacks (an older one, another kind of line) is NULL.
+# Of router/records/record.py; what a record lacks (an older one, another kind of line) is NULL.
 _COLUMNS: Final = {
     "schema": "INTEGER",
     "request_id": "VARCHAR",

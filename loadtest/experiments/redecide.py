@@ -22,7 +22,7 @@ from policies.cost import candidate_costs
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
-from router.records import SCHEMA
+from router.records.record import SCHEMA
 
 _NAMED: Final = 5
 _TOLD_EVERY: Final = 500  # records

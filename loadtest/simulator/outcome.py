@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from loadtest.results import Run, Summary, summarize
 from loadtest.simulator.setup import Setup
-from router.records import DecisionRecord
+from router.records.record import DecisionRecord
 
 
 class ReplicaUse(Struct, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
 """One simulated router: the live one's fleet, caches and sessions, and its way to a decision.
 
-What must live here: stages 3 to 6 and 8 of `router.pipeline`, as far as they concern placing. What
-must not: engines, the order of events. The objects are the router's own; only what feeds them is
-simulated. The pool's contents are known exactly, as verification makes them live.
+What must live here: matching, deciding and observing as in `router.data_path.pipeline`, as far as
+they concern placing. What must not: engines, the order of events. The objects are the router's
+own; only what feeds them is simulated. The pool's contents are known exactly, as verification
+makes them live.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from loadtest.simulator.stream import SimulatedStream
 from policies.policy import Policy
 from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
 from router.contracts import BlockKey, HashContract
-from router.fleet.fleet import NO_MATCH, Fleet, Match
-from router.fleet.health import Outcome
-from router.fleet.ledger import Lease
-from router.fleet.replica import Replica, ServedModel
-from router.fleet.sessions import Sessions
 from router.index.block_index import NO_MATCH as NO_BLOCKS
 from router.index.block_index import BlockIndex
-from router.index.caches import Caches, Claim
+from router.index.cache_view import Caches, Claim
+from router.records.outcome import Outcome
+from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.ledger import Lease
+from router.replicas.replica import Replica, ServedModel
+from router.replicas.sessions import Sessions
 
 MODEL = "simulated"
-_SETTLE_EVERY_S = 1.0  # as router.lifecycle does
+_SETTLE_EVERY_S = 1.0  # as router.assembly does
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -50,7 +51,7 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Note(Struct, frozen=True, gc=False):
-    """What another router is told of a placement: `router.replication.Began`."""
+    """What another router is told of a placement: `router.messages.Began`."""
 
     ask: Ask
     candidate: CandidateId
@@ -153,7 +154,7 @@ class Router:
         )
 
     def began_elsewhere(self, note: Note, now_s: float) -> tuple[Lease, Claim]:
-        """Book what another router sent, as `router.peers` does."""
+        """Book what another router sent, as `router.cluster.peers` does."""
         lease = self._fleet.begin_elsewhere(
             note.candidate,
             num_uncached_tokens=note.num_uncached_tokens,

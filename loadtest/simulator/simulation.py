@@ -28,9 +28,9 @@ from policies.mix import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
-from router.fleet.ledger import Lease
-from router.index.caches import Claim
-from router.records import DecisionRecord, Try
+from router.index.cache_view import Claim
+from router.records.record import DecisionRecord, Try
+from router.replicas.ledger import Lease
 
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
 _FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time

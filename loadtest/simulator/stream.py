@@ -1,6 +1,6 @@
 """A simulated engine's events as a router hears them: in order, some time after they happened.
 
-Takes the place of `router.index.rank_stream` in front of the same index: the contract is known
+Takes the place of `router.kv_events.stream` in front of the same index: the contract is known
 from the start, nothing is lost, and there is no wire. What is late is not applied before its time.
 """
 
@@ -15,7 +15,7 @@ from router.contracts import HashContract
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import StreamState
 from router.index.counters import StreamCounters
-from router.replication import Position
+from router.messages import Position
 
 
 class SimulatedStream:

@@ -2,7 +2,7 @@
 
 A JSON decoder holds the interpreter for as long as it runs: 0.4 s for 23 MB of small objects, 1 s
 for as much of small keys. So `costs_ms` bounds that time by counting bytes, and what is too dear is
-outlined in a process of its own (router.io.outliner), which runs this file as a program: the body
+outlined in a process of its own (router.api.outliner), which runs this file as a program: the body
 on stdin, an `Outline` on stdout. So this module imports nothing of the router.
 """
 

@@ -5,7 +5,7 @@ several routers become one. What must not: a clock, I/O, metrics, the request it
 calls brings the wall clock's time (`at_s`, unix seconds), for it is what routers have in common.
 """
 
-from router.experiments.enrolment import Enrolment
+from router.experiments.assignment import Enrolment
 from router.experiments.standing import Experiments, Trial
 from router.experiments.state import Change, State, Stopped, decode_state, encode_state, merged
 

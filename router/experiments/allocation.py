@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from router.definitions import UNIT
+from router.experiments.definition import UNIT
 
 NOBODY = -1
 """Owner of points that no arm has (yet)."""

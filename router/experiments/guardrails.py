@@ -23,7 +23,7 @@ from math import log
 from msgspec import Struct
 
 from policies.mix import mix
-from router.definitions import Experiment
+from router.experiments.definition import Experiment
 from router.experiments.evidence import Evidence
 
 MAX_UNITS = 50_000

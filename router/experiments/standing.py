@@ -14,10 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from policies.mix import mix, text_hash
-from router.definitions import UNIT, Experiment, check, check_shares, conflict
 from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.experiments.allocation import NOBODY, Layout
-from router.experiments.enrolment import Enrolment, NotCounted
+from router.experiments.assignment import Enrolment, NotCounted
+from router.experiments.definition import UNIT, Experiment, check, check_shares, conflict
 from router.experiments.guardrails import Guard, Reading, Verdict
 from router.experiments.slots import place_in_block, slot_of
 from router.experiments.state import Change, State, Stopped, merged

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.decoding import decoder
-from router.definitions import UNIT, Experiment
 from router.experiments.allocation import Layout
+from router.experiments.definition import UNIT, Experiment
 
 
 class Change(Struct, frozen=True, kw_only=True):

@@ -30,14 +30,14 @@ from msgspec import Meta, Struct
 
 from router.api.failures import error_body, error_headers
 from router.config import Config, ReplicaConfig, experiment_of
-from router.definitions import check, check_replicas
+from router.data_path.job import Inbound
+from router.data_path.pipeline import Pipeline
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
-from router.fleet.registry import Entry
+from router.experiments.definition import check, check_replicas
+from router.experiments.trials import Trials
 from router.http.control import Control, Order
 from router.http.guard import Guard
-from router.pipeline import Pipeline
-from router.stages.job import Inbound
-from router.stages.trials import Trials
+from router.replicas.registry import Entry
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)

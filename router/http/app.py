@@ -1,8 +1,8 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
 No routing here: a request becomes an `Inbound`, its connection a `Reply`, the rest is
-router.pipeline. The router's own pages are /healthz, /readyz, /metrics and /v1/models; which
-routes go to engines says router.api.routes.
+router.data_path.pipeline. The router's own pages are /healthz, /readyz, /metrics and /v1/models;
+router.api.routes says which routes go to engines.
 """
 
 from __future__ import annotations
@@ -26,20 +26,14 @@ from router.api.failures import error_body, error_event, error_headers
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
-from router.errors import (
-    BadRequest,
-    ClientError,
-    NoReplicaAvailable,
-    RouterError,
-    ShuttingDown,
-)
-from router.fleet.fleet import Fleet
+from router.data_path.job import Api, Inbound
+from router.data_path.pipeline import Pipeline
+from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, ShuttingDown
 from router.http.draining import Draining
 from router.http.framing import expected
 from router.http.intake import Intake
 from router.metrics import Metrics
-from router.pipeline import Pipeline
-from router.stages.job import Api, Inbound
+from router.replicas.fleet import Fleet
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)

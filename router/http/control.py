@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, UnknownReplica, UpstreamError
-from router.fleet.registry import Entry
-from router.io.engine_api import EngineApi
+from router.replicas.registry import Entry
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.prefix import Boundary, leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
-from router.replication import TierChange
+from router.messages import TierChange
 
 
 class Match(Struct, frozen=True, gc=False):

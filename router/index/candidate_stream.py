@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from policies.view import CandidateId
 from router.contracts import HashContract
 from router.index.counters import StreamCounters
-from router.replication import Position
+from router.messages import Position
 
 StreamState = Literal["exact", "degraded", "blind"]
 """How much predictions for a candidate can be believed."""

@@ -4,7 +4,7 @@ A set would be wrong: vLLM does not de-duplicate equal blocks, it stores, and la
 copy with an event of its own. A dict of ints is also invisible to the cyclic collector.
 
 Engines speak in relative terms, routers among themselves in absolute ones
-(`apply_change`): see router.replication.
+(`apply_change`): see router.messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Literal, get_args
 
 from router.contracts import BlockKey
-from router.replication import TierChange, unpack_keys
+from router.messages import TierChange, unpack_keys
 
 Tier = Literal["gpu", "cpu"]
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier
-from router.replication import TierChange, pack_keys, unpack_keys
+from router.messages import TierChange, pack_keys, unpack_keys
 
 MAX_PENDING: Final = 1 << 18
 """Keys noted before everything is forgotten: 10 MiB at most. 262,144 keys are 50 ms of the fastest

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change
-from router.replication import TierChange
+from router.messages import TierChange
 
 
 class StagedBlocks:

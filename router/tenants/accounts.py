@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from router.errors import RateLimited
-from router.replication import Consumed, TenantUsage
+from router.messages import Consumed, TenantUsage
 from router.tenants.bucket import Bucket
 from router.tenants.file import TenantEntry
 

@@ -19,14 +19,7 @@ import pytest
 import yaml
 
 from loadtest import docs
-from tests.compose.queries import (
-    DASHBOARD,
-    ask_all,
-    dashboard,
-    experiment,
-    make_traffic,
-    queries,
-)
+from tests.compose.queries import DASHBOARD, ask_all, dashboard, experiment, make_traffic, queries
 from tests.compose.runner import Stack
 from tests.compose.stacks import DOCKER, REQUIRED, wait_until
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from loadtest.emulator.block_manager import BlockManager, CachedSequence
 from router.contracts import ExtraKeys, HashContract
-from router.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from router.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
 GOLDEN = Path(__file__).parent / "golden" / "vllm_block_pool.json"
 

@@ -21,7 +21,7 @@ from loadtest.emulator.events import GARBAGE
 from loadtest.emulator.faults import Fault, FaultKind
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
-from router.kv_events import END_OF_REPLAY, BlockStored, decode
+from router.kv_events.wire import END_OF_REPLAY, BlockStored, decode
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hello " * 60}], "max_tokens": 8}

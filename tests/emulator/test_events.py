@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 
 from loadtest.emulator.events import EventPublisher, PublisherOptions
-from router.kv_events import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, BlockStored, decode
+from router.kv_events.wire import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, BlockStored, decode
 
 STORED = BlockStored(
     block_hashes=[7],

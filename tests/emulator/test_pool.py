@@ -12,7 +12,7 @@ from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from loadtest.emulator.pool_client import PoolClient
 from loadtest.emulator.time_model import PRESETS
-from router.kv_events import BlockStored
+from router.kv_events.wire import BlockStored
 
 
 def test_the_least_recently_used_go_first() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, Router
 from tests.engines.test_1_engine import published_blocks
 from tests.engines.turns import mixed_sessions, take_turns
-from tests.prompt.corpus import chat_bodies, completion_bodies
+from tests.tokens.corpus import chat_bodies, completion_bodies
 
 
 async def test_every_turn_has_the_engines_tokens_and_blocks(

@@ -17,14 +17,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from loadtest.agents import Session, make_sessions
-from tests.engines.harness import (
-    ENGINE_READY_S,
-    MODEL_DIR,
-    Engine,
-    LossyProxy,
-    Router,
-    wait_until,
-)
+from tests.engines.harness import ENGINE_READY_S, MODEL_DIR, Engine, LossyProxy, Router, wait_until
 from tests.engines.turns import PROFILE, mixed_sessions, take_turns, wrong_predictions
 
 

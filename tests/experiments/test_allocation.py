@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.definitions import UNIT
 from router.experiments.allocation import NOBODY, Layout
+from router.experiments.definition import UNIT
 from tests.policies.snapshots import quick
 
 POINTS = range(0, UNIT, 997)

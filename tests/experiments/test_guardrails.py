@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.definitions import Guardrails
+from router.experiments.definition import Guardrails
 from router.experiments.guardrails import MAX_UNITS, Guard, Verdict, drawn_turn
 from tests.experiments.samples import arms, experiment
 

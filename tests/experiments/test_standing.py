@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from router.definitions import Arm, Experiment, Guardrails
 from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.experiments import Enrolment, Experiments, State, decode_state, encode_state
+from router.experiments.definition import Arm, Experiment, Guardrails
 from router.experiments.standing import MAX_EXPERIMENTS, Trial, refused
 from tests.experiments.samples import NOW_S, arms, experiment, partition, step
 

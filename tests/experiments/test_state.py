@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.experiments.state import (
-    Change,
-    State,
-    Stopped,
-    decode_state,
-    encode_state,
-    merged,
-)
+from router.experiments.state import Change, State, Stopped, decode_state, encode_state, merged
 from tests.experiments.samples import NOW_S, experiment, step
 from tests.policies.snapshots import quick
 

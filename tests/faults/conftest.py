@@ -7,10 +7,6 @@ from collections.abc import Callable
 
 import uvloop
 
-from tests.redis_servers import start_redis
-
-__all__ = ["start_redis"]
-
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Choose the loop of every async test in this directory."""

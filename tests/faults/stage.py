@@ -28,11 +28,11 @@ from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router import config
+from router.assembly import Router
+from router.cluster.peers import Peers
 from router.contracts import BlockKey, block_key
-from router.fleet.replica import candidates_of
-from router.lifecycle import Router
 from router.logs import JsonFormatter, TextFormatter
-from router.peers import Peers
+from router.replicas.replica import candidates_of
 from tests.redis_servers import RedisServer
 
 SECRET = "wr-s3cret"
@@ -216,7 +216,7 @@ class Stage:
             if holdings.computing:
                 left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
         if isinstance(router.peers, Peers) and router.peers._open:
-            left.append(f"told as open: {len(router.peers._open)} leases")
+            left.append(f"told as open: {len(router.cluster.peers._open)} leases")
         session = router._upstream._session
         if session is not None and session.connector is not None:
             acquired = session.connector._acquired  # type: ignore[attr-defined]

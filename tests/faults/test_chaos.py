@@ -15,9 +15,9 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.time_model import TimeModel
-from router.index.caches import LINGER_S
-from router.peers import Peers
-from router.replication import Notes
+from router.cluster.peers import Peers
+from router.index.cache_view import LINGER_S
+from router.messages import Notes
 from tests.faults.stage import Engines, Stage, arm, chat, num_running, on_stage, streamed, words
 from tests.nodes import Node
 

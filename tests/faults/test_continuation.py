@@ -16,7 +16,7 @@ from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.time_model import TimeModel
-from router.records import DecisionRecord
+from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine, hang_up
 from tests.faults.stage import (
     SLOW,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from router.index import rank_stream
+from router.kv_events import stream as rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
 from tests.faults.stage import Engines, Reply, Stage, arm, chat, holder, on_stage, words
 

@@ -12,10 +12,10 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from router.backoff import Backoff
+from router.cluster import sharing
+from router.cluster.sharing import Sharing
 from router.errors import StoreUnavailable
-from router.replication import SCHEMA
-from router.sharing import sharing
-from router.sharing.sharing import Sharing
+from router.messages import SCHEMA
 from tests.faults.stage import (
     PATIENCE_S,
     SESSION,

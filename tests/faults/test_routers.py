@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from router.io.engine_events import EngineEvents, Replies
-from router.peers import Peers
+from router.cluster.peers import Peers
+from router.kv_events.subscriber import EngineEvents, Replies
 from tests.faults.stage import (
     LEASE_S,
     PATIENCE_S,

@@ -19,7 +19,7 @@ from router.api.openai import (
 )
 from router.api.outline import make_outline
 from router.errors import ClientError
-from router.prompt import NeedsEngine, load_prompter
+from router.tokens import NeedsEngine, load_prompter
 from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
 

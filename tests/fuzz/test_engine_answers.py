@@ -12,12 +12,12 @@ import httpx
 from hypothesis import strategies as st
 
 from router.contracts import MAX_BLOCK_SIZE
+from router.discovery import engine_pages as pages
+from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, UpstreamError
-from router.io import engine_pages as pages
-from router.io.engine_api import EngineApi
+from tests.discovery.test_engine_api import METRICS, MODELS, SOURCES
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import json_bytes, mangled
-from tests.io.test_engine_api import METRICS, MODELS, SOURCES
 
 SANE = {
     "/v1/models": st.just(MODELS),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from policies.view import CandidateId
 from router.index.block_index import BlockIndex
-from router.index.rank_stream import RankStream
-from router.io.engine_events import parse_reply, reachable_endpoint
-from router.kv_events import AllBlocksCleared, EventBatch, KvEvent, decode, encode
+from router.kv_events.stream import RankStream
+from router.kv_events.subscriber import parse_reply, reachable_endpoint
+from router.kv_events.wire import AllBlocksCleared, EventBatch, KvEvent, decode, encode
 from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import mangled, packed, texts, twisted

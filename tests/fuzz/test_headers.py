@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from router.api.clients import FORWARDED, Clients
 from router.api.sessions import session_hash, session_header, session_of
 from router.api.withheld import PREFIX, Withheld
-from router.io.upstream import HOP_BY_HOP, end_to_end
+from router.upstream import HOP_BY_HOP, end_to_end
 
 # As aiohttp reads them: bytes that are no UTF-8 become surrogates.
 BYTES = st.binary(max_size=60).map(lambda raw: raw.decode("utf-8", "surrogateescape"))

@@ -10,10 +10,10 @@ from typing import Any, Self
 from hypothesis import strategies as st
 
 from router.errors import PoolError
-from router.index.shared_pool import SharedPool
-from router.io import mooncake
-from router.io.engine_events import Received
-from router.io.mooncake import MasterApi, MasterEvents
+from router.kv_events.subscriber import Received
+from router.pool import master as mooncake
+from router.pool.catalog import SharedPool
+from router.pool.master import MasterApi, MasterEvents
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import json_bytes, mangled, packed
 

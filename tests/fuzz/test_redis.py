@@ -10,16 +10,15 @@ import msgspec
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
+from router.cluster.redis_log import Cursor, read_entries, read_states
+from router.cluster.redis_snapshot import Snapshot, _named_bits
+from router.cluster.shared_stream import SharedStream
 from router.config import ReplicaConfig
 from router.experiments import Experiments, decode_state
 from router.experiments.standing import refused as refused_experiment
-from router.fleet.registry import Registry
 from router.index.block_index import BlockIndex
-from router.index.shared_stream import SharedStream
 from router.index.staged_blocks import StagedBlocks
-from router.io.redis_log import Cursor, read_entries, read_states
-from router.io.redis_snapshot import Snapshot, _named_bits
-from router.replication import (
+from router.messages import (
     Alive,
     Answered,
     Began,
@@ -46,9 +45,8 @@ from router.replication import (
     encode,
     pack_keys,
 )
-from router.replication import (
-    decode_state as decode_feed_state,
-)
+from router.messages import decode_state as decode_feed_state
+from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE, CONTRACT
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import mangled, packed

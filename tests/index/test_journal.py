@@ -8,7 +8,7 @@ from router.index.block_index import BlockIndex
 from router.index.copies import Tier
 from router.index.journal import Changes
 from router.index.staged_blocks import StagedBlocks
-from router.replication import TierChange, pack_keys, unpack_keys
+from router.messages import TierChange, pack_keys, unpack_keys
 
 A = CandidateId("a")
 

@@ -11,7 +11,7 @@ from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.block_index import NO_MATCH, BlockIndex, Match
 from router.index.staged_blocks import StagedBlocks
-from router.replication import TierChange, pack_keys
+from router.messages import TierChange, pack_keys
 
 A = CandidateId("a")
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router.errors import RateLimited
-from router.replication import Consumed, TenantUsage
+from router.messages import Consumed, TenantUsage
 from router.tenants.accounts import ALIVE_S, Account, Accounts
 from router.tenants.bucket import Bucket
 from router.tenants.file import TenantEntry

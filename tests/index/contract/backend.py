@@ -13,23 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from policies.view import CandidateId
+from router.cluster.shared_stream import SharedStream
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex, Match
-from router.index.caches import Caches
+from router.index.cache_view import Caches
 from router.index.copies import TIERS, Copies, Tier
 from router.index.journal import Changes
-from router.index.rank_stream import RankStream
-from router.index.shared_stream import SharedStream
 from router.index.staged_blocks import StagedBlocks
-from router.replication import (
-    Delta,
-    FeedId,
-    FeedState,
-    TierChange,
-    decode_delta,
-    encode,
-    unpack_keys,
-)
+from router.kv_events.stream import RankStream
+from router.messages import Delta, FeedId, FeedState, TierChange, decode_delta, encode, unpack_keys
 from tests.engine import BLOCK_SIZE
 from tests.index.contract.engine import PlayedEngine
 

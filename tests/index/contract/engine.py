@@ -9,7 +9,7 @@ from typing import NamedTuple
 from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Tier
-from router.kv_events import AllBlocksCleared, KvEvent
+from router.kv_events.wire import AllBlocksCleared, KvEvent
 from tests.engine import CONTRACT, batch, prompt, removed, stored
 
 NUM_BLOCKS = 8  # of each prompt

@@ -1,9 +1,10 @@
 """The index of routers that share it in a real Redis, taken one step at a time.
 
 Real are Redis, the store, the feeds, the loops' bodies and what follows a candidate
-(`router.sharing`, `router.ingest`); played are the engines and the order in which things happen:
-each step of a loop is a step of the suite, and whatever waits for an engine's or a snapshot's next
-piece waits until the suite lets it go on. Pieces are made small, so that few blocks are many.
+(`router.cluster`, `router.kv_events.follower`); played are the engines and the order in which
+things happen: each step of a loop is a step of the suite, and whatever waits for an engine's or a
+snapshot's next piece waits until the suite lets it go on. Pieces are made small, so that few blocks
+are many.
 
 Two routers, A and B. Either may die, lose its lease or Redis, or be asked for a match.
 """
@@ -20,25 +21,25 @@ from typing import Any, Final
 import pytest
 
 from policies.view import CandidateId
-from router.candidate_source import CandidateSource
+from router.cluster import Role, Sharing, loader, redis_log, redis_snapshot, redis_store
+from router.cluster import leadership as feed
+from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_source import CandidateSource
+from router.cluster.peers import Peers
+from router.cluster.redis_log import Cursor, Reading
+from router.cluster.redis_store import RedisStore, Written
+from router.cluster.shared_stream import SharedStream
 from router.config import RedisConfig, ReplicaConfig
 from router.contracts import BlockKey
 from router.errors import EMPTIED, StoreError, StoreUnavailable
-from router.fleet import Fleet, Replica, ServedModel, Sessions
-from router.fleet.feeds import Feeds
-from router.fleet.registry import Registry
 from router.index.block_index import BlockIndex, Match
-from router.index.caches import Caches
-from router.index.rank_stream import RankStream
-from router.index.shared_stream import SharedStream
-from router.io import redis_log, redis_snapshot, redis_store
-from router.io.engine_events import Message, Received
-from router.io.redis_log import Cursor, Reading
-from router.io.redis_store import RedisStore, Written
+from router.index.cache_view import Caches
+from router.kv_events.stream import RankStream
+from router.kv_events.subscriber import Message, Received
+from router.messages import Delta, FeedId, pack_keys
 from router.metrics import Metrics
-from router.peers import Peers
-from router.replication import Delta, FeedId, pack_keys
-from router.sharing import Role, Sharing, feed, loader
+from router.replicas import Fleet, Replica, ServedModel, Sessions
+from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE
 from tests.index.contract.engine import PlayedEngine
 from tests.redis_servers import RedisServer
@@ -229,7 +230,7 @@ class OneReading:
 
 
 class Node:
-    """One router: what `router.lifecycle` puts together for it, as far as blocks go."""
+    """One router: what `router.assembly` puts together for it, as far as blocks go."""
 
     def __init__(
         self,

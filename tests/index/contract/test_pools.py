@@ -22,14 +22,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from router.cluster.pool_share import LISTER, PoolShare
 from router.config import MooncakeConfig
 from router.contracts import BlockKey, block_key
-from router.index.shared_pool import SharedPool
-from router.io.mooncake import MasterApi
+from router.messages import Delta, FeedId, pool_feed, unpack_keys
 from router.metrics import Metrics
-from router.pooling import PoolFollower
-from router.replication import Delta, FeedId, pool_feed, unpack_keys
-from router.sharing.pool import LISTER, PoolShare
+from router.pool.catalog import SharedPool
+from router.pool.follower import PoolFollower
+from router.pool.master import MasterApi
 
 MODEL = "tiny"
 NUM_BLOCKS = 12
@@ -177,7 +177,10 @@ class PoolsOfRouters(RuleBasedStateMachine):
         router = self.routers_now[i]
         if router.listing is None:
             return
-        lines, router.listing = router.listing[:num_lines], router.listing[num_lines:]
+        lines, router.listing = (
+            router.listing[:num_lines],
+            router.listing[num_lines:],
+        )
         router.pool.listed(lines)
         if not lines and not router.pool.settle(3):
             router.listing = None

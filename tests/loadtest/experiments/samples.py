@@ -18,7 +18,7 @@ from numpy.random import Generator
 
 from policies import CandidateId, Policy, ReplicaView, RequestView, Snapshot, create
 from policies.cost import candidate_costs
-from router.records import Assignment, DecisionRecord, ShadowDecision, Try
+from router.records.record import Assignment, DecisionRecord, ShadowDecision, Try
 from tests.policies.snapshots import PLAIN
 
 START_S = 1_800_000_000.0

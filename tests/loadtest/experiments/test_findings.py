@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from router.records import DecisionRecord
+from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Arm, Scene, records
 from tests.loadtest.experiments.test_verdict import codes, reported
 

@@ -10,17 +10,10 @@ from msgspec.structs import replace
 
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.records import load
-from router.definitions import Arm, Experiment
 from router.experiments import Experiments
-from router.records import DecisionRecord
-from tests.loadtest.experiments.samples import (
-    CONTROL,
-    START_S,
-    TREATMENT,
-    Scene,
-    records,
-    write,
-)
+from router.experiments.definition import Arm, Experiment
+from router.records.record import DecisionRecord
+from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, records, write
 
 
 def observed(path: Path, made: list[DecisionRecord]) -> Observations:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from loadtest.experiments import redecide
 from loadtest.experiments.bad_lines import RecordsError
 from policies import CandidateId, create
-from router.records import DecisionRecord
+from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
 
 PARAMS = Arm(name="other", policy="kv_aware", params={"alpha": 0.5}, share=lambda at: 1 / 3)

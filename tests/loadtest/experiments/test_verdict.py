@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from loadtest.experiments import Options, Report, load, make_report
 from loadtest.experiments.bad_lines import RecordsError
-from router.records import DecisionRecord
+from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
 
 FASTER = replace(TREATMENT, effect=0.7)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadtest.emulator.block_manager import Block, BlockManager, CachedSequence
 from loadtest.simulator.blocks import Blocks, Held
 from router.contracts import BlockKey
-from router.kv_events import BlockRemoved, BlockStored
+from router.kv_events.wire import BlockRemoved, BlockStored
 
 SIZE = 4
 

@@ -15,7 +15,7 @@ from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.simulator.blocks import Blocks
 from loadtest.simulator.engine import Engine, Request
 from router.contracts import NO_EXTRA, BlockKey, HashContract, block_key
-from router.kv_events import BlockRemoved, BlockStored
+from router.kv_events.wire import BlockRemoved, BlockStored
 
 CONTRACT = HashContract(algorithm="xxhash_cbor", block_size=8)
 SIZE = CONTRACT.block_size

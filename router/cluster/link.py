@@ -1,0 +1,64 @@
+"""Whether Redis can be used right now, and why not.
+
+What must live here: the state and its reason, the pauses between attempts. What must not: what to
+do about it (sharing), how to connect (router.cluster.redis_store).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from router.errors import StoreError, StoreRefused
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = (0.1, 1.0)  # first and longest between attempts
+
+_GONE: Final = "redis gone: this router is on its own"
+_REFUSED: Final = "redis refused: this router is on its own"
+
+
+class Link:
+    """The connection to Redis as the rest of the router sees it.
+
+    `settled` is set after the first attempt, however it ended: nobody waits for Redis for longer.
+    """
+
+    __slots__ = ("_is_said_up", "_said", "is_up", "num_outages", "reason", "settled")
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.reason = "not connected yet"  # empty while it is up
+        self.num_outages = 0
+        self.settled = asyncio.Event()
+        self._said: set[str] = set()  # reasons, since it was last steady
+        self._is_said_up = False
+
+    def came_up(self) -> None:
+        """Everything is connected and read: state is shared from here."""
+        self.is_up, self.reason = True, ""
+        self.settled.set()
+        if not self._said:
+            self.steady()
+
+    def steady(self) -> None:
+        """It is up for a while, and not to fail at once again: now that is worth a line."""
+        self._said.clear()
+        if not self._is_said_up:
+            self._is_said_up = True
+            logger.info("redis up: state is shared")
+
+    def went_down(self, error: StoreError | str) -> None:
+        """Redis cannot be used: until it is up again, every router is on its own."""
+        reason = error if isinstance(error, str) else error.message
+        if self.is_up:
+            self.num_outages += 1
+        self.is_up, self.reason = False, reason
+        self.settled.set()
+        if reason not in self._said:
+            self._said.add(reason)
+            self._is_said_up = False
+            is_refused = isinstance(error, StoreRefused)
+            logger.warning(_REFUSED if is_refused else _GONE, extra={"reason": reason})

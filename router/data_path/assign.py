@@ -1,0 +1,70 @@
+"""A request's place in an experiment: what is compared, and which replicas are for it.
+
+A request's session is its unit. One without a session id is known by its conversation: the digest
+of its messages up to the first of the user, which are the same in all its turns; a completion
+without a session id has nothing that stays, and takes part in switchbacks only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+import xxhash
+
+from router.data_path.job import Job
+from router.experiments.assignment import Enrolment
+from router.experiments.trials import BEYOND, Trials
+from router.records.record import Assignment
+from router.replicas.replica import Candidate
+
+
+def enrol(trials: Trials, job: Job) -> Enrolment | None:
+    """Find a prompt's place; it keeps it, however often it is decided."""
+    if trials.experiments.is_empty or job.prompt is None:
+        return None
+    return trials.enrol(job.model or "", digest_of(job))
+
+
+def assignment_of(enrolment: Enrolment, *, is_beyond: bool) -> Assignment | None:
+    """Write down an enrolment for the record; None: the request is in no arm."""
+    if enrolment.arm is None:
+        return None
+    not_counted = enrolment.not_counted
+    if is_beyond and not_counted is None:
+        not_counted = BEYOND
+    return Assignment(
+        experiment=enrolment.experiment,
+        design=enrolment.design,
+        arm=enrolment.arm,
+        unit=enrolment.unit,
+        share=enrolment.share,
+        slot=enrolment.slot,
+        is_wash_out=not_counted is not None,
+        not_counted=not_counted,
+        stop_reason=enrolment.stop_reason,
+        control=enrolment.control,
+        trial=enrolment.trial,
+    )
+
+
+def narrowed(
+    enrolment: Enrolment, candidates: Sequence[Candidate]
+) -> tuple[Sequence[Candidate], bool]:
+    """Leave out replicas that are not for a request; True: none would be left, so all stay."""
+    allows = enrolment.allows
+    own = [c for c in candidates if allows(c.replica.name, c.replica.url.rstrip("/"))]
+    return (own, False) if own else (candidates, True)
+
+
+def digest_of(job: Job) -> int | None:
+    """Digest what is the same in all turns of a conversation; None: nothing is."""
+    if job.session_hash is not None or job.chat is None:
+        return job.session_hash
+    messages = job.chat.messages
+    users = (i for i, message in enumerate(messages) if message.get("role") == "user")
+    first = next(users, None)
+    if first is None:
+        return None
+    opening = orjson.dumps([job.model, *messages[: first + 1]])
+    return xxhash.xxh3_64_intdigest(opening) >> 1

@@ -1,0 +1,207 @@
+"""One request on its way, and where it was put: what the stages hand to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+from multidict import CIMultiDictProxy
+
+from policies.policy import Policy
+from policies.view import CandidateId, Decision, ReplicaView, Snapshot
+from router.api.clients import Client
+from router.api.encodings import AsSent
+from router.api.openai import ChatRequest, CompletionRequest
+from router.api.outline import Outline
+from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.data_path.continuation import Terms
+from router.experiments import Enrolment
+from router.index import block_index as index
+from router.index.cache_view import Claim
+from router.records.record import Assignment, Try
+from router.replicas.ledger import Lease
+from router.replicas.replica import Candidate
+from router.tenants import Charge, Tenant
+from router.tokens import Tokens
+
+Api = Literal["chat", "completions", "other"]
+
+
+class Inbound(Struct, frozen=True, kw_only=True):
+    """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic.
+
+    `needs_json`: its body has to be a JSON object, or there is none.
+    """
+
+    api: Api
+    method: str
+    path: str
+    target: str
+    headers: CIMultiDictProxy[str]
+    body: bytes | None
+    arrived_s: float
+    tenant: Tenant | None = None  # None: clients are not told apart
+    needs_json: bool = False
+    as_sent: AsSent | None = None  # None: not compressed. `body` is what it reads
+    client: Client | None = None  # None: nobody's; a dry run
+
+
+class Job(Struct, kw_only=True):
+    """What is known of a request; each stage adds to it. Times are monotonic seconds."""
+
+    inbound: Inbound
+    request_id: str
+    model: str | None = None
+    streams: bool = False
+    session: str | None = None
+    session_hash: int | None = None
+    chat: ChatRequest | None = None
+    completion: CompletionRequest | None = None
+    outline: Outline | None = None  # instead of what it says, where the body was not read whole
+    extra: ExtraKeys = NO_EXTRA
+    tokens: Tokens | None = None
+    way: str = "unknown"  # local | engine | unknown | continued: where the tokens come from
+    num_tokens: int = 0
+    chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
+    found: dict[CandidateId, index.Match] = {}  # in Redis, where it is asked (stages.lookup)
+    enrolment: Enrolment | None = None  # its place in an experiment; None: in none
+    is_refused_here: bool = False  # by our chat template; the engine has the last word
+    has_side_effects: bool = False  # sending it twice is not the same as sending it once
+    skips_pool: bool = False  # under a salt of its own, since a read from the pool failed
+    tries: list[Try] = []
+    is_excused: bool = False  # its last failure says nothing about the replica
+    charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant
+    terms: Terms | str = "api"  # for going on with its stream elsewhere; text: why that cannot be
+    is_continuation: bool = False  # it goes on with the stream of a try that broke off
+    num_continued_tokens: int = 0  # of its prompt, what that stream's engines generated
+    tokenized_s: float = 0.0
+    placed_s: float = 0.0
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whose request it is."""
+        return self.inbound.tenant
+
+    def digests(self, contract: HashContract, positions: Sequence[int]) -> list[bytes]:
+        """List the full digests of some of the prompt's blocks; positions ascending."""
+        return self.tokens.digests(contract, positions, self.extra) if self.tokens else []
+
+    @property
+    def forwarded(self) -> tuple[bytes | None, bool]:
+        """The body to forward, and whether it is as its Content-Encoding says.
+
+        Compressed as it came, unless a field of it had to change.
+        """
+        inbound = self.inbound
+        if inbound.as_sent is None:
+            return inbound.body, True
+        if inbound.body is inbound.as_sent.view:
+            return inbound.as_sent.body, True
+        return inbound.body, False
+
+    def drop_content(self) -> None:
+        """Let go of what was parsed of the prompt: its tokens are known, its bytes are kept.
+
+        An answer takes minutes, and what was parsed takes more than the body does.
+        """
+        if self.chat is not None:
+            self.chat = replace(
+                self.chat, messages=(), tools=None, documents=None, chat_template_kwargs=None
+            )
+        if self.completion is not None:  # how many prompts it has still matters
+            self.completion = replace(self.completion, prompts=("",) * len(self.completion.prompts))
+
+    @property
+    def prompt(self) -> ChatRequest | CompletionRequest | None:
+        """The request as its API defines it; None on routes that are only passed through."""
+        return self.chat or self.completion
+
+    def keys(self, contract: HashContract) -> Sequence[BlockKey]:
+        """List the keys of the prompt's full blocks, put together once; not to be changed.
+
+        Empty where the tokens are not known. Match, first blocks and claim all want it.
+        """
+        keys = self.chains.get(contract)
+        if keys is None:
+            keys = self.tokens.keys(contract, self.extra) if self.tokens is not None else ()
+            self.chains[contract] = keys
+        return keys
+
+
+class PoolMatch(Struct, frozen=True):
+    """What the shared pool has of one prompt, under one contract's names."""
+
+    model: str  # the base model
+    contract: HashContract
+    chain: Sequence[BlockKey]  # what can be reused at most
+    num_blocks: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.contract.block_size
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """A decision that changed nothing yet."""
+
+    candidate: Candidate
+    view: ReplicaView
+    decision: Decision
+    snapshot: Snapshot
+    policy: Policy
+    pool: PoolMatch | None  # None: no pool, or not to be counted on
+    assignment: Assignment | None = None
+
+    @property
+    def num_pool_tokens(self) -> int:
+        """Count what the chosen one would fetch from the pool, beyond what it holds itself."""
+        if self.pool is None or not self.view.reads_pool:
+            return 0
+        num_own = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
+        return max(0, self.pool.num_tokens - num_own)
+
+    @property
+    def num_likely_tokens(self) -> int:
+        """Count the leading tokens that the pool may have been given, 0 if that is no news.
+
+        What any candidate holds, if it is more than the chosen one has and the pool is known to.
+        """
+        if self.pool is None or not self.view.reads_pool:
+            return 0
+        num_known = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens, self.pool.num_tokens)
+        num_held = max(view.num_gpu_tokens for view in self.snapshot.replicas if view.reads_pool)
+        return num_held if num_held > num_known else 0
+
+
+class Placement(Struct, kw_only=True):
+    """A decision that counts: who, why, and what has to be given back."""
+
+    candidate: Candidate
+    decision: Decision
+    snapshot: Snapshot
+    policy: Policy
+    assignment: Assignment | None = None
+    lease: Lease
+    claim: Claim | None
+    num_gpu_tokens: int  # predicted to be reused from the GPU
+    num_cpu_tokens: int  # and beyond those, from the replica's own cpu tier
+    num_pool_tokens: int = 0  # and beyond both, fetched from the shared pool
+    state: str  # exact | degraded | blind
+
+    @property
+    def num_replicas(self) -> int:
+        """Count the replicas that there were to choose from; ranks of one are one."""
+        return len({view.id.partition("#")[0] for view in self.snapshot.replicas})
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether the engine will look for something in the pool, whatever was counted on."""
+        num_own = self.num_gpu_tokens + self.num_cpu_tokens
+        return (self.snapshot.num_pool_tokens or 0) > num_own
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Count the prompt tokens predicted to be reused."""
+        return self.num_gpu_tokens + self.num_cpu_tokens + self.num_pool_tokens

@@ -1,0 +1,77 @@
+"""Stage 4 where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
+
+Only for candidates whose blocks other routers feed: what this router feeds it knows better. Late or
+failing means unknown, and then the local view counts; no request waits longer than the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from policies.view import CandidateId
+from router.cluster.candidate_names import Feeds
+from router.cluster.redis_store import RedisStore
+from router.cluster.shared_stream import SharedStream
+from router.contracts import HashContract
+from router.data_path.job import Job
+from router.errors import StoreError
+from router.index.block_index import Match
+from router.index.cache_view import Caches
+from router.messages import FeedId, pack_keys
+from router.metrics import Metrics
+from router.replicas.replica import Candidate
+
+logger = logging.getLogger(__name__)
+
+
+class Lookup:
+    """Asks Redis how much of a prompt each candidate holds.
+
+    Args:
+        is_up: Whether Redis is there; nobody is asked otherwise.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        *,
+        feeds: Feeds,
+        caches: Caches,
+        is_up: Callable[[], bool],
+        metrics: Metrics,
+    ) -> None:
+        self._store = store
+        self._feeds = feeds
+        self._caches = caches
+        self._is_up = is_up
+        self._metrics = metrics
+
+    async def fill(self, job: Job, candidates: Sequence[Candidate]) -> None:
+        """Set the job's matches of candidates that other routers feed, as far as Redis tells."""
+        if job.tokens is None or not self._is_up():
+            return
+        for contract, feeds in self._by_contract(candidates).items():
+            started_s = time.monotonic()
+            try:
+                found = await self._store.lookup(pack_keys(job.keys(contract)), tuple(feeds))
+            except StoreError as exc:
+                self._metrics.lookups.labels(exc.code).inc()
+                return
+            self._metrics.lookups.labels("ok").inc()
+            self._metrics.lookup_seconds.observe(time.monotonic() - started_s)
+            job.found |= {
+                candidate: Match(found[feed, "gpu"], found[feed, "gpu"], found[feed, "cpu"])
+                for feed, candidate in feeds.items()
+            }
+
+    def _by_contract(
+        self, candidates: Sequence[Candidate]
+    ) -> Mapping[HashContract, dict[FeedId, CandidateId]]:
+        groups: dict[HashContract, dict[FeedId, CandidateId]] = {}
+        for candidate in candidates:
+            stream, feed = self._caches.stream(candidate.id), self._feeds.feed_of(candidate.id)
+            if isinstance(stream, SharedStream) and feed is not None:
+                groups.setdefault(stream.contract, {})[feed] = candidate.id
+        return groups

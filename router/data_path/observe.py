@@ -1,0 +1,242 @@
+"""Stage 8: what became of a request: counted, audited, recorded, said in one log line."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from policies.naming import params_of
+from router.api.usage import Usage
+from router.data_path.job import Job, Placement
+from router.data_path.shadow import Shadows
+from router.data_path.tokenize import Tokenizer
+from router.data_path.verify import PoolLookup
+from router.experiments.trials import Trials
+from router.index.cache_view import Caches
+from router.metrics import Metrics
+from router.records.log import DecisionLog
+from router.records.outcome import Outcome
+from router.records.record import DecisionRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Takes note of finished requests; never fails one."""
+
+    def __init__(
+        self,
+        *,
+        metrics: Metrics,
+        caches: Caches,
+        tokenizer: Tokenizer,
+        pool: PoolLookup | None = None,
+        decision_log: DecisionLog | None,
+        trials: Trials | None = None,
+        shadows: Shadows | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._caches = caches
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._decision_log = decision_log
+        self._trials = trials
+        self._shadows = shadows
+        self._stages = _StageMetrics(metrics)
+        self._by_candidate: dict[str, _CandidateMetrics] = {}
+
+    def finished(
+        self,
+        job: Job,
+        placement: Placement,
+        *,
+        status: int,
+        outcome: Outcome,
+        usage: Usage | None,
+        first_s: float | None,
+        now_s: float,
+    ) -> None:
+        """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
+        record = _record(
+            job,
+            placement,
+            status=status,
+            outcome=outcome,
+            usage=usage,
+            first_s=first_s,
+            now_s=now_s,
+        )
+        self._count(job, placement, record, first_s)
+        if self._trials is not None and job.enrolment is not None:
+            ttft_s = None
+            if first_s is not None and record.ttft_ms is not None:
+                ttft_s = first_s - job.inbound.arrived_s
+            self._trials.observed(job.enrolment, record, ttft_s)
+        if usage is not None:
+            self._audit(job, placement, usage)
+        assigned = record.assignment
+        logger.info(
+            "routed",
+            extra={
+                "request": job.request_id,
+                "client": job.inbound.client.address if job.inbound.client else None,
+                "model": job.model,
+                "tenant": record.tenant,
+                "replica": placement.candidate.id,
+                "arm": f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
+                "why": placement.decision.reason,
+                "tokens": job.num_tokens,
+                "cached": placement.num_cached_tokens,
+                "pool": placement.num_pool_tokens,
+                "reported": record.num_reported_cached_tokens,
+                "state": placement.state,
+                "tries": len(job.tries),
+                "status": status,
+                "outcome": outcome.value,
+                "router_ms": round(record.router_ms, 2),
+                "ttft_ms": None if record.ttft_ms is None else round(record.ttft_ms, 1),
+                "total_ms": round(record.total_ms, 1),
+            },
+        )
+        if self._shadows is not None and job.prompt is not None:
+            self._shadows.put(record, self._write)
+        else:
+            self._write(record)
+
+    def _write(self, record: DecisionRecord) -> None:
+        if self._decision_log is not None:
+            self._decision_log.add(record)
+
+    def _count(
+        self, job: Job, placement: Placement, record: DecisionRecord, first_s: float | None
+    ) -> None:
+        name, arrived_s = placement.candidate.id, job.inbound.arrived_s
+        metrics, stages = self._of(name), self._stages
+        if job.tenant is not None:
+            label = job.tenant.label
+            self._metrics.tenant_requests.labels(label, record.outcome).inc()
+            self._metrics.tenant_tokens.labels(label, "prompt").inc(job.num_tokens)
+            if job.charge is not None:
+                self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
+        self._metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
+        if first_s is not None:
+            metrics.ttft.observe(first_s - arrived_s)
+        stages.tokenize.observe(job.tokenized_s - arrived_s)
+        stages.place.observe(job.placed_s - job.tokenized_s)
+        stages.total.observe(job.placed_s - arrived_s)
+        metrics.prompt_tokens.inc(job.num_tokens)
+        metrics.predicted_tokens.inc(placement.num_cached_tokens)
+        metrics.cpu_tokens.inc(placement.num_cpu_tokens)
+        metrics.pool_tokens.inc(placement.num_pool_tokens)
+        if record.ttft_ms is not None:
+            error_ms = abs(record.ttft_ms - placement.lease.predicted_ms)
+            metrics.ttft_error.observe(error_ms / 1000)
+
+    def _of(self, candidate: str) -> _CandidateMetrics:
+        metrics = self._by_candidate.get(candidate)
+        if metrics is None:
+            metrics = self._by_candidate[candidate] = _CandidateMetrics(self._metrics, candidate)
+        return metrics
+
+    def _audit(self, job: Job, placement: Placement, usage: Usage) -> None:
+        """Hold what was predicted against what the engine says it did."""
+        if job.completion is not None and len(job.completion.prompts) > 1:
+            return  # usage sums the prompts; only the first was predicted
+        self._tokenizer.audit(job, placement, usage.prompt_tokens)
+        reported = usage.num_cached_tokens
+        if reported is None or job.tokens is None:
+            return
+        name, error = placement.candidate.id, placement.num_cached_tokens - reported
+        claim = placement.claim
+        result = "exact" if error == 0 else "over" if error > 0 else "under"
+        if result == "over" and claim is not None and self._caches.was_overtaken(claim, reported):
+            result = "evicted"  # between decision and schedule: no fault of what we know
+        metrics = self._of(name)
+        metrics.audit[result].inc()
+        metrics.audit_error.observe(abs(error))
+        metrics.reported_tokens.inc(reported)
+        is_pooled = self._pool is not None and self._pool.audit(placement, reported)
+        if result != "evicted" and (not is_pooled or error == 0):
+            self._caches.audit(name, placement.num_cached_tokens, reported)
+
+
+class _StageMetrics:
+    """The stages' histograms, looked up once: by labels it is a lock and a tuple each time."""
+
+    __slots__ = ("place", "tokenize", "total")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.tokenize = metrics.stage.labels("tokenize")
+        self.place = metrics.stage.labels("place")
+        self.total = metrics.stage.labels("total")
+
+
+class _CandidateMetrics:
+    """One candidate's instruments, looked up once."""
+
+    __slots__ = (
+        "audit",
+        "audit_error",
+        "cpu_tokens",
+        "pool_tokens",
+        "predicted_tokens",
+        "prompt_tokens",
+        "reported_tokens",
+        "ttft",
+        "ttft_error",
+    )
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self.ttft = metrics.ttft.labels(name)
+        self.ttft_error = metrics.ttft_error.labels(name)
+        self.prompt_tokens = metrics.tokens.labels(name, "prompt")
+        self.predicted_tokens = metrics.tokens.labels(name, "predicted_cached")
+        self.cpu_tokens = metrics.tokens.labels(name, "predicted_cpu")
+        self.pool_tokens = metrics.tokens.labels(name, "predicted_pool")
+        self.reported_tokens = metrics.tokens.labels(name, "reported_cached")
+        self.audit_error = metrics.audit_error.labels(name)
+        self.audit = {
+            result: metrics.audit.labels(name, result)
+            for result in ("exact", "over", "under", "evicted")
+        }
+
+
+def _record(
+    job: Job,
+    placement: Placement,
+    *,
+    status: int,
+    outcome: Outcome,
+    usage: Usage | None,
+    first_s: float | None,
+    now_s: float,
+) -> DecisionRecord:
+    arrived_s = job.inbound.arrived_s
+    ttft_ms = None
+    if first_s is not None and job.streams and status == 200 and not job.is_continuation:
+        ttft_ms = (first_s - job.placed_s) * 1000
+    return DecisionRecord(
+        request_id=job.request_id,
+        at=time.time(),
+        api=job.inbound.api,
+        model=job.model or "",
+        tenant=job.tenant.name if job.tenant is not None else None,
+        policy=placement.policy.name,
+        policy_params=params_of(placement.policy),
+        assignment=placement.assignment,
+        state=placement.state,
+        snapshot=placement.snapshot,
+        decision=placement.decision,
+        tries=tuple(job.tries),
+        outcome=outcome.value,
+        status=status,
+        num_prompt_tokens=job.num_tokens,
+        num_predicted_cached_tokens=placement.num_cached_tokens,
+        num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
+        num_completion_tokens=usage.completion_tokens if usage is not None else None,
+        num_continued_tokens=job.num_continued_tokens,
+        router_ms=(job.placed_s - arrived_s) * 1000,
+        predicted_ttft_ms=placement.lease.predicted_ms,
+        ttft_ms=ttft_ms,
+        total_ms=(now_s - arrived_s) * 1000,
+    )

@@ -1,0 +1,163 @@
+"""Shadow policies: what others would have done with the very snapshot a request was placed by.
+
+Asked when a request is over, from its record: nothing waits for them. What is waiting is worked
+off on the event loop in slices with pauses between, so that shadows take a fifth of its time at
+most, and one record at least each time (3 shadows, 64 replicas: 0.2 ms). Overflow rule: a record
+that finds the queue full is written without shadows, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+from prometheus_client import Counter, Histogram
+
+from policies.cost import candidate_costs
+from policies.mix import draw
+from policies.naming import label_of
+from policies.policy import Policy
+from policies.view import CandidateCost, CandidateId, Snapshot
+from router.metrics import Metrics
+from router.records.record import DecisionRecord, ShadowDecision
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 1_000  # records: 20 kB each with 64 replicas
+
+_SLICE_S: Final = 0.0005
+_PAUSE_S: Final = 0.002
+_ROUND: Final = 0x5AD0  # of the draw that says whether shadows are asked; policies use small ones
+
+Write = Callable[[DecisionRecord], None]
+
+
+def shadow_decisions(
+    shadows: Sequence[tuple[str, Policy]], record: DecisionRecord
+) -> tuple[tuple[ShadowDecision, ...], CandidateCost]:
+    """Ask policies, each with its label, about a record; and price the live choice alike."""
+    snapshot = record.snapshot
+    costs = {cost.id: cost for cost in candidate_costs(snapshot)}
+    live = costs[record.decision.candidate]
+    return tuple([_asked(label, policy, snapshot, costs, live) for label, policy in shadows]), live
+
+
+def _asked(
+    label: str,
+    policy: Policy,
+    snapshot: Snapshot,
+    costs: dict[CandidateId, CandidateCost],
+    live: CandidateCost,
+) -> ShadowDecision:
+    chosen = costs[policy.decide(snapshot).candidate]
+    return ShadowDecision(
+        policy=label,
+        candidate=chosen.id,
+        agrees=chosen.id == live.id,
+        ttft_ms=chosen.ttft_ms,
+        num_uncached_tokens=chosen.num_uncached_tokens,
+        num_fetched_tokens=chosen.num_fetched_tokens,
+        regret_ms=live.ttft_ms - chosen.ttft_ms,
+    )
+
+
+class Shadows:
+    """The policies, and the records that wait for them.
+
+    Args:
+        share: Of the decisions that are put to them.
+        max_waiting: Records that wait at most.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[Policy],
+        *,
+        share: float,
+        metrics: Metrics,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._policies = [(label_of(policy), policy) for policy in policies]
+        self._bound = int(share * (1 << 64))
+        self._metrics = metrics
+        self._by_shadow = {label: _ShadowMetrics(metrics, label) for label, _ in self._policies}
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[DecisionRecord, Write]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, record: DecisionRecord, write: Write) -> None:
+        """Have a record looked at; `write` gets it, with what the shadows say or without."""
+        snapshot = record.snapshot
+        if not self._policies or draw(snapshot.seed, snapshot.number, _ROUND) >= self._bound:
+            write(record)
+        elif len(self._waiting) >= self._max_waiting:
+            self._metrics.shadows_dropped.inc()
+            write(record)
+        else:
+            self._waiting.append((record, write))
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._slice)
+
+    def close(self) -> None:
+        """Work off what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            self._next()
+
+    def _slice(self) -> None:
+        self._timer = None
+        until_s = time.monotonic() + _SLICE_S
+        while self._waiting:
+            self._next()
+            if time.monotonic() >= until_s:
+                break
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._slice)
+
+    def _next(self) -> None:
+        record, write = self._waiting.popleft()
+        try:
+            decisions, live = shadow_decisions(self._policies, record)
+        except Exception as exc:  # a bug of a policy that nobody follows: the record counts more
+            logger.error("a shadow policy failed", extra={"reason": type(exc).__name__})
+            self._metrics.shadows_dropped.inc()
+            write(record)
+            return
+        for decision in decisions:
+            self._by_shadow[decision.policy].count(decision, live)
+        write(replace(record, shadows=decisions))
+
+
+class _ShadowMetrics:
+    """One shadow's instruments, looked up once."""
+
+    __slots__ = ("_agreed", "_differed", "_pairs", "_regret")
+
+    def __init__(self, metrics: Metrics, label: str) -> None:
+        self._agreed: Counter = metrics.shadow_decisions.labels(label, "yes")
+        self._differed: Counter = metrics.shadow_decisions.labels(label, "no")
+        self._regret: Histogram = metrics.shadow_regret.labels(label)
+        self._pairs = {
+            choice: (
+                metrics.shadow_ttft.labels(label, choice),
+                metrics.shadow_tokens.labels(label, choice, "recomputed"),
+                metrics.shadow_tokens.labels(label, choice, "fetched"),
+            )
+            for choice in ("shadow", "live")
+        }
+
+    def count(self, decision: ShadowDecision, live: CandidateCost) -> None:
+        (self._agreed if decision.agrees else self._differed).inc()
+        self._regret.observe(decision.regret_ms / 1000)
+        for choice, priced in (("shadow", decision), ("live", live)):
+            ttft, recomputed, fetched = self._pairs[choice]
+            ttft.inc(priced.ttft_ms / 1000)
+            recomputed.inc(priced.num_uncached_tokens)
+            fetched.inc(priced.num_fetched_tokens)

@@ -1,0 +1,255 @@
+"""What the shared pool can add to a decision: looked up at once, verified where it matters.
+
+The directory's word may be old: the master evicts in silence, and an engine tells of what it stored
+with its next step, which an idle one has not yet. So where a decision would fetch, or could, for
+another candidate holds more, the master is asked about the very blocks: all of them if they are
+few, else the ones around the boundary and some between. One deadline for it all; late means
+unknown, and the directory's word counts. What was verified is remembered for a moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from policies.view import CandidateId
+from router.config import MooncakeConfig
+from router.contracts import BlockKey, HashContract
+from router.data_path.job import Job, Placement, PoolMatch
+from router.errors import PoolError, PoolGone, PoolLate
+from router.metrics import Metrics
+from router.pool.catalog import SharedPool
+from router.pool.master import MasterApi
+from router.pool.readers import PoolReaders
+from router.pool.suspects import PoolSuspects
+
+logger = logging.getLogger(__name__)
+
+_REMEMBER_S: Final = 1.0
+_MAX_REMEMBERED: Final = 10_000
+_ROUNDS: Final = 3  # a hole that a sample found may have others before it
+_AHEAD: Final = 4  # blocks behind the boundary that are asked for, too
+_NEAR: Final = 16  # blocks before it, where only samples are
+_PAUSE_S: Final = (0.25, 15.0)  # without verification after failures in a row, doubled with each
+
+
+class PoolLookup:
+    """Answers the pipeline's questions about the pool."""
+
+    def __init__(
+        self,
+        *,
+        pool: SharedPool,
+        readers: PoolReaders,
+        api: MasterApi,
+        config: MooncakeConfig,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.readers = readers
+        self._suspects = PoolSuspects()
+        self._pool = pool
+        self._api = api
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        # until when, and how many blocks were likely then
+        self._verified: OrderedDict[tuple[str, BlockKey], tuple[float, int]] = OrderedDict()
+        self._num_failures = 0
+        self._paused_until_s = 0.0
+
+    def match(
+        self, job: Job, model: str, contracts: Mapping[HashContract, Sequence[CandidateId]]
+    ) -> PoolMatch | None:
+        """Find the longest match under any of the contracts; None: the pool is not counted on."""
+        if not self._pool.is_up or job.tokens is None:
+            return None
+        best: PoolMatch | None = None
+        for contract in contracts:
+            if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
+                continue
+            chain = job.keys(contract)[: (job.num_tokens - 1) // contract.block_size]
+            found = PoolMatch(model, contract, chain, self._pool.match(model, chain))
+            if best is None or found.num_tokens > best.num_tokens:
+                best = found
+        if best is not None:
+            self._pool.named(model, best.chain)
+        return best
+
+    def reads(self, candidate: CandidateId) -> bool:
+        """Say whether a candidate can be counted on to fetch what it lacks."""
+        return self.readers.reads(candidate) and not self._suspects.is_suspect(
+            candidate, self._clock()
+        )
+
+    def fetched(self, candidate: CandidateId) -> None:
+        """Note that a request that had to fetch got its first token."""
+        self._suspects.clear(candidate)
+
+    def fetch_failed(self, candidate: CandidateId) -> None:
+        """Note that a request that had to fetch failed, or waits for too long."""
+        if self._suspects.suspect(candidate, self._clock()):
+            self._metrics.pool_suspected.labels(candidate).inc()
+            logger.warning("reads from the pool are suspect", extra={"candidate": candidate})
+
+    # ---------------------------------------------------------------- verification
+
+    def is_due(self, match: PoolMatch, num_likely_blocks: int = 0) -> bool:
+        """Tell whether asking the master could bring anything new.
+
+        Args:
+            num_likely_blocks: Leading blocks that some candidate holds: it has probably stored
+                them, whether it has said so or not.
+        """
+        num_likely_blocks = min(num_likely_blocks, len(match.chain))
+        if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
+            return False
+        now_s = self._clock()
+        until_s, num_known_blocks = self._verified.get(_boundary(match), (0.0, 0))
+        is_new = now_s >= until_s or num_likely_blocks > max(num_known_blocks, match.num_blocks)
+        return is_new and now_s >= self._paused_until_s
+
+    async def verify(self, job: Job, match: PoolMatch, num_likely_blocks: int = 0) -> None:
+        """Ask the master about a match and correct the directory; never fails, never takes long.
+
+        `num_likely_blocks`: as for `is_due`.
+        """
+        started_s = self._clock()
+        deadline_s = started_s + self._config.verify_timeout_s
+        try:
+            is_known = await self._ask_until_known(job, match, num_likely_blocks, deadline_s)
+        except PoolError as exc:
+            self._fail(exc)
+            result = "late" if isinstance(exc, PoolLate) else "failed"
+        else:
+            self._num_failures = 0
+            num_blocks = self._pool.match(match.model, match.chain)
+            result = _result(match.num_blocks, num_blocks) if is_known else "unnamed"
+            if is_known:
+                self._remember(replace(match, num_blocks=num_blocks), num_likely_blocks)
+        self._metrics.pool_verified.labels(result).inc()
+        self._metrics.pool_verify.observe(self._clock() - started_s)
+
+    async def _ask_until_known(
+        self, job: Job, match: PoolMatch, num_likely_blocks: int, deadline_s: float
+    ) -> bool:
+        """Ask, and again where the answer moved the boundary; False: no key can be named.
+
+        Raises:
+            PoolError: no answer in time, or none that is understood.
+        """
+        asked: set[int] = set()
+        num_ranks = len(self._pool.names(match.model, b""))
+        if not num_ranks:
+            return False
+        for _ in range(_ROUNDS):
+            num_blocks = self._pool.match(match.model, match.chain)
+            max_blocks = self._config.verify_keys // num_ranks
+            planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
+            positions = [position for position in planned if position not in asked]
+            if not positions:
+                break
+            asked.update(positions)
+            await self._ask(job, match, positions, deadline_s)
+        return True
+
+    async def _ask(
+        self, job: Job, match: PoolMatch, positions: Sequence[int], deadline_s: float
+    ) -> None:
+        digests = job.digests(match.contract, positions)
+        names = [self._pool.names(match.model, digest) for digest in digests]
+        timeout_s = deadline_s - self._clock()
+        if timeout_s <= 0:
+            raise PoolLate("no time left to verify")
+        held = await self._api.holds(
+            [name for block in names for name in block], timeout_s=timeout_s
+        )
+        present: list[BlockKey] = []
+        missing: list[BlockKey] = []
+        for position, block in zip(positions, names, strict=True):
+            answers = [held.get(name) for name in block]
+            if False in answers:
+                missing.append(match.chain[position])
+            elif None not in answers:
+                present.append(match.chain[position])
+        self._pool.verified(match.model, present, missing)
+
+    def _remember(self, match: PoolMatch, num_likely_blocks: int) -> None:
+        self._verified[_boundary(match)] = self._clock() + _REMEMBER_S, num_likely_blocks
+        while len(self._verified) > _MAX_REMEMBERED:
+            self._verified.popitem(last=False)
+
+    def _fail(self, error: PoolError) -> None:
+        """Leave a master alone that fails; one that is gone is not counted on from now on."""
+        self._metrics.pool_failures.labels(error.code).inc()
+        self._num_failures += 1
+        if self._num_failures > 1:  # one late answer is no reason to go blind
+            shortest_s, longest_s = _PAUSE_S
+            pause_s = min(longest_s, shortest_s * 2 ** min(self._num_failures - 2, 10))
+            self._paused_until_s = self._clock() + pause_s
+        if isinstance(error, PoolGone):
+            self._pool.lost(error.message)
+
+    # ---------------------------------------------------------------- audit
+
+    def audit(self, placement: Placement, num_reported: int) -> bool:
+        """Learn from what an engine reused; return whether the pool had any part in it.
+
+        Where it had, a wrong prediction says nothing about the replica's own event stream.
+        """
+        num_own = placement.num_gpu_tokens + placement.num_cpu_tokens
+        num_pool = placement.snapshot.num_pool_tokens or 0
+        if num_pool <= num_own:
+            return False
+        candidate = placement.candidate.id
+        belief = self.readers.observe(
+            candidate,
+            num_own_tokens=num_own,
+            num_pool_tokens=num_pool,
+            num_reported=num_reported,
+        )
+        if belief is True:
+            logger.info("replica reads the pool after all", extra={"candidate": candidate})
+        elif belief is False:
+            logger.warning(
+                "replica does not read the pool: set replicas[].pool if it should",
+                extra={"candidate": candidate},
+            )
+        if num_reported != placement.num_cached_tokens:
+            self._pool.wants_listing = True
+        return True
+
+
+def _boundary(match: PoolMatch) -> tuple[str, BlockKey]:
+    """Name the last block of a match; of an empty one the first that it lacks."""
+    return match.model, match.chain[max(match.num_blocks, 1) - 1]
+
+
+def _plan(
+    num_blocks: int, num_chain: int, max_blocks: int, num_likely_blocks: int = 0
+) -> list[int]:
+    """Choose the blocks to ask for: all up to the boundary and a few behind, or samples of them.
+
+    [0, boundary) evenly spaced      [boundary - 16, boundary) all      [boundary, + 4) all
+
+    Where more are likely, all of those as far as 3/4 of `max_blocks` go; the next round goes on.
+    """
+    end = min(num_chain, max(num_blocks + _AHEAD, num_likely_blocks))
+    if end <= max_blocks:
+        return list(range(end))
+    end = min(end, num_blocks + max(_AHEAD, max_blocks * 3 // 4))
+    near = range(max(0, num_blocks - _NEAR), end)
+    num_spaced = max(1, max_blocks - len(near))
+    spaced = {position * near.start // num_spaced for position in range(num_spaced)}
+    return sorted({*spaced, *near})
+
+
+def _result(num_thought: int, num_found: int) -> str:
+    if num_found == num_thought:
+        return "confirmed"
+    return "less" if num_found < num_thought else "more"

@@ -1,0 +1,210 @@
+"""What a replica's answers about itself mean: JSON and metrics text in, values in range out.
+
+What must live here: decoding, and how much is accepted of what a replica says. What must not: I/O.
+A replica may be broken or hostile. An answer of another shape is a ValueError; a figure that cannot
+be one (no number, negative, larger than any engine's) is None, as if it had not been there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from router.contracts import MAX_BLOCK_SIZE
+from router.decoding import decoder
+from router.kv_events.subscriber import EventSource
+
+MAX_MODELS: Final = 1_024
+"""Adapters included; of each base model a tokenizer is loaded."""
+
+MAX_RANKS: Final = 256
+"""Each costs three sockets, and is a candidate of its own."""
+
+_MAX_COUNT: Final = 1 << 40  # of blocks, tokens, requests
+_MAX_LINES: Final = 2 * MAX_RANKS  # of one metric
+_MAX_LINE_CHARS: Final = 4_096
+
+_LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class ServedModel(Struct, frozen=True):
+    """One entry of `/v1/models`. An adapter's `parent` is its base model, `root` its path."""
+
+    id: Name
+    root: Annotated[str, Meta(max_length=4_096)] | None = None
+    parent: Annotated[str, Meta(max_length=512)] | None = None
+    max_model_len: int | None = None
+
+
+class _ModelList(Struct):
+    data: list[ServedModel]
+
+
+class _Version(Struct):
+    version: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class _Tokenized(Struct):
+    tokens: list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
+
+
+class _Refusal(Struct):
+    message: str
+
+
+class _Refused(Struct):
+    error: _Refusal
+
+
+_decode_models = decoder(_ModelList, "json")
+_decode_sources = decoder(dict[str, EventSource], "json")
+_decode_version = decoder(_Version, "json")
+_decode_tokens = decoder(_Tokenized, "json")
+_decode_refused = decoder(_Refused, "json")
+
+
+def models(body: bytes) -> tuple[ServedModel, ...]:
+    """Read a model list.
+
+    Raises:
+        ValueError: it is none, or one without end.
+    """
+    found = _decode_models(body).data
+    if len(found) > MAX_MODELS:
+        raise ValueError(f"{len(found)} models, the limit is {MAX_MODELS}")
+    return tuple(
+        ServedModel(m.id, m.root, m.parent, _in_range(m.max_model_len, _MAX_COUNT)) for m in found
+    )
+
+
+def event_sources(body: bytes) -> dict[int, EventSource]:
+    """Read who publishes each rank's events, those that are off among them.
+
+    Raises:
+        ValueError: it is no such answer; ranks that are none are left out.
+    """
+    found = {_rank(rank): source for rank, source in _decode_sources(body).items()}
+    return {rank: source for rank, source in found.items() if rank is not None}
+
+
+def version(body: bytes) -> str | None:
+    """Read the engine's version; None: it does not say."""
+    try:
+        return _decode_version(body).version
+    except ValueError:
+        return None
+
+
+def tokens(body: bytes) -> list[int]:
+    """Read the tokens of a prompt.
+
+    Raises:
+        ValueError: they are none.
+    """
+    return _decode_tokens(body).tokens
+
+
+def refusal(body: bytes) -> str:
+    """Read why an engine refused something."""
+    try:
+        return _decode_refused(body).error.message[:500]
+    except ValueError:
+        return "no reason given"
+
+
+# -- metrics -------------------------------------------------------------------------------------
+
+
+class Metrics:
+    """The page that a replica's `/metrics` shows. A full parse of it takes 20 ms of the loop."""
+
+    __slots__ = ("_page",)
+
+    def __init__(self, body: bytes) -> None:
+        self._page = "\n" + body.decode(errors="replace")
+
+    def cache_config(self) -> dict[str, str]:
+        """Read the labels of vllm:cache_config_info (rank 0 speaks for all)."""
+        for line in self._samples("vllm:cache_config_info"):
+            return dict(_LABELS.findall(line))
+        return {}
+
+    def by_rank(self, name: str) -> dict[int, int]:
+        """Read a gauge with an `engine` label: rank -> value, summed over models."""
+        ranks: dict[int, int] = {}
+        for line in self._samples(name):
+            labels = dict(_LABELS.findall(line))
+            rank = _rank(labels.get("engine", "0"))
+            if rank is not None:
+                value = _in_range(round(_value(line) or 0.0), _MAX_COUNT) or 0
+                ranks[rank] = ranks.get(rank, 0) + value
+        return ranks
+
+    def started_s(self) -> float | None:
+        """Read when the process started, unix seconds."""
+        for line in self._samples("process_start_time_seconds"):
+            return _value(line)
+        return None
+
+    def mentions(self, prefix: str) -> bool:
+        """Tell whether there is a metric of this prefix."""
+        return prefix in self._page
+
+    def _samples(self, name: str) -> list[str]:
+        """Find the lines of one metric."""
+        lines: list[str] = []
+        page, start = self._page, 0
+        while len(lines) < _MAX_LINES and (at := page.find(f"\n{name}", start)) >= 0:
+            end = page.find("\n", at + 1)
+            end = len(page) if end < 0 else end
+            if end - at <= _MAX_LINE_CHARS and page[at + 1 + len(name) : at + 2 + len(name)] in (
+                "{",
+                " ",
+            ):
+                lines.append(page[at + 1 : end])
+            start = at + 1
+        return lines
+
+
+def block_size(text: str | None) -> int | None:
+    """Read the tokens of a block."""
+    return _in_range(_int(text), MAX_BLOCK_SIZE) or None
+
+
+def num_blocks(text: str | None) -> int | None:
+    """Read how many blocks a rank has."""
+    return _in_range(_int(text), _MAX_COUNT)
+
+
+def flag(text: str | None) -> bool | None:
+    """Read what Python printed of a bool."""
+    return {"True": True, "False": False}.get(text or "")
+
+
+def _value(line: str) -> float | None:
+    """Read a sample's value; None: it is no finite number."""
+    try:
+        value = float(line.rpartition(" ")[2])
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _rank(text: str) -> int | None:
+    return _in_range(_int(text), MAX_RANKS - 1)
+
+
+def _int(text: str | None) -> int | None:
+    """Read a plain decimal number; more digits than any has are none."""
+    if text is None or len(text) > 18 or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)
+
+
+def _in_range(number: int | None, limit: int) -> int | None:
+    return number if number is not None and 0 <= number <= limit else None

@@ -1,0 +1,208 @@
+"""What the router knows of its replicas, for /metrics, /readyz and the admin API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from policies.view import CandidateId
+from router.index.cache_view import Caches
+from router.index.candidate_stream import CandidateStream
+from router.metrics import PoolState, RankState, SharingState
+from router.pool.catalog import SharedPool
+from router.pool.readers import PoolReaders
+from router.replicas.fleet import CandidateStatus, Fleet
+from router.replicas.registry import Registry
+from router.replicas.replica import candidates_of
+
+Waiting = dict[str, str]
+"""Replica name -> why it is not usable (yet), in the configuration's order."""
+
+UNDISCOVERED: Final = "not discovered yet"
+"""Why before the first attempt to discover it has ended, well or not."""
+
+
+class PoolStatus:
+    """Describes the shared pool at the moment it is asked."""
+
+    def __init__(self, pool: SharedPool, readers: PoolReaders, fleet: Fleet, *, url: str) -> None:
+        self._pool = pool
+        self._readers = readers
+        self._fleet = fleet
+        self._url = url
+
+    def state(self, now_s: float) -> PoolState:
+        """Describe it for /metrics."""
+        pool = self._pool
+        bytes_per_token = dict(self._bytes_per_token())
+        return PoolState(
+            is_up=pool.is_up,
+            num_blocks={model: len(found) for model, found in pool.directories.items()},
+            counts=_counts(pool.counters),
+            listing_age_s=None if pool.listed_s is None else now_s - pool.listed_s,
+            allocated_bytes=pool.allocated_bytes,
+            capacity_bytes=pool.capacity_bytes,
+            bytes_per_token=bytes_per_token,
+            fetch_bytes_per_s=dict(self._fetch_speeds(bytes_per_token, now_s)),
+        )
+
+    def reads(self, candidate: CandidateId) -> bool:
+        """Tell whether a candidate is believed to read the pool."""
+        return self._readers.reads(candidate)
+
+    def describe(self, now_s: float) -> dict[str, Any]:
+        """Describe it for people: /admin/pool."""
+        pool, state = self._pool, self.state(now_s)
+        return {
+            "master": self._url,
+            "state": "up" if pool.is_up else "lost",
+            "reason": pool.reason,
+            "models": {
+                model: {
+                    "num_blocks": len(directory),
+                    "key_pattern": pattern.text if pattern is not None else None,
+                    "num_ranks": pattern.num_ranks if pattern is not None else None,
+                    "bytes_per_token": state.bytes_per_token.get(model),
+                }
+                for model, directory in pool.directories.items()
+                for pattern in (pool.patterns.get(model),)
+            },
+            "detached": self._readers.detached(),
+            "listing_age_s": state.listing_age_s,
+            "allocated_bytes": state.allocated_bytes,
+            "capacity_bytes": state.capacity_bytes,
+            "fetch_bytes_per_s": state.fetch_bytes_per_s,
+            "counts": state.counts,
+        }
+
+    def _bytes_per_token(self) -> Iterator[tuple[str, float]]:
+        sizes = {replica.base_model: replica.block_size for replica in self._fleet.replicas}
+        for model in self._pool.directories:
+            per_block, block_size = self._pool.bytes_per_block(model), sizes.get(model)
+            if per_block is not None and block_size:
+                yield model, per_block / block_size
+
+    def _fetch_speeds(
+        self, bytes_per_token: dict[str, float], now_s: float
+    ) -> Iterator[tuple[str, float]]:
+        models = {replica.name: replica.base_model for replica in self._fleet.replicas}
+        for status in self._fleet.status(now_s):
+            size = bytes_per_token.get(models.get(status.replica, ""))
+            if size is not None and status.cost.ms_per_fetched_token > 0:
+                yield status.id, size / status.cost.ms_per_fetched_token * 1000
+
+
+class Status:
+    """Describes every replica, found or not, at the moment it is asked."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        fleet: Fleet,
+        caches: Caches,
+        waiting: Waiting,
+        pool: PoolStatus | None = None,
+        sharing: Callable[[], SharingState] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._fleet = fleet
+        self._caches = caches
+        self._waiting = waiting
+        self._pool = pool
+        self._sharing = sharing
+
+    def rank_states(self) -> Iterator[RankState]:
+        """Describe every candidate, for /metrics."""
+        now_s = time.monotonic()
+        for status in self._fleet.status(now_s):
+            stream = self._caches.stream(status.id)
+            yield RankState(
+                replica=status.id,
+                state=self._caches.state(status.id),
+                healthy=self._fleet.is_up(status.replica, now_s) and not status.draining,
+                num_requests=status.num_requests,
+                num_elsewhere=status.num_elsewhere,
+                num_queued_tokens=status.num_queued_tokens,
+                queue_ms=status.queue_ms,
+                num_blocks={
+                    "gpu": self._caches.index.num_blocks(status.id, "gpu"),
+                    "cpu": self._caches.index.num_blocks(status.id, "cpu"),
+                },
+                events=_event_counts(stream) if stream is not None else {},
+                cost_error_ms=status.cost.error_ms,
+                trust=self._caches.trust(status.id),
+            )
+
+    def pool_state(self) -> PoolState | None:
+        """Describe the shared pool, for /metrics; None: none is configured."""
+        return self._pool.state(time.monotonic()) if self._pool is not None else None
+
+    def describe_pool(self) -> dict[str, Any] | None:
+        """Describe the shared pool, for people; None: none is configured."""
+        return self._pool.describe(time.monotonic()) if self._pool is not None else None
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe every replica, for /admin/replicas; those never reached included."""
+        statuses = {status.id: status for status in self._fleet.status(time.monotonic())}
+        found = {replica.name: replica for replica in self._fleet.replicas}
+        described: list[dict[str, Any]] = []
+        for entry in self._registry.entries:
+            told = {
+                "name": entry.name,
+                "url": entry.replica.url,
+                "draining": entry.draining,
+                "leaving": entry.leaving,
+            }
+            replica = found.get(entry.name)
+            if replica is None:
+                told["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
+            else:
+                told["replica"] = replica
+                told["ranks"] = [
+                    self._describe_rank(statuses[c.id]) for c in candidates_of(replica)
+                ]
+            described.append(told)
+        return described
+
+    def sharing(self) -> dict[str, Any] | None:
+        """Describe how we stand to Redis and to other routers; None: there is no Redis."""
+        if self._sharing is None:
+            return None
+        state = self._sharing()
+        return {
+            "state": "shared" if state.is_up else "degraded",
+            "reason": state.reason,
+            "redis": state.redis,
+            "routers": state.num_routers,
+            "roles": state.roles,
+        }
+
+    def _describe_rank(self, status: CandidateStatus) -> dict[str, Any]:
+        stream = self._caches.stream(status.id)
+        return {
+            "status": status,
+            "cache": self._caches.state(status.id),
+            "reason": stream.reason if stream is not None else "",
+            "contract": stream.contract if stream is not None else None,
+            "num_gpu_blocks": self._caches.index.num_blocks(status.id, "gpu"),
+            "num_cpu_blocks": self._caches.index.num_blocks(status.id, "cpu"),
+            "trust": self._caches.trust(status.id),
+            "reads_pool": self._pool.reads(status.id) if self._pool is not None else None,
+            "events": _event_counts(stream) if stream is not None else {},
+        }
+
+
+def _event_counts(stream: CandidateStream) -> dict[str, int]:
+    """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
+    return _counts(stream.counters)
+
+
+def _counts(counters: Struct) -> dict[str, int]:
+    return {
+        name.removeprefix("num_"): value for name, value in msgspec.structs.asdict(counters).items()
+    }

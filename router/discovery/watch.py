@@ -1,0 +1,401 @@
+"""One replica's life, as the router sees it from beside the requests.
+
+    discover (until it answers) -> register -> [follow its ranks | load tokenizers | probe it]
+    -> gone or restarted -> drop its blocks -> discover again
+
+Its configuration stays; its facts are its own, and another process has others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from router.api.openai import parse_chat
+from router.cluster import Sharing
+from router.cluster.candidate_source import CandidateSource
+from router.config import Config, ReplicaConfig, TokensConfig
+from router.discovery.engine_api import EngineApi, EngineFacts
+from router.discovery.status import Waiting
+from router.errors import (
+    ConfigError,
+    NotAsked,
+    RouterError,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from router.index.cache_view import Caches
+from router.kv_events.follower import follow
+from router.kv_events.stream import RankStream
+from router.kv_events.subscriber import EventSource
+from router.pool.catalog import SharedPool
+from router.pool.readers import PoolReaders
+from router.replicas.fleet import EngineLoad, Fleet
+from router.replicas.health import ProbeFailure
+from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of
+from router.supervisor import ignore, keep_running
+from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
+from router.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+HISTORY: Final = "its event history is being replayed"
+
+_DISCOVER_S: Final = (0.2, 5.0)  # first and longest pause between attempts
+_HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
+
+
+class ReplicaWatch:
+    """Lives through the lives of one configured replica.
+
+    Args:
+        waiting: Why the replica is not usable (yet); read by readiness and the admin API.
+        loaders: Where tokenizers are loaded: a hub may take its time.
+        is_offered: Whether it may have requests once it is found; one that drains drains on.
+        sharing: What several routers share; None: there is only this one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        replica: ReplicaConfig,
+        *,
+        config: Config,
+        fleet: Fleet,
+        caches: Caches,
+        prompters: Prompters,
+        upstream: Upstream,
+        engine_api: EngineApi,
+        loaders: Executor,
+        waiting: Waiting,
+        is_offered: Callable[[], bool] = lambda: True,
+        sharing: Sharing | None = None,
+        pool: SharedPool | None = None,
+        readers: PoolReaders | None = None,
+        count_failure: Callable[[str], None] = ignore,
+    ) -> None:
+        self._name = name
+        self._replica = replica
+        self._url = replica.url.rstrip("/")
+        self._config = config
+        self._fleet = fleet
+        self._caches = caches
+        self._prompters = prompters
+        self._upstream = upstream
+        self._engine_api = engine_api
+        self._loaders = loaders
+        self._waiting = waiting
+        self._is_offered = is_offered
+        self._sharing = sharing
+        self._pool = pool
+        self._readers = readers
+        self._count_failure = count_failure
+
+    async def run(self) -> None:
+        """Live through a replica's lives."""
+        while True:
+            facts = await self._discover()
+            replica = self._register(facts)
+            sources = self._sources(replica, facts)
+            self._load_prompters(replica)
+            try:
+                async with asyncio.TaskGroup() as tg:
+                    followers = [
+                        tg.create_task(self._follow(source), name=f"follow {source.candidate}")
+                        for source in sources
+                    ]
+                    tg.create_task(self._await_history(replica), name=f"history {self._name}")
+                    await self._probe(replica, facts)
+                    for follower, source in zip(followers, sources, strict=True):
+                        if self._sharing is not None:
+                            self._sharing.restarted(source.candidate)
+                        follower.cancel()
+            finally:
+                for candidate in candidates_of(replica):
+                    self._caches.drop(candidate.id)
+            logger.warning("replica restarted", extra={"replica": self._name})
+
+    async def _discover(self) -> EngineFacts:
+        """Ask until the replica answers; each new reason for not knowing it is logged once."""
+        pause_s, longest_s = _DISCOVER_S
+        said = ""
+        while True:
+            try:
+                return await self._engine_api.facts(self._name, self._url)
+            except UpstreamError as exc:
+                self._is_up_after(exc)  # one found before may still have requests waiting
+                self._waiting[self._name] = exc.message
+                if exc.message != said:
+                    said = exc.message
+                    logger.warning(
+                        "replica not usable yet", extra={"replica": self._name, "reason": said}
+                    )
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+            pause_s = min(pause_s * 1.6, longest_s)
+
+    def _register(self, facts: EngineFacts) -> Replica:
+        """Put a discovered replica into the fleet, its ranks' caches unknown as yet.
+
+        One that was draining when it went away drains on: whoever restarts it wants to say when.
+        """
+        name = self._name
+        replica = Replica(
+            name=name,
+            url=self._url,
+            models=tuple(
+                ServedModel(id=m.id, root=m.root, parent=m.parent, max_model_len=m.max_model_len)
+                for m in facts.models
+            ),
+            num_ranks=facts.num_ranks,
+            block_size=facts.block_size,
+            num_blocks=facts.num_gpu_blocks,
+            version=facts.version,
+            publishes_events=bool(self._endpoints(facts)),
+            cost_class=facts.models[0].id,
+            draining=not self._is_offered(),
+        )
+        self._fleet.add(replica)
+        self._fleet.probe_ok(name, self._now())
+        self._attach_pool(replica)
+        if replica.publishes_events:
+            self._waiting[name] = HISTORY
+        else:
+            self._waiting.pop(name, None)
+        logger.info(
+            "replica found",
+            extra={
+                "replica": name,
+                "url": replica.url,
+                "models": ",".join(m.id for m in replica.models),
+                "version": facts.version or "unknown",
+                "ranks": facts.num_ranks,
+                "block_size": facts.block_size,
+                "blocks": facts.num_gpu_blocks,
+                "events": "yes" if replica.publishes_events else "no: routing to it is approximate",
+            },
+        )
+        if facts.prefix_caching is False:
+            logger.warning("prefix caching is off", extra={"replica": name})
+        return replica
+
+    def _sources(self, replica: Replica, facts: EngineFacts) -> list[CandidateSource]:
+        """Begin to answer for each rank's cache; nothing is known of it yet."""
+        endpoints = self._endpoints(facts)
+        sources = [
+            self._candidate_source(candidate, replica, endpoints.get(rank))
+            for rank, candidate in enumerate(candidates_of(replica))
+        ]
+        for source in sources:
+            self._caches.add(source.candidate, source.rank_stream())
+        return sources
+
+    def _attach_pool(self, replica: Replica) -> None:
+        """Say what the replica's objects in the pool may be called, and learn anew if it reads."""
+        if self._pool is None or self._readers is None:
+            return
+        base = replica.base_model
+        roots = [m.root for m in replica.models if m.parent is None and m.root]
+        names = [m.id for m in replica.models if m.parent is None]
+        # The connector takes the last part of the path it was given.
+        self._pool.add_model(base, [*names, *roots, *(Path(root).name for root in roots)])
+        for candidate in candidates_of(replica):
+            self._readers.forget(candidate.id)
+
+    def _endpoints(self, facts: EngineFacts) -> dict[int, EventSource]:
+        """Choose where each rank's events come from: configured, else what the replica says."""
+        if not self._config.events.enabled:
+            return {}
+        if self._replica.events:
+            replay = self._replica.replay or (None,) * len(self._replica.events)
+            return {
+                rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
+                for rank, endpoint in enumerate(self._replica.events)
+            }
+        return facts.event_sources
+
+    def _candidate_source(
+        self, candidate: Candidate, replica: Replica, endpoint: EventSource | None
+    ) -> CandidateSource:
+        return CandidateSource(
+            candidate.id,
+            self._caches.index,
+            url=replica.url,
+            endpoint=endpoint,
+            replay_timeout_s=self._config.events.replay_timeout_s,
+            block_size=replica.block_size,
+            capacity_blocks=replica.num_blocks,
+            seeds=self._config.hash.seeds,
+            lora_paths={m.id: m.root for m in replica.models if m.parent and m.root},
+            pool_stored=(
+                partial(self._pool.stored, replica.base_model)
+                if self._pool is not None and self._replica.pool is not False
+                else None
+            ),
+        )
+
+    async def _follow(self, source: CandidateSource) -> None:
+        """Keep a candidate's blocks known, from its engine or from other routers."""
+        if not source.has_events:
+            return
+        await keep_running(
+            partial(self._follow_once, source),
+            follower="events",
+            count=self._count_failure,
+            on_failure=partial(self._restart_stream, source),
+            subject={"candidate": source.candidate},
+        )
+
+    async def _follow_once(self, source: CandidateSource) -> None:
+        try:
+            if self._sharing is not None:
+                await self._sharing.follow(source)
+                return
+            stream = self._caches.stream(source.candidate)
+            assert isinstance(stream, RankStream)
+            await follow(stream, source.events())
+        except ConfigError as exc:  # its endpoint is none: that stays so until it restarts
+            logger.warning(
+                "event stream not usable: routing to it is approximate",
+                extra={"candidate": source.candidate, "reason": str(exc)},
+            )
+
+    def _restart_stream(self, source: CandidateSource, reason: str) -> None:
+        """Know nothing of a candidate: who followed it failed in the middle of something."""
+        stream = source.rank_stream()
+        stream.failed(f"its follower failed: {reason}")
+        self._caches.hand_over(source.candidate, stream)
+        self._caches.index.clear(source.candidate)
+
+    async def _await_history(self, replica: Replica) -> None:
+        """Hold readiness back for the replica's event history, but not for ever."""
+        if not replica.publishes_events:
+            return
+        deadline_s = self._now() + _HISTORY_S
+        while self._now() < deadline_s:
+            streams = [self._caches.stream(c.id) for c in candidates_of(replica)]
+            if all(stream is None or stream.has_history for stream in streams):
+                break
+            await asyncio.sleep(0.02)
+        self._waiting.pop(replica.name, None)
+
+    def _load_prompters(self, replica: Replica) -> None:
+        """Have the tokenizers and templates loaded that nobody loads yet; readiness waits.
+
+        It goes on if the replica is removed meanwhile: others may serve the model, too.
+        """
+        self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
+        tokens = self._config.tokens
+        for model in replica.models:
+            if model.parent is not None or not self._prompters.begin(model.id):
+                continue
+            source = tokens.models.get(model.id) or model.root or model.id
+            loading = asyncio.get_running_loop().run_in_executor(
+                self._loaders,
+                partial(_warm_prompter, source, tokens.chat_templates.get(model.id), tokens),
+            )
+            loading.add_done_callback(partial(self._loaded, model.id, source, self._now()))
+
+    def _loaded(
+        self, model: str, source: str, started_s: float, loading: asyncio.Future[Prompter]
+    ) -> None:
+        """Use a model's prompter from now on."""
+        if loading.cancelled():  # the router ends
+            return
+        prompter = loading.result()
+        self._prompters.finish(model, prompter)
+        seconds = round(self._now() - started_s, 1)
+        fields = {"model": model, "source": source, "seconds": seconds}
+        if prompter.engine_only is None:
+            logger.info("tokenizer ready", extra=fields)
+        else:
+            logger.warning(
+                "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
+            )
+
+    async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
+        """Probe health and load until another process answers at the replica's address."""
+        name, health = replica.name, self._config.health
+        load_due_s = self._now()
+        was_up = True
+        while True:
+            await asyncio.sleep(health.interval_s * random.uniform(0.9, 1.1))
+            try:
+                await self._engine_api.ping(name, replica.url)
+            except NotAsked:
+                continue
+            except UpstreamError as exc:
+                is_up = self._is_up_after(exc)
+                if was_up and not is_up:
+                    was_up = False
+                    logger.warning("replica down", extra={"replica": name, "reason": exc.message})
+                continue
+            if self._now() >= load_due_s or not was_up:
+                load_due_s = self._now() + health.load_interval_s
+                load = await self._engine_api.load(name, replica.url)
+                if not was_up and (load is None or load.started_s is None):
+                    return  # it does not say whether it is another process: ask for everything
+                if load is not None:
+                    if load.started_s != facts.started_s:
+                        return
+                    for candidate in candidates_of(replica):
+                        rank = candidate.rank or 0
+                        self._fleet.note_engine_load(
+                            candidate.id,
+                            EngineLoad(
+                                num_running=load.num_running.get(rank, 0),
+                                num_waiting=load.num_waiting.get(rank, 0),
+                                at_s=self._now(),
+                            ),
+                        )
+            self._fleet.probe_ok(name, self._now())
+            if not was_up:
+                was_up = True
+                logger.info("replica up again", extra={"replica": name})
+
+    def _is_up_after(self, failure: UpstreamError) -> bool:
+        """Count a failed probe; where it was one too many, who waits there moves on at once."""
+        now_s = self._now()
+        self._fleet.probe_failed(self._name, _probe_failure(failure), now_s, jitter=random.random())
+        is_up = self._fleet.is_up(self._name, now_s)
+        if not is_up:
+            self._upstream.abort(self._name)
+        return is_up
+
+    def _now(self) -> float:
+        return time.monotonic()
+
+
+def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:
+    """Load a model's prompter and use it once: the first request need not compile a template.
+
+    Whatever a model directory does to the libraries that read it, the engine can tokenize.
+    """
+    request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
+    try:
+        prompter = load_prompter(
+            source,
+            chat_template=chat_template,
+            cache_tokens=config.cache_tokens,
+        )
+        with suppress(NeedsEngine, RouterError):
+            prompter.plan_chat(request).encode()
+    except Exception as exc:
+        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
+    return prompter
+
+
+def _probe_failure(error: UpstreamError) -> ProbeFailure:
+    if isinstance(error, UpstreamUnreachable):
+        return ProbeFailure.REFUSED
+    if isinstance(error, UpstreamTimeout):
+        return ProbeFailure.TIMEOUT
+    return ProbeFailure.BAD_STATUS

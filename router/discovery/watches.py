@@ -1,0 +1,206 @@
+"""Who has a watch: one task for each replica that the registry names, from order to forgetting.
+
+Orders of this router's admin API and records from other routers come in here; the registry says
+what should be, and `_follow` makes it so, whatever was there before:
+
+    added       its watch starts; it is used as soon as it is discovered
+    draining    it is not offered any more
+    leaving     not offered; when nothing of ours runs there, `sweep` lets it go
+    gone        its watch is cancelled, its caches go with it, then its load and its name
+    moved       (the name at another address) gone, and added again
+
+A name has one task at most: what comes while an old one is ending starts when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from router.config import ReplicaConfig
+from router.discovery.status import UNDISCOVERED, Waiting
+from router.messages import ReplicaRecord
+from router.replicas.fleet import Fleet
+from router.replicas.registry import Entry, Registry
+from router.supervisor import ignore, keep_running
+from router.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+
+class Watch(Protocol):
+    """Whoever lives through a replica's lives: router.discovery.watch."""
+
+    async def run(self) -> None:
+        """Go on until cancelled; leave no caches behind."""
+
+
+class Watches:
+    """The tasks; see the module's charter.
+
+    Args:
+        waiting: Why a replica is not usable (yet); here it gets and loses its line.
+        watch: Makes a replica's watch.
+        count_failure: Takes the kind of a follower that failed.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        fleet: Fleet,
+        upstream: Upstream,
+        waiting: Waiting,
+        watch: Callable[[Entry], Watch],
+        count_failure: Callable[[str], None] = ignore,
+    ) -> None:
+        self._registry = registry
+        self._fleet = fleet
+        self._upstream = upstream
+        self._waiting = waiting
+        self._watch = watch
+        self._count_failure = count_failure
+        self._group: asyncio.TaskGroup | None = None
+        self._running: dict[str, tuple[Entry, asyncio.Task[None]]] = {}
+        self._ending: set[str] = set()
+        self._refused: set[str] = set()  # records complained about
+        for entry in registry.entries:
+            waiting[entry.name] = UNDISCOVERED
+
+    # -- life --------------------------------------------------------------------------------
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Watch every replica there should be."""
+        self._group = group
+        for entry in self._registry.entries:
+            self._follow(entry.name)
+
+    def stop(self) -> None:
+        """Cancel every watch; the fleet stays as it is, for answers in flight."""
+        self._group = None
+        self._ending.clear()
+        for _, task in self._running.values():
+            task.cancel()
+
+    def sweep(self) -> None:
+        """Let go of those that are leaving and have nothing of ours in flight."""
+        for entry in self._registry.entries:
+            if entry.leaving and self._fleet.is_idle(entry.name):
+                self._forget(entry.name)
+
+    def is_offered(self, name: str) -> bool:
+        """Say whether a replica may have new requests."""
+        entry = self._registry.find(name)
+        return entry is not None and entry.is_offered
+
+    # -- orders ------------------------------------------------------------------------------
+
+    def add(self, replica: ReplicaConfig) -> tuple[Entry, bool]:
+        """Add a replica; tell whether it is new.
+
+        Raises:
+            ConfigError, ReplicaConflict: it cannot be one; its name or address is another's.
+        """
+        entry, is_new = self._registry.add(replica)
+        if is_new:
+            logger.info("replica added", extra={"replica": entry.name, "url": entry.replica.url})
+            self._follow(entry.name)
+        return entry, is_new
+
+    def drain(self, name: str, *, draining: bool) -> Entry:
+        """Send a replica no more requests, or again.
+
+        Raises:
+            UnknownReplica: there is none of that name.
+        """
+        entry = self._registry.drain(name, draining=draining)
+        logger.info("replica drains" if draining else "replica is back", extra={"replica": name})
+        self._follow(name)
+        return entry
+
+    def remove(self, name: str, *, now: bool) -> Entry:
+        """Let a replica go, when nothing of ours runs there any more; or `now`.
+
+        Now: who waits there for a first byte moves on to another replica, answers that have
+        begun still come to their end.
+
+        Raises:
+            UnknownReplica: there is none of that name.
+        """
+        entry = self._registry.remove(name)
+        logger.info("replica is leaving", extra={"replica": name})
+        self._follow(name)
+        if now:
+            self._upstream.abort(name)
+            self._forget(name)
+        else:
+            self.sweep()
+        return entry
+
+    def apply(self, records: Mapping[str, ReplicaRecord]) -> None:
+        """Follow the records of all routers; those of no possible replica are told, once."""
+        for identity, record in records.items():
+            reason = self._registry.refused(identity, record)
+            if reason is not None and identity not in self._refused:
+                self._refused.add(identity)
+                logger.warning("record of a replica not followed", extra={"reason": reason})
+        for entry in self._registry.apply(records):
+            logger.info(
+                "replica ordered elsewhere",
+                extra={
+                    "replica": entry.name,
+                    "url": entry.replica.url,
+                    "draining": entry.draining,
+                    "leaving": entry.leaving,
+                },
+            )
+            self._follow(entry.name)
+        self.sweep()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _follow(self, name: str) -> None:
+        """Make what runs what the registry says."""
+        entry = self._registry.find(name)
+        running = self._running.get(name)
+        if entry is not None and any(r.name == name for r in self._fleet.replicas):
+            self._fleet.drain(name, draining=not entry.is_offered)
+        if running is None:
+            if entry is not None and self._group is not None:
+                self._waiting[name] = UNDISCOVERED
+                task = self._group.create_task(self._kept(entry), name=f"watch {name}")
+                self._running[name] = entry, task
+                task.add_done_callback(lambda _: self._ended(name))  # also if it never began
+        elif (entry is None or entry.replica != running[0].replica) and name not in self._ending:
+            self._ending.add(name)
+            running[1].cancel()
+
+    async def _kept(self, entry: Entry) -> None:
+        """Watch a replica; whatever it says, the watch goes on, or begins again."""
+        await keep_running(
+            lambda: self._watch(entry).run(),
+            follower="replica",
+            count=self._count_failure,
+            on_failure=lambda reason: self._waiting.update(
+                {entry.name: f"its watch failed: {reason}"}
+            ),
+            subject={"replica": entry.name},
+        )
+
+    def _forget(self, name: str) -> None:
+        self._registry.forget(name)
+        self._fleet.remove(name)
+        self._waiting.pop(name, None)
+        logger.info("replica removed", extra={"replica": name})
+        self._follow(name)
+
+    def _ended(self, name: str) -> None:
+        """Leave nothing of a replica behind; unless all ends, then answers are in flight."""
+        del self._running[name]
+        if name in self._ending:
+            self._ending.remove(name)
+            self._fleet.remove(name)
+            self._waiting.pop(name, None)
+            self._follow(name)

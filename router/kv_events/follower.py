@@ -1,0 +1,189 @@
+"""The side path, top to bottom: what one rank's engine does to its cache, into the index.
+
+1. Wait for batches, or for the publisher to come or go.
+2. Apply them in slices, so that requests are served in between.
+3. Ask for history where some is missing: on connecting, in a gap, and, on a quiet stream, to learn
+   whether anything was missed (an engine that restarted and has not said a word yet).
+4. Tell whoever watches when what may be believed has changed.
+
+It never fails a request: what goes wrong is counted and logged, the stream's state degrades, and
+requests go on with what is known. What nobody expected ends the run, and router.supervisor begins
+another, which knows nothing yet.
+
+Health probes take part through the stream: `stream.connected()` if a replica came back or looks
+like another process, `stream.disconnected(now_s)` if it is gone. The next tick acts on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from router.backoff import Backoff
+from router.errors import ConfigError, UpstreamError
+from router.kv_events.stream import RankStream
+from router.kv_events.subscriber import EngineEvents, Message
+
+logger = logging.getLogger(__name__)
+
+SLICE_S: Final = 0.004
+"""Longest time to apply batches before the loop gets a turn (one batch is never cut)."""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How patiently a stream is followed."""
+
+    tick_s: float = 0.5
+    quiet_s: float = 10.0  # without a batch for so long, ask whether one was missed
+    settle_s: float = 1.0  # the same after connecting: a subscription takes a moment to arrive
+    min_pause_s: float = 0.5  # after a failure, doubled up to the maximum, with jitter
+    max_pause_s: float = 30.0
+
+
+_PATIENT: Final = Pace()
+
+
+def _ignore(stream: RankStream) -> None:
+    """Watch nothing."""
+
+
+async def follow(
+    stream: RankStream,
+    source: EngineEvents,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    on_change: Callable[[RankStream], None] = _ignore,
+    pace: Pace = _PATIENT,
+) -> None:
+    """Keep the index equal to what one rank says, until cancelled. Closes `source`.
+
+    `on_change` is called after state, reason, epoch or contract of the stream have changed.
+    """
+    follower = _Follower(stream, source, clock, on_change, pace)
+    backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
+    try:
+        while True:
+            try:
+                await follower.step()
+                backoff.reset()
+            except UpstreamError as exc:
+                logger.warning(
+                    "event stream failed",
+                    extra={"candidate": stream.candidate, "error": exc.message},
+                )
+                await asyncio.sleep(backoff.next_s())
+    finally:
+        source.close()
+
+
+class _Follower:
+    """One rank's loop and what it remembers between its turns."""
+
+    __slots__ = (
+        "_backoff",
+        "_clock",
+        "_on_change",
+        "_pace",
+        "_quiet_at_s",
+        "_replay_at_s",
+        "_source",
+        "_stream",
+        "_told",
+    )
+
+    def __init__(
+        self,
+        stream: RankStream,
+        source: EngineEvents,
+        clock: Callable[[], float],
+        on_change: Callable[[RankStream], None],
+        pace: Pace,
+    ) -> None:
+        self._stream = stream
+        self._source = source
+        self._on_change = on_change
+        self._pace = pace
+        self._clock = clock
+        self._told = _standing(stream)
+        stream.opened(has_replay=source.has_replay)
+        self._quiet_at_s = float("inf")  # not before it is connected
+        self._replay_at_s = 0.0
+        self._backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
+
+    async def step(self) -> None:
+        """Take one turn."""
+        received = await self._source.receive(self._pace.tick_s)
+        self._stream.counters.num_undecodable += received.num_odd
+        self._note_link(received.is_up)
+        await self._apply(received.messages, self._stream.receive)
+        now_s = self._clock()
+        if received.messages:
+            self._quiet_at_s = now_s + self._pace.quiet_s
+        elif now_s >= self._quiet_at_s:
+            self._quiet_at_s = now_s + self._pace.quiet_s
+            self._stream.verify()
+        if self._stream.wanted_replay is not None and now_s >= self._replay_at_s:
+            await self._replay()
+        self._stream.tick(self._clock())
+        self._tell()
+
+    def _note_link(self, is_up: bool | None) -> None:
+        if is_up:
+            self._stream.connected()
+            self._quiet_at_s = self._clock() + self._pace.settle_s
+            self._replay_at_s = 0.0
+        elif is_up is not None:
+            self._stream.disconnected(self._clock())
+            self._quiet_at_s = float("inf")
+
+    async def _replay(self) -> None:
+        """Get history, as far as there is any; a failure is tried again after a pause."""
+        is_complete = False
+        start = self._stream.begin_replay()
+        try:
+            async with self._source.replay(start) as replies:
+                while messages := await replies.receive():
+                    await self._apply(messages, self._stream.replayed)
+                is_complete = replies.is_complete
+        except (UpstreamError, ConfigError, ValueError) as exc:
+            logger.warning(
+                "replay failed",
+                extra={"candidate": self._stream.candidate, "error": str(exc)},
+            )
+        finally:
+            self._stream.end_replay(is_complete=is_complete)
+        if is_complete:
+            self._backoff.reset()
+        else:
+            self._replay_at_s = self._clock() + self._backoff.next_s()
+
+    async def _apply(
+        self, messages: Iterable[Message], apply: Callable[[int, bytes], None]
+    ) -> None:
+        until_s = self._clock() + SLICE_S
+        for sequence, payload in messages:
+            apply(sequence, payload)
+            if self._clock() >= until_s:
+                await asyncio.sleep(0)
+                until_s = self._clock() + SLICE_S
+
+    def _tell(self) -> None:
+        standing = _standing(self._stream)
+        if standing == self._told:
+            return
+        state, reason = self._stream.standing()
+        logger.info(
+            "event stream changed",
+            extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
+        )
+        self._told = standing
+        self._on_change(self._stream)
+
+
+def _standing(stream: RankStream) -> tuple[object, ...]:
+    return (*stream.standing(), stream.epoch, stream.contract)

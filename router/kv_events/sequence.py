@@ -1,0 +1,304 @@
+"""How much of an engine's event history we have, and what has to be asked for.
+
+What must live here: sequence numbers, gaps, replay, restarts. What must not: what a batch says.
+Marks are bytes that tell one batch from another (its time stamp). Two rules carry it.
+
+1. The overlap proves identity. A restarted engine counts from 0 again, and one that came back
+   unseen may have counted past the last sequence we know. So replay is asked from the last batch
+   that was applied, and that batch must come back as it was: else it is another engine.
+2. Lost history is accepted. What the replay buffer no longer has stays unknown: begin again with
+   the oldest batch there is. Blocks held since before are then missing from the index, which
+   costs a computation, never a wrong answer.
+
+    replay from n, the last applied, brings    it means                       so
+    n, as it was, n + 1, ...                   the same engine                apply behind n
+    n, but another batch                       restarted, counted past n      forget, replay from 0
+    nothing                                    restarted, has not reached n   forget, replay from 0
+    n + k first                                the buffer has lost n          begin anew at n + k
+    ..., m, m + k                              a reply was dropped            replay again from m
+
+n may also be the last that another router applied, or this one at another time, if the index holds
+what was known there (`resume`): the proof is the same.
+
+A ROUTER drops replies beyond its high-water mark (1,000 by default, and an engine's buffer has
+10,000 batches), so the last line is no rarity.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import Final
+
+from router.index.counters import StreamCounters
+from router.messages import Position
+
+MAX_FAILED_REPLAYS: Final = 3
+"""Failed in a row before history is accepted as lost; the next connection tries again."""
+
+_NUM_MARKS: Final = 1024
+
+
+class Verdict(Enum):
+    """What to do with a batch, or with the end of a replay (which has none to apply)."""
+
+    APPLY = auto()  # the next in order
+    IGNORE = auto()  # known already, or the replay will bring it
+    BEGIN = auto()  # history is complete from here: forget the rest, then apply
+    BEGIN_PARTIAL = auto()  # what was before is lost: forget the rest, then apply
+    EMPTY = auto()  # the engine has no history: forget the rest
+    RESTARTED = auto()  # another engine answers: forget all
+
+
+class _Replay(Enum):
+    NONE = auto()  # none is under way
+    FIRST = auto()  # waiting for the first reply
+    FOLLOWING = auto()
+    HOLE = auto()  # a reply was dropped, the rest is of no use
+    USELESS = auto()  # another engine's, or not asked far enough back
+
+
+class History:
+    """The sequence of batches of one engine process, as far as it is known.
+
+    Args:
+        counters: Where gaps, replays and restarts are counted.
+        has_replay: Whether there is anything to ask.
+    """
+
+    __slots__ = (
+        "_is_doubtful",
+        "_is_fresh",
+        "_marks",
+        "_next",
+        "_num_failed",
+        "_replay",
+        "_replay_from",
+        "counters",
+        "has_replay",
+        "wanted",
+    )
+
+    def __init__(self, counters: StreamCounters, *, has_replay: bool) -> None:
+        self.counters = counters
+        self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
+        self.has_replay = has_replay
+        self._is_fresh = False  # the wanted replay begins anew
+        self._is_doubtful = False  # the engine may be another one: nothing passes before a replay
+        self._next: int | None = None  # None: no history at all, not even an empty one
+        self._marks: deque[tuple[int, bytes]] = deque(maxlen=_NUM_MARKS)
+        self._replay = _Replay.NONE
+        self._replay_from = 0
+        self._num_failed = 0
+
+    def resume(self, position: Position) -> None:
+        """Go on behind a batch that somebody applied, once a replay has proven the engine."""
+        self._next = position.sequence + 1
+        self._marks.append((position.sequence, position.mark))
+        self.doubt()
+
+    def opened(self, *, has_replay: bool) -> None:
+        """Learn whether there is anything to ask."""
+        self.has_replay = has_replay
+        if not has_replay:
+            self.wanted = None
+            self._is_doubtful = False
+
+    # -- live batches ------------------------------------------------------------------------
+
+    def live(self, sequence: int, mark: bytes) -> Verdict:
+        """Judge a batch as it was published."""
+        is_proven = not self._is_fresh and not self._is_doubtful
+        if self.wanted is not None and not (is_proven and sequence == self._next):
+            return Verdict.IGNORE
+        if self._next is None:
+            return self._begin(sequence, mark)
+        if sequence == self._next:
+            return self._advance(sequence, mark)
+        if sequence < self._next:
+            return self._seen_before(sequence, mark)
+        self.counters.num_gaps += 1
+        if self.ask():
+            return Verdict.IGNORE
+        return self._begin(sequence, mark)
+
+    def _seen_before(self, sequence: int, mark: bytes) -> Verdict:
+        """Judge a sequence that was there before: a late duplicate, or another engine's."""
+        known = next((other for number, other in self._marks if number == sequence), None)
+        if known == mark or (known is None and self.ask()):
+            self.counters.num_duplicates += 1
+            return Verdict.IGNORE
+        self.counters.num_restarts += 1
+        if self.ask_all():
+            return Verdict.RESTARTED
+        return self._begin(sequence, mark)
+
+    # -- replay ------------------------------------------------------------------------------
+
+    def ask(self) -> bool:
+        """Want the last batch and all behind it; False: there is nobody to ask."""
+        if self._next is None:
+            return self.ask_all()
+        if not self._can_ask():
+            return False
+        self.wanted = max(0, self._next - 1)
+        self._is_fresh = False
+        return True
+
+    def ask_all(self) -> bool:
+        """Want everything from the start, to begin anew with it; False: nobody to ask."""
+        if not self._can_ask():
+            return False
+        self.wanted = 0
+        self._is_fresh = True
+        if self._replay is not _Replay.NONE:
+            self._replay = _Replay.USELESS
+        return True
+
+    def _can_ask(self) -> bool:
+        return self.has_replay and self._num_failed < MAX_FAILED_REPLAYS
+
+    def doubt(self) -> None:
+        """Let nothing pass before a replay has shown that the engine is the same: it reconnected.
+
+        Without replay, sequences that go on are taken for proof enough.
+        """
+        self.trust_replay()
+        if self.ask_all() if self._is_fresh else self.ask():
+            self._is_doubtful = True
+            if self._replay is not _Replay.NONE:
+                self._replay = _Replay.USELESS
+
+    def trust_replay(self) -> None:
+        """Try replay again although it failed: the connection is a new one."""
+        self._num_failed = 0
+
+    def begin_replay(self) -> int:
+        """Start the wanted replay; ended by `end_replay`, whatever comes of it."""
+        assert self.wanted is not None
+        self.counters.num_replays += 1
+        self._replay = _Replay.FIRST
+        self._replay_from = self.wanted
+        return self.wanted
+
+    def reply(self, sequence: int, mark: bytes) -> Verdict:
+        """Judge one reply of the replay, in order."""
+        if self._replay is _Replay.FIRST:
+            self._replay = _Replay.FOLLOWING
+            self._is_doubtful = False
+            return self._first_reply(sequence, mark)
+        if self._replay is _Replay.FOLLOWING:
+            assert self._next is not None
+            if sequence == self._next:
+                return self._advance(sequence, mark)
+            if sequence > self._next:
+                self._replay = _Replay.HOLE
+        return Verdict.IGNORE
+
+    def _first_reply(self, sequence: int, mark: bytes) -> Verdict:
+        if self._is_fresh or self._next is None:
+            return self._begin(sequence, mark)
+        if sequence == self._next == 0:
+            return self._advance(sequence, mark)
+        if sequence >= self._next:
+            return self._begin(sequence, mark)
+        if (sequence, mark) in self._marks:
+            return Verdict.IGNORE
+        self.counters.num_restarts += 1
+        self.ask_all()
+        return Verdict.RESTARTED
+
+    def end_replay(self, *, is_complete: bool) -> Verdict:
+        """Finish a replay: the end marker came, or (not complete) it broke off or timed out."""
+        replay, self._replay = self._replay, _Replay.NONE
+        if not is_complete:
+            self._fail(replay)
+            return Verdict.IGNORE
+        if replay is _Replay.FIRST:
+            return self._nothing_came()
+        if replay is _Replay.HOLE:
+            self._refill()
+        elif replay is _Replay.FOLLOWING:
+            self._answered()
+        return Verdict.IGNORE
+
+    def _nothing_came(self) -> Verdict:
+        self._is_doubtful = False
+        is_fresh = self._is_fresh or self._next is None
+        if is_fresh or self._next == 0:
+            self._answered()
+            self._next = 0
+            self._marks.clear()
+            return Verdict.EMPTY if is_fresh else Verdict.IGNORE
+        self.counters.num_restarts += 1
+        self.ask_all()
+        return Verdict.RESTARTED
+
+    def _refill(self) -> None:
+        assert self._next is not None
+        if self._next - 1 > self._replay_from:
+            self.ask()
+        else:  # no progress: do not ask for ever
+            self._fail(_Replay.HOLE)
+
+    def _answered(self) -> None:
+        self.wanted = None
+        self._is_fresh = False
+        self._num_failed = 0
+
+    def _fail(self, replay: _Replay) -> None:
+        self.counters.num_failed_replays += 1
+        self._num_failed += 1
+        if self._can_ask():
+            if replay is not _Replay.FIRST and replay is not _Replay.USELESS:
+                self.ask()  # what came before it broke off was progress
+            return
+        if self._is_fresh or self._is_doubtful:
+            self.forget()
+        self.wanted = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what can be known of the past is known."""
+        if not self._can_ask():
+            return True
+        return self._next is not None and not (self.wanted is not None and self._is_fresh)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the batches known are of the engine that is there now, as far as can be told."""
+        return self._next is not None and not self._is_doubtful
+
+    @property
+    def position(self) -> Position | None:
+        """The last batch applied; None: none, or history begins anew."""
+        if self._is_fresh or not self._marks:
+            return None
+        return Position(*self._marks[-1])
+
+    def has_seen(self, position: Position) -> bool:
+        """Tell whether a batch is among the last that were applied."""
+        return not self._is_fresh and (position.sequence, position.mark) in self._marks
+
+    # -- what is known -----------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Know nothing, want nothing."""
+        self.wanted = None
+        self._next = None
+        self._is_fresh = self._is_doubtful = False
+        self._marks.clear()
+
+    def _begin(self, sequence: int, mark: bytes) -> Verdict:
+        self._marks.clear()
+        self._is_fresh = False
+        self._advance(sequence, mark)
+        if sequence == 0:
+            return Verdict.BEGIN
+        self.counters.num_truncated += 1
+        return Verdict.BEGIN_PARTIAL
+
+    def _advance(self, sequence: int, mark: bytes) -> Verdict:
+        self._next = sequence + 1
+        self._marks.append((sequence, mark))
+        return Verdict.APPLY

@@ -1,0 +1,376 @@
+"""One rank's event stream as a synchronous state machine: what is applied, and what is believed.
+
+What must live here: the order of things (sequence -> blocks), epochs, trust. What must not: sockets
+and clocks (router.kv_events.follower drives it; `now_s` is an argument), sequence numbers
+(sequence), what an event means (blocks).
+
+Frames in, one command out: `wanted_replay`, the sequence to replay from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from policies.view import CandidateId
+from router.backoff import Backoff
+from router.contracts import DEFAULT_SEED, BlockKey, HashContract
+from router.index.block_index import BlockIndex
+from router.index.candidate_stream import StreamState
+from router.index.counters import StreamCounters
+from router.kv_events.blocks import RankBlocks
+from router.kv_events.contract_search import Phase
+from router.kv_events.sequence import History, Verdict
+from router.kv_events.wire import decode
+from router.messages import Position, Standing
+
+NOT_UNDERSTOOD: Final = "a batch was not understood"
+
+REREAD_S: Final = (1.0, 300.0)
+"""After a batch that was not understood history is read again, so soon first and so late at last:
+the engine may have it in one piece, and when its buffer has it no more, what is left is true."""
+
+BLIND_AFTER_S: Final = 60.0
+"""Without a publisher for so long the index says nothing about the replica any more."""
+
+
+class RankStream:
+    """Keeps one candidate's part of the index equal to what its engine says.
+
+    Args:
+        block_size: The engine's, until its events say otherwise.
+        capacity_blocks: How many blocks the candidate has; bounds what is guessed while BLIND.
+        seeds: Texts to try as the engine's seed before the defaults; the first is the guess.
+        lora_paths: Adapter name to path; read live.
+        has_replay: Whether there is a replay endpoint to ask.
+        pool_stored: Takes what a connector newly wrote to the shared pool; None: the replica has
+            no pool, what it stores on the cpu is its own.
+        counters: Go on counting where the candidate's last stream stopped.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_disconnected_s",
+        "_distrust",
+        "_has_understood",
+        "_history",
+        "_is_partial",
+        "_is_resuming",
+        "_lost_reason",
+        "_reread_backoff",
+        "_reread_s",
+        "candidate",
+        "capacity_blocks",
+        "counters",
+        "epoch",
+        "on_applied",
+    )
+
+    def __init__(
+        self,
+        candidate: CandidateId,
+        index: BlockIndex,
+        *,
+        block_size: int,
+        capacity_blocks: int,
+        seeds: Sequence[str] = (),
+        lora_paths: Mapping[str, str] | None = None,
+        has_replay: bool = True,
+        pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
+        counters: StreamCounters | None = None,
+    ) -> None:
+        guess = HashContract(
+            algorithm="sha256", block_size=block_size, seed=next(iter(seeds), DEFAULT_SEED)
+        )
+        self.candidate = candidate
+        self.capacity_blocks = capacity_blocks
+        self.counters = StreamCounters() if counters is None else counters
+        self.on_applied: Callable[[CandidateId], None] | None = None  # after each batch
+        self.epoch = 0  # counts up whenever everything known is forgotten
+        self._blocks = RankBlocks(
+            index,
+            candidate,
+            self.counters,
+            contract=guess,
+            seeds=seeds,
+            lora_paths=lora_paths,
+            pool_stored=pool_stored,
+        )
+        self._history = History(self.counters, has_replay=has_replay)
+        self._has_understood = False
+        self._is_partial = False
+        self._is_resuming = False  # what the engine did since is not all read yet
+        self._lost_reason: str | None = None  # what is missing until the next epoch
+        self._distrust: str | None = None
+        self._disconnected_s: float | None = None
+        self._reread_backoff = Backoff(*REREAD_S)
+        self._reread_s: float | None = None  # when history is, or was, read again
+
+    # -- for readers -------------------------------------------------------------------------
+
+    @property
+    def contract(self) -> HashContract:
+        """How to hash a prompt so that it meets this candidate's blocks."""
+        return self._blocks.contract
+
+    @property
+    def position(self) -> Position | None:
+        """The last batch that is in the index; None: none is, or history begins anew."""
+        return self._history.position
+
+    def has_seen(self, position: Position) -> bool:
+        """Tell whether a batch is among the last thousand that are in the index."""
+        return self._history.has_seen(position)
+
+    @property
+    def has_history(self) -> bool:
+        """Whether what can be known of the time before now is known."""
+        return self._history.is_settled and not self._is_resuming
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether its matches are not to be believed until history is read again."""
+        return self._distrust is not None
+
+    @property
+    def state(self) -> StreamState:
+        """How much the index can be believed about this candidate."""
+        return self.standing()[0]
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, for operators; empty if EXACT."""
+        return self.standing()[1]
+
+    def standing(self) -> tuple[StreamState, str]:
+        """Tell state and reason; of several reasons the gravest."""
+        if not self._has_understood:
+            if self.counters.num_undecodable:
+                return "blind", "its events are not understood"
+            return "blind", self._lost_reason or "no events yet"
+        phase = self._blocks.phase
+        for is_so, reason in (
+            (self._distrust is not None, self._distrust),
+            (self._is_resuming, "resuming: believed as it was, until a replay has proven it"),
+            (self._disconnected_s is not None, "publisher unreachable"),
+            (phase is Phase.TRANSLATED, "hashes cannot be computed, translated"),
+            (phase is Phase.SEARCHING, "hash contract not verified yet"),
+            (bool(self._lacks), self._lacks),
+        ):
+            if is_so:
+                return "degraded", reason or ""
+        return "exact", ""
+
+    def standing_now(self) -> Standing:
+        """Tell other routers how it stands; with `position` one of them can `resume` it."""
+        state, reason = self.standing()
+        return Standing(
+            state=state,
+            reason=reason,
+            contract=self.contract,
+            capacity_blocks=self.capacity_blocks,
+            is_verified=self._blocks.phase is not Phase.SEARCHING,
+            is_distrusted=self.is_distrusted,
+            lacks=self._lacks,
+            is_proven=not self._is_resuming,
+        )
+
+    @property
+    def _lacks(self) -> str:
+        """What was missed in this epoch; empty: nothing."""
+        if self._lost_reason is not None:
+            return self._lost_reason
+        return "history before we joined is lost" if self._is_partial else ""
+
+    # -- taking over -------------------------------------------------------------------------
+
+    def resume(self, position: Position, standing: Standing, now_s: float) -> bool:
+        """Start on top of what the index holds: the state after the batch at `position`.
+
+        For a new stream, before anybody listens. A replay has to prove that the engine is the one
+        that wrote the batch (router.kv_events.sequence); if it is not, everything is forgotten.
+        Until then the state is DEGRADED and matches are believed: they are as old as the router
+        whose state it was is dead. If nobody can be reached they are believed for `BLIND_AFTER_S`.
+
+        Args:
+            position: Of whoever followed the engine up to now.
+            standing: Its standing there.
+            now_s: Monotonic time.
+
+        Returns:
+            False where it cannot be done, and the index was cleared: translated hashes (nobody
+            else has the translation), a blind or distrusted state.
+        """
+        if (
+            standing.contract.algorithm == "warmroute"
+            or standing.state == "blind"
+            or standing.is_distrusted
+        ):
+            self._begin_epoch()
+            return False
+        self._blocks.take_over(standing.contract, is_verified=standing.is_verified)
+        self._history.resume(position)
+        self._has_understood = True
+        self._is_resuming = True
+        self._lost_reason = standing.lacks or None
+        self._disconnected_s = now_s
+        return True
+
+    # -- the connection ----------------------------------------------------------------------
+
+    def opened(self, *, has_replay: bool) -> None:
+        """Somebody listens now; learn whether there is a replay endpoint."""
+        self._history.opened(has_replay=has_replay)
+
+    def connected(self) -> None:
+        """The publisher is (again) there: ask for what was missed, and whether it is the same."""
+        self._disconnected_s = None
+        self._history.doubt()
+
+    def disconnected(self, now_s: float) -> None:
+        """The publisher is gone; what it held is believed for `BLIND_AFTER_S` more."""
+        if self._disconnected_s is None:
+            self._disconnected_s = now_s
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: a publisher gone for long leaves the candidate BLIND."""
+        gone_s = self._disconnected_s
+        if self._has_understood and gone_s is not None and now_s - gone_s >= BLIND_AFTER_S:
+            self._history.forget()
+            self._begin_epoch()
+            self._has_understood = False
+            self._lost_reason = "event stream lost"
+        elif self._lost_reason == NOT_UNDERSTOOD and gone_s is None:
+            self._reread(now_s)
+
+    def failed(self, reason: str) -> None:
+        """Note, on a new stream, why the one before it ended: nothing is known any more."""
+        self.counters.num_failures += 1
+        self._lost_reason = reason
+
+    def verify(self) -> None:
+        """Ask for the last batch again: is it the same engine, and was nothing missed?
+
+        Cheap (one batch comes back); for quiet streams and after a health probe's suspicion.
+        """
+        if self._history.wanted is None:
+            self._history.trust_replay()
+            self._history.ask()
+
+    # -- batches and replay ------------------------------------------------------------------
+
+    def receive(self, sequence: int, payload: bytes) -> None:
+        """Take a live batch: apply it, ignore it, or want history first."""
+        self._act(self._history.live(sequence, _mark(payload)), payload)
+
+    @property
+    def wanted_replay(self) -> int | None:
+        """The sequence to replay from, None: nothing is missing."""
+        return self._history.wanted
+
+    def begin_replay(self) -> int:
+        """Start the wanted replay; ended by `end_replay`, whatever comes of it."""
+        return self._history.begin_replay()
+
+    def replayed(self, sequence: int, payload: bytes) -> None:
+        """Take one reply, in order."""
+        self._act(self._history.reply(sequence, _mark(payload)), payload)
+
+    def end_replay(self, *, is_complete: bool) -> None:
+        """Finish a replay: the end marker came, or (not complete) it broke off or timed out."""
+        self._act(self._history.end_replay(is_complete=is_complete), b"")
+
+    # -- trust -------------------------------------------------------------------------------
+
+    def distrust(self, reason: str) -> None:
+        """Stop believing (the audit found predictions wrong) and read history again.
+
+        Where there is none to read, everything is forgotten at once. A second doubt while history
+        is being read does not begin it again: several routers may have the same one.
+        """
+        is_reading = self._distrust is not None and self._history.wanted is not None
+        self._distrust = reason
+        if not is_reading:
+            self.resync()
+
+    def resync(self) -> None:
+        """Begin anew with the whole history, as far as it goes."""
+        self._history.trust_replay()
+        if not self._history.ask_all():
+            self._begin_epoch()
+            self._is_partial = True
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _reread(self, now_s: float) -> None:
+        """Read history again, sooner or later: a part of it was not understood."""
+        if self._history.wanted is not None:
+            return
+        due_s = self._reread_s
+        if due_s is None:
+            self._reread_s = now_s + self._reread_backoff.next_s()
+        elif now_s >= due_s:
+            if now_s - due_s > REREAD_S[1]:  # it went well for long
+                self._reread_backoff.reset()
+            self._history.trust_replay()
+            self._history.ask_all()
+            self._reread_s = now_s + self._reread_backoff.next_s()
+
+    def _act(self, verdict: Verdict, payload: bytes) -> None:
+        match verdict:
+            case Verdict.APPLY:
+                self._apply(payload)
+            case Verdict.BEGIN | Verdict.BEGIN_PARTIAL:
+                self._begin_epoch()
+                self._is_partial = verdict is Verdict.BEGIN_PARTIAL
+                self._apply(payload)
+            case Verdict.EMPTY:
+                self._begin_epoch()
+            case Verdict.RESTARTED:
+                self._blocks.restart()
+                self._begin_epoch()
+        history = self._history
+        if self._is_resuming and history.is_proven and history.wanted is None:
+            self._is_resuming = False  # not by the first reply: the rest may clear everything
+
+    def _begin_epoch(self) -> None:
+        self._blocks.clear()
+        self.epoch += 1
+        self._is_partial = False
+        self._lost_reason = None
+        self._distrust = None
+        self._is_resuming = False
+
+    def _apply(self, payload: bytes) -> None:
+        """Apply the next batch; the one place where the index changes."""
+        num_clears = self.counters.num_clears
+        try:
+            batch = decode(payload, with_tokens=self._blocks.wants_tokens)
+            if not self._has_understood:
+                self._has_understood = True
+                self._blocks.clear()  # what was guessed while it was BLIND
+            self._blocks.apply(batch, payload)
+        except ValueError:  # of `apply`: tokens that nobody had to read before
+            self.counters.num_undecodable += 1
+            self._lost_reason = NOT_UNDERSTOOD
+            return
+        self.counters.num_batches += 1
+        if self.counters.num_clears > num_clears:  # history is complete from here
+            self._is_partial = False
+            self._lost_reason = None
+        if self._blocks.needs_history:
+            self._read_again()
+        if self.on_applied is not None:
+            self.on_applied(self.candidate)
+
+    def _read_again(self) -> None:
+        """Begin anew under another contract: what is indexed is named wrongly."""
+        self._blocks.needs_history = False
+        self._begin_epoch()
+        self._is_partial = True
+        self._history.ask_all()
+
+
+def _mark(payload: bytes) -> bytes:
+    """Tell batches apart: the head of the payload holds the engine's time stamp, 8 bytes."""
+    return payload[:10]

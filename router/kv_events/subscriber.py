@@ -1,0 +1,329 @@
+"""An engine's KV events over ZeroMQ: subscribe, drain, replay. The only module that imports zmq.
+
+What must live here: sockets, frames, endpoints. What must not: what a batch says or whether it is
+the next one (router.index). Source of the framing: ZmqEventPublisher in
+vllm/distributed/kv_events.py, 0.32.0.
+
+    published         topic, sequence (8 bytes, big-endian), payload
+    replay request    "", first wanted sequence                      (REQ framing, to a ROUTER)
+    replay reply      "", topic, sequence, payload                   each batch still buffered
+                      "", sequence, payload                          before the fix of vllm#45174
+    end of replay     sequence -1, empty payload, in the same shape
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.asyncio
+from msgspec import Meta, Struct
+from zmq.utils.monitor import parse_monitor_message
+
+from router.backoff import Backoff
+from router.errors import ConfigError, UpstreamUnreachable
+from router.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES
+
+logger = logging.getLogger(__name__)
+
+Message = tuple[int, bytes]
+"""Sequence and payload."""
+
+MAX_REPLAY_BYTES: Final = 1 << 30
+MAX_REPLAY_MESSAGES: Final = 200_000
+MAX_REPLAY_S: Final = 300.0
+"""A replay that is longer in any way has no end: vLLM's buffer has 10,000 batches by default."""
+
+MAX_DRAINED: Final = 256
+"""Messages taken at once; the caller yields to the loop before it takes more."""
+
+_WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})
+
+_LINK_EVENTS: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+
+_MAX_SOCKETS: Final = 16_384  # of the process, three a rank; ZeroMQ's default is 1,023
+
+_RECONNECT_S: Final = (1.0, 60.0)
+
+_SUB_HWM: Final = 100_000  # the publisher's own default; beyond it batches are lost, and replayed
+_REPLAY_HWM: Final = 4_000  # beyond it the ROUTER drops replies, and they are asked for again
+
+
+_Address = Annotated[str, Meta(max_length=1_024)]
+
+
+class EventSource(Struct, frozen=True):
+    """Where one rank publishes its KV events (vLLM's KVEventsConfig, resolved)."""
+
+    endpoint: _Address
+    replay_endpoint: _Address | None = None
+    topic: _Address = ""
+    enable_kv_cache_events: bool = True
+    publisher: str | None = "zmq"  # "null": events are made and thrown away
+
+
+class Received(Struct, frozen=True):
+    """What one wait brought: batches in order, and whether the publisher came or went.
+
+    `is_up` None: no change. After True there may be batches missing before the first one here.
+    """
+
+    messages: list[Message]
+    is_up: bool | None = None
+    num_odd: int = 0  # messages of no known shape; where it was a batch there is a gap
+
+
+class EngineEvents:
+    """The event stream of one rank.
+
+    ZeroMQ reconnects by itself where a connection ends. Where the other side broke the protocol, or
+    said more than `MAX_PAYLOAD_BYTES` at once, it gives the connection up for good: so one that is
+    down for some time is made anew.
+
+    Args:
+        endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.
+        replay_endpoint: Where it replays; None: nowhere.
+        topic: Prefix of the topics wanted; empty for all.
+        replay_timeout_s: Longest wait for the next replay reply.
+
+    Raises:
+        ConfigError: ZeroMQ cannot make sense of the endpoint.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        *,
+        replay_timeout_s: float = 5.0,
+        context: zmq.asyncio.Context | None = None,
+    ) -> None:
+        self._context = context or _shared_context()
+        self._replay_endpoint = replay_endpoint
+        self._replay_timeout_s = replay_timeout_s
+        self.endpoint = endpoint
+        self._is_odd_logged = False
+        self._backoff = Backoff(*_RECONNECT_S)
+        self._up_s: float | None = None  # since when it is connected; None: it is not
+        self._reconnect_s = time.monotonic() + self._backoff.next_s()
+        self._sub = self._context.socket(zmq.SUB)
+        _configure(self._sub, endpoint, _SUB_HWM)
+        self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self._monitor = self._sub.get_monitor_socket(_LINK_EVENTS)
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._sub, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        try:
+            _connect(self._sub, endpoint)
+        except ConfigError:
+            self.close()
+            raise
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether there is a replay endpoint."""
+        return self._replay_endpoint is not None
+
+    def close(self) -> None:
+        """Close the sockets; idempotent."""
+        if not self._sub.closed:
+            self._sub.disable_monitor()
+            self._monitor.close(linger=0)
+            self._sub.close(linger=0)
+
+    async def receive(self, timeout_s: float) -> Received:
+        """Wait for something, then take what is there, at most `MAX_DRAINED` messages.
+
+        Raises:
+            UpstreamUnreachable: The socket failed (not: the engine is gone, that is no error).
+        """
+        try:
+            await self._poller.poll(round(timeout_s * 1000))
+            messages, num_odd = self._drain_messages()
+            is_up = self._drain_link()
+            self._note_link(is_up)
+            return Received(messages, is_up, num_odd)
+        except zmq.ZMQError as exc:
+            raise UpstreamUnreachable(self.endpoint, f"event stream failed: {exc}") from exc
+
+    def _drain_messages(self) -> tuple[list[Message], int]:
+        messages: list[Message] = []
+        num_odd = 0
+        for frames in _drain(self._sub, MAX_DRAINED):
+            sequence = -1
+            if len(frames) == 3 and len(frames[1]) == 8:
+                sequence = int.from_bytes(frames[1], "big", signed=True)
+            if sequence >= 0:
+                messages.append((sequence, frames[2]))
+                continue
+            num_odd += 1
+            if not self._is_odd_logged:
+                self._is_odd_logged = True
+                logger.warning("event message of unknown shape", extra={"endpoint": self.endpoint})
+        return messages, num_odd
+
+    def _drain_link(self) -> bool | None:
+        is_up: bool | None = None
+        for frames in _drain(self._monitor, MAX_DRAINED):
+            event = parse_monitor_message(frames)["event"]
+            is_up = event == zmq.Event.HANDSHAKE_SUCCEEDED
+        return is_up
+
+    def _note_link(self, is_up: bool | None) -> None:
+        """Connect anew, with growing pauses, where ZeroMQ may have given up."""
+        now_s = time.monotonic()
+        if is_up:
+            self._up_s = now_s
+        elif is_up is not None:
+            if self._up_s is not None and now_s - self._up_s > _RECONNECT_S[1]:
+                self._backoff.reset()
+            self._up_s = None
+            self._reconnect_s = now_s + self._backoff.next_s()
+        elif self._up_s is None and now_s >= self._reconnect_s:
+            self._reconnect_s = now_s + self._backoff.next_s()
+            with suppress(zmq.ZMQError):  # it has given up: there is nothing to disconnect
+                self._sub.disconnect(self.endpoint)
+            self._sub.connect(self.endpoint)
+
+    @asynccontextmanager
+    async def replay(self, start: int) -> AsyncIterator[Replies]:
+        """Ask for all batches from sequence `start` that the engine still has.
+
+        Raises:
+            UpstreamUnreachable: The socket failed. A dead peer is no error but no reply.
+        """
+        assert self._replay_endpoint is not None
+        dealer = self._context.socket(zmq.DEALER)
+        try:
+            _configure(dealer, self._replay_endpoint, _REPLAY_HWM)
+            _connect(dealer, self._replay_endpoint)
+            await dealer.send_multipart([b"", start.to_bytes(8, "big")])
+            yield Replies(dealer, self._replay_timeout_s)
+        except zmq.ZMQError as exc:
+            raise UpstreamUnreachable(self._replay_endpoint, f"replay failed: {exc}") from exc
+        finally:
+            dealer.close(linger=0)
+
+
+class Replies:
+    """The answer to one replay request, in pieces."""
+
+    __slots__ = ("_dealer", "_num_bytes", "_num_messages", "_timeout_s", "_until_s", "is_complete")
+
+    def __init__(self, dealer: zmq.asyncio.Socket, timeout_s: float) -> None:
+        self._dealer = dealer
+        self._timeout_s = timeout_s
+        self._num_bytes = 0
+        self._num_messages = 0
+        self._until_s = time.monotonic() + MAX_REPLAY_S
+        self.is_complete = False  # the end marker was seen
+
+    async def receive(self) -> list[Message]:
+        """Wait for replies and take what is there; empty: the end, or nothing came in time.
+
+        Raises:
+            ValueError: A reply of no known shape, or no end of them.
+        """
+        if self.is_complete:
+            return []
+        await self._dealer.poll(round(self._timeout_s * 1000))
+        messages: list[Message] = []
+        for frames in _drain(self._dealer, MAX_DRAINED):
+            message = parse_reply(frames)
+            if message is None:
+                self.is_complete = True
+                break
+            messages.append(message)
+            self._num_bytes += len(message[1])
+        self._num_messages += len(messages)
+        if (
+            self._num_bytes > MAX_REPLAY_BYTES
+            or self._num_messages > MAX_REPLAY_MESSAGES
+            or time.monotonic() > self._until_s
+        ):
+            raise ValueError(f"a replay without end: {self._num_messages} batches so far")
+        return messages
+
+
+def parse_reply(frames: Sequence[bytes]) -> Message | None:
+    """Read one reply in either shape, None: the end marker.
+
+    Raises:
+        ValueError: Neither shape.
+    """
+    if len(frames) not in (3, 4) or frames[0] != b"" or len(frames[-2]) != 8:
+        raise ValueError(f"replay reply of unknown shape: {[len(frame) for frame in frames]} bytes")
+    if frames[-2] == END_OF_REPLAY:
+        return None
+    sequence = int.from_bytes(frames[-2], "big", signed=True)
+    if sequence < 0:
+        raise ValueError(f"replay reply of sequence {sequence}")
+    return sequence, frames[-1]
+
+
+def reachable_endpoint(endpoint: str, replica_url: str) -> str:
+    """Turn the endpoint an engine says it binds into one to connect to.
+
+    `tcp://*:5557` names every interface of the engine's machine: take the replica's own host. An
+    endpoint that names a host stays what it is: for `tcp://*:0` vLLM tells the address it bound.
+    (Configured with a host it connects there instead of binding, and nobody can subscribe to it.)
+
+    Raises:
+        ValueError: Neither tcp nor ipc, or a tcp endpoint without a port.
+    """
+    scheme, separator, address = endpoint.partition("://")
+    if scheme == "ipc" and address:
+        return endpoint
+    host, colon, port = address.rpartition(":")
+    if scheme != "tcp" or not separator or not colon or not port.isdecimal():
+        raise ValueError(f"event endpoint {endpoint!r} is not tcp://HOST:PORT or ipc://PATH")
+    if host not in _WILDCARDS:
+        return endpoint
+    replica_host = urlsplit(replica_url).hostname
+    if not replica_host:
+        raise ValueError(f"replica URL {replica_url!r} names no host")
+    return (
+        f"tcp://[{replica_host}]:{port}" if ":" in replica_host else f"tcp://{replica_host}:{port}"
+    )
+
+
+def _shared_context() -> zmq.asyncio.Context:
+    context = zmq.asyncio.Context.instance()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)  # heeded before the first socket only
+    return context
+
+
+def _configure(socket: zmq.asyncio.Socket, endpoint: str, receive_hwm: int) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, receive_hwm)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)  # beyond it ZeroMQ hangs up
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)  # ms; ZeroMQ adds its own jitter
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)  # a machine that lost its power says no goodbye
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+
+
+def _connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as exc:
+        raise ConfigError(f"event endpoint {endpoint!r}: {exc}") from exc
+
+
+def _drain(socket: zmq.asyncio.Socket, max_messages: int) -> list[list[bytes]]:
+    """Take waiting messages without awaiting each: 2 us a message instead of 60."""
+    plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
+    taken: list[list[bytes]] = []
+    try:
+        while len(taken) < max_messages:
+            taken.append(plain.recv_multipart(zmq.NOBLOCK))
+    except zmq.Again:
+        pass
+    return taken

@@ -1,0 +1,279 @@
+"""What routers tell one another through Redis: the structs, and how they are packed.
+
+Two streams. The *log* tells what became of blocks: one router feeds a candidate's part of it (it
+holds the lease), the others follow. The *work* stream tells what each router has in flight, so that
+load, claims and sessions count everywhere.
+
+Whatever is said about blocks is absolute (these are held now, of this one there are n copies now),
+never relative: an entry applied twice, or on top of a snapshot that has it already, does nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Annotated, Literal, NewType
+
+import msgspec
+from msgspec import Meta, Struct
+
+from policies.view import CandidateId
+from router.contracts import BlockKey, HashContract
+from router.decoding import decoder
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]  # or milliseconds; no NaN is in it
+Text = Annotated[str, Meta(max_length=1_024)]
+Keys = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+"""What is read of Redis is held in these bounds: whatever is there must not break arithmetic."""
+
+MAX_RECORDS = 4_096
+"""Replicas, or experiments, that are read of the registry."""
+
+SCHEMA = 1
+"""Of everything in Redis. A router refuses data of another schema rather than misread it."""
+
+FeedId = NewType("FeedId", str)
+"""What routers call a candidate among themselves: its replica's configured name, or its base URL
+where it was given none, and `#rank`. Two routers may number their replicas differently."""
+
+Feed = Annotated[FeedId, Meta(max_length=2_048)]
+
+POOL = CandidateId("pool")
+"""Stands for the pool where a candidate is asked for; no replica may have this name."""
+
+
+def pool_feed(model: str) -> FeedId:
+    """Name the feed that tells what the shared pool holds of a base model's blocks."""
+    return FeedId(f"pool/{model}")
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def pack_keys(keys: Iterable[BlockKey]) -> bytes:
+    """Pack block keys, 8 bytes each, little-endian (0.02 us a key)."""
+    packed = array("Q", keys)
+    if sys.byteorder == "big":  # pragma: no cover
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_keys(packed: bytes) -> list[BlockKey]:
+    """Undo `pack_keys`.
+
+    Raises:
+        ValueError: the length is no multiple of 8.
+    """
+    keys = array("Q")
+    keys.frombytes(packed)
+    if sys.byteorder == "big":  # pragma: no cover
+        keys.byteswap()
+    return keys.tolist()  # type: ignore[return-value]
+
+
+# -- the log: what became of blocks --------------------------------------------------------------
+
+SharedTier = Literal["gpu", "cpu", "pool"]
+
+
+class Position(Struct, frozen=True, array_like=True):
+    """The last batch of an engine's event stream that went into a state.
+
+    `mark` tells that batch from another engine's of the same number; see router.kv_events.sequence.
+    """
+
+    sequence: Number
+    mark: Annotated[bytes, Meta(max_length=64)]
+
+
+class Standing(Struct, frozen=True, array_like=True):
+    """How the router that feeds a candidate stands to it.
+
+    `state` and `reason` are for people; what follows says what another router has to know if it
+    is to go on in this one's place.
+    """
+
+    state: Literal["exact", "degraded", "blind"]
+    reason: Text
+    contract: HashContract
+    capacity_blocks: Count
+    is_verified: bool = True  # the contract was found in the engine's events, not guessed
+    is_distrusted: bool = False  # matches must not be believed until history is read again
+    lacks: Text = ""  # what the index has missed, until the next epoch
+    is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
+
+
+class TierChange(Struct, frozen=True, array_like=True):
+    """What became of blocks on one tier; keys packed, each in one of the two at most."""
+
+    tier: SharedTier
+    stored: Keys = b""  # held now
+    removed: Keys = b""  # not held now
+    copies: tuple[tuple[BlockKey, int], ...] = ()  # held, in so many copies: n > 1, or 1 again
+
+
+class Delta(Struct, frozen=True, array_like=True):
+    """What changed in one feed since its last delta.
+
+    `number` counts a feed's deltas: it tells the writer that nothing was lost or written by
+    another in between. The first delta of an epoch has `cleared`: all before it is forgotten, on
+    gpu and cpu tier (what the pool holds is no replica's).
+
+    `continues`: the rest of what changed follows in the next delta. Until one comes that does not
+    continue, the feed has no position: blocks of several moments are mixed, and who resumed from
+    any position would count copies twice.
+    """
+
+    feed: Feed
+    number: Number
+    cleared: bool = False
+    changes: tuple[TierChange, ...] = ()
+    position: Position | None = None  # None: as before; after a clear or `continues`: unknown
+    standing: Standing | None = None  # None: as before
+    pool: Feed | None = None  # whom changes on tier pool are about; None: this feed itself
+    continues: bool = False
+
+
+class FeedState(Struct, frozen=True, array_like=True):
+    """Where one feed stands in Redis.
+
+    `is_fed`, which only a snapshot tells: the last delta was written by the router that holds the
+    lease. Else nobody has led since, for an unknown time, or the one who leads now has not read yet
+    what its engine did meanwhile.
+    """
+
+    number: Number  # of the last delta written
+    position: Position | None
+    standing: Standing | None
+    is_fed: bool = True
+
+
+# -- the work stream: what is in flight ----------------------------------------------------------
+
+
+class Began(Struct, frozen=True, array_like=True, tag="began"):
+    """A request was sent to a candidate; its lease and its claim count from here.
+
+    `claimed` packs the keys that will be computed there; `num_held` blocks lie before them, and
+    `held` packs those, of BLIND candidates alone: what is guessed there is the whole chain.
+    """
+
+    number: Number  # of the lease, unique in its router's life
+    feed: Feed
+    num_uncached_tokens: Count
+    num_cached_tokens: Count  # the fetched ones included
+    num_fetched_tokens: Count
+    streams: bool
+    claimed: Keys = b""
+    num_held: Count = 0
+    session_hash: int | None = None
+    held: Keys = b""
+
+
+class Answered(Struct, frozen=True, array_like=True, tag="answered"):
+    """A request's first token came, after so long; None: nobody saw when."""
+
+    number: Number
+    ttft_ms: Seconds | None = None
+
+
+class Ended(Struct, frozen=True, array_like=True, tag="ended"):
+    """A request's lease ended; `computed`: its blocks are there, their events may still come."""
+
+    number: Number
+    computed: bool
+
+
+class Alive(Struct, frozen=True, array_like=True, tag="alive"):
+    """A heartbeat: the router lives, and of the leases up to number `last` these are open.
+
+    All others of it up to there are over. What began after the heartbeat was made has a higher
+    number, so it is safe from a heartbeat that is heard late, twice, or after a newer `Load`.
+    """
+
+    open: tuple[Number, ...] = ()
+    last: Number = 0
+
+
+class Doubted(Struct, frozen=True, array_like=True, tag="doubted"):
+    """A candidate's predictions turned out wrong: whoever feeds it must read history again."""
+
+    feed: Feed
+    reason: Text
+
+
+class Registered(Struct, frozen=True, array_like=True, tag="registered"):
+    """The registry of replicas changed: read it again."""
+
+
+class TenantUsage(Struct, frozen=True, array_like=True):
+    """What a router let through of a tenant, ever, and what it sees left of its limits."""
+
+    tenant: Text  # its name
+    num_requests: Number
+    num_tokens: Number  # uncached
+    requests_left: int | None  # None: no such limit
+    tokens_left: int | None
+
+
+class Consumed(Struct, frozen=True, array_like=True, tag="consumed"):
+    """Tenants' usage at one router; those not named are as they were."""
+
+    usages: tuple[TenantUsage, ...]
+
+
+Note = Began | Answered | Ended | Alive | Doubted | Registered | Consumed
+
+
+class Notes(Struct, frozen=True, array_like=True):
+    """An entry of the work stream."""
+
+    router: Text  # unique to the process
+    notes: tuple[Note, ...]
+
+
+class OpenLease(Struct, frozen=True, array_like=True):
+    """A lease that was open when a router was asked; answered ones claim nothing any more."""
+
+    began: Began
+    age_s: Seconds
+    is_answered: bool
+
+
+class Load(Struct, frozen=True, array_like=True):
+    """All that one router has in flight, for one that joins: leases up to number `last`."""
+
+    last: Number
+    open: tuple[OpenLease, ...]
+
+
+class SessionState(Struct, frozen=True, array_like=True):
+    """A session's last turn, as routers share it."""
+
+    feed: Feed
+    num_turns: Count
+    gap_s: Seconds | None
+
+
+class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica in the registry, by name. `removed`: it must go from wherever it is configured."""
+
+    url: Text
+    events: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    replay: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    draining: bool = False
+    removed: bool = False
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_delta = decoder(Delta, "msgpack")
+decode_position = decoder(Position, "msgpack")
+decode_standing = decoder(Standing, "msgpack")
+decode_state = decoder(FeedState, "msgpack")
+decode_notes = decoder(Notes, "msgpack")
+decode_load = decoder(Load, "msgpack")
+decode_session = decoder(SessionState, "msgpack")
+decode_record = decoder(ReplicaRecord, "msgpack")

@@ -1,0 +1,325 @@
+"""Everything known of one Mooncake pool: its objects' key patterns, and a directory per model.
+
+What must live here: whose objects are whose, from whatever source. What must not: HTTP and ZMQ
+(router.pool.master), when to ask (router.pool.follower).
+
+A model's pattern is learned. A digest does not name its model, so two models with one tokenizer
+may share digests; the key's own model field decides between them, digests decide everything else:
+prefixes, namespaces, fingerprints, groups.
+
+    listing: begin -> listed ... -> settle (in slices) -> True      or abandon, at any time
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from msgspec import Struct
+
+from router.contracts import BlockKey
+from router.pool.directory import PoolDirectory
+from router.pool.keys import KeyPattern, PatternTable
+
+_MAX_EVIDENCE: Final = 4096  # blocks of a model that are remembered to know its objects by
+_SAMPLE: Final = 8  # blocks of an event or a prompt that become evidence
+
+
+class PoolCounters(Struct):
+    """What was learned from where; read at scrape time."""
+
+    num_stored: int = 0  # blocks, from engines' events
+    num_objects: int = 0  # in the last listing
+    num_unknown_keys: int = 0  # in the last listing: they name no block
+    num_unclaimed: int = 0  # blocks in the last listing that belong to no model here
+    num_events: int = 0  # of the master's stream
+    num_listings: int = 0
+    num_restarts: int = 0
+    num_corrections: int = 0  # blocks that verification found otherwise than thought
+
+
+class SharedPool:
+    """The pool as this router knows it.
+
+    `is_up` says whether the directories are to be believed: the master answers, and what is known
+    of it is of its present life.
+    """
+
+    __slots__ = (
+        "_evidence",
+        "_hints",
+        "_is_listing",
+        "_max_blocks",
+        "_settling",
+        "_table",
+        "allocated_bytes",
+        "bytes_per_object",
+        "capacity_bytes",
+        "counters",
+        "directories",
+        "is_up",
+        "listed_s",
+        "patterns",
+        "reason",
+        "wants_listing",
+    )
+
+    def __init__(self, *, max_blocks: int = 4_000_000) -> None:
+        self._max_blocks = max_blocks
+        self._table = PatternTable()
+        self._hints: dict[str, frozenset[str]] = {}
+        self._evidence: dict[str, OrderedDict[BlockKey, None]] = {}
+        self._is_listing = False
+        self._settling: Iterator[int] | None = None
+        self.directories: dict[str, PoolDirectory] = {}
+        self.patterns: dict[str, KeyPattern] = {}  # model -> what its objects' keys look like
+        self.bytes_per_object: float | None = None  # this and the next two: as the master says
+        self.allocated_bytes: int | None = None
+        self.capacity_bytes: int | None = None
+        self.listed_s: float | None = None  # when the last listing was complete
+        self.counters = PoolCounters()
+        self.is_up = False
+        self.reason = "not asked yet"
+        self.wants_listing = True
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def directory(self, model: str) -> PoolDirectory:
+        """Return the directory of a base model; a new one knows nothing yet."""
+        directory = self.directories.get(model)
+        if directory is None:
+            directory = PoolDirectory(model, max_blocks=self._max_blocks)
+            if self._is_listing:
+                directory.begin_listing()
+            self.directories[model] = directory
+        return directory
+
+    def match(self, model: str, chain: Sequence[BlockKey]) -> int:
+        """Count the leading blocks of `chain` in the pool; 0 while it is not to be believed."""
+        directory = self.directories.get(model)
+        return directory.match(chain) if self.is_up and directory is not None else 0
+
+    def names(self, model: str, digest: bytes) -> list[str]:
+        """Name the objects that make a block of a model; empty: its pattern is not known."""
+        pattern = self.patterns.get(model)
+        return pattern.names(digest) if pattern is not None else []
+
+    @property
+    def lacks_patterns(self) -> bool:
+        """Whether there is a model with blocks in the pool whose objects cannot be named yet."""
+        return any(
+            len(directory) and model not in self.patterns
+            for model, directory in self.directories.items()
+        )
+
+    def bytes_per_block(self, model: str) -> float | None:
+        """Tell what a block of a model takes; the mean of all models that are in the pool."""
+        pattern = self.patterns.get(model)
+        if self.bytes_per_object is None or pattern is None:
+            return None
+        return self.bytes_per_object * pattern.num_ranks
+
+    # -- what engines and prompts say --------------------------------------------------------
+
+    def add_model(self, model: str, hints: Collection[str]) -> None:
+        """Serve a base model, whose objects' model field may be one of `hints`."""
+        self._hints[model] = self._hints.get(model, frozenset()) | frozenset(filter(None, hints))
+        self.directory(model)
+
+    def stored(self, model: str, keys: Sequence[BlockKey]) -> None:
+        """Note whole blocks that an engine of the model says it stored."""
+        self.directory(model).stored(keys)
+        self.counters.num_stored += len(keys)
+        self.named(model, keys)
+        if model not in self.patterns:
+            self.wants_listing = True
+
+    def named(self, model: str, keys: Sequence[BlockKey]) -> None:
+        """Note that blocks of such names are the model's, wherever they are: a prompt's chain."""
+        evidence = self._evidence.setdefault(model, OrderedDict())
+        for key in keys[:: max(1, len(keys) // _SAMPLE)]:
+            evidence[key] = None
+            evidence.move_to_end(key)
+        while len(evidence) > _MAX_EVIDENCE:
+            evidence.popitem(last=False)
+        if model not in self.patterns and any(
+            key in pattern.blocks for pattern in self._table.patterns for key in keys[:1]
+        ):
+            self.wants_listing = True
+
+    def verified(
+        self, model: str, present: Collection[BlockKey], missing: Collection[BlockKey]
+    ) -> int:
+        """Note what the master said about blocks; return of how many it was otherwise thought."""
+        directory = self.directory(model)
+        num_new = sum(key not in directory for key in present)
+        directory.stored(present)
+        num_gone = directory.removed(missing)
+        self.counters.num_corrections += num_new + num_gone
+        if num_gone:
+            self.wants_listing = True  # evictions do not come alone
+        return num_new + num_gone
+
+    # -- what the master says ----------------------------------------------------------------
+
+    def found(self) -> None:
+        """The master answers, and is the one that was known."""
+        self.is_up = True
+        self.reason = ""
+
+    def lost(self, reason: str) -> None:
+        """The master does not answer: no engine will find anything there either."""
+        self.is_up = False
+        self.reason = reason
+        self.wants_listing = True
+
+    def restarted(self) -> None:
+        """The master has begun anew, with nothing."""
+        self.counters.num_restarts += 1
+        self.wants_listing = True
+        for directory in self.directories.values():
+            directory.clear()
+        for pattern in self._table.patterns:
+            pattern.blocks = {}
+
+    def object_stored(self, key: str) -> None:
+        """Take one object of the master's event stream."""
+        self.counters.num_events += 1
+        found = self._table.parse(key)
+        if found is None:
+            return
+        pattern, bit, block = found
+        directories = self._claimants(pattern)
+        if not directories:
+            self.wants_listing = self.wants_listing or not pattern.blocks
+        elif any(block in directory for directory in directories):
+            return
+        bits = pattern.blocks.get(block, 0) | bit
+        if directories and pattern.is_whole(bits):
+            pattern.blocks.pop(block, None)
+            for directory in directories:
+                directory.stored((block,))
+        elif len(pattern.blocks) < self._max_blocks:
+            pattern.blocks[block] = bits
+
+    def object_removed(self, key: str) -> None:
+        """Take one object's removal: its block is not whole any more."""
+        self.counters.num_events += 1
+        found = self._table.parse(key)
+        if found is None:
+            return
+        pattern, bit, block = found
+        bits = pattern.blocks.pop(block, 0)
+        for directory in self._claimants(pattern):
+            if directory.removed((block,)):
+                bits = pattern.all_bits
+        if bits & ~bit:
+            pattern.blocks[block] = bits & ~bit
+
+    # -- listings ----------------------------------------------------------------------------
+
+    def begin_listing(self) -> None:
+        """A listing was asked for; events go on meanwhile."""
+        self._is_listing = True
+        self._settling = None
+        self.wants_listing = False
+        self.counters.num_objects = self.counters.num_unknown_keys = 0
+        for directory in self.directories.values():
+            directory.begin_listing()
+        for pattern in self._table.patterns:
+            pattern.begin_listing()
+
+    def listed(self, keys: Iterable[str]) -> None:
+        """Take some lines of the listing (0.9 us a key)."""
+        parse, counters = self._table.parse, self.counters
+        for key in keys:
+            counters.num_objects += 1
+            found = parse(key)
+            if found is None:
+                counters.num_unknown_keys += 1
+                continue
+            pattern, bit, block = found
+            pattern.count(bit)
+            pattern.blocks[block] = pattern.blocks.get(block, 0) | bit
+
+    def settle(self, max_blocks: int) -> bool:
+        """After the last line: put some of it into effect; return whether there is more."""
+        if self._settling is None:
+            self._settling = self._settle(max_blocks)
+        if next(self._settling, None) is not None:
+            return True
+        self._settling = None
+        return False
+
+    def abandon_listing(self) -> None:
+        """The listing broke off: it says nothing about what it did not get to."""
+        self._is_listing = False
+        self._settling = None
+        self.wants_listing = True
+        for directory in self.directories.values():
+            directory.abandon_listing()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _settle(self, max_blocks: int) -> Iterator[int]:
+        """Confirm whole blocks, slice by slice, then drop what was not confirmed."""
+        for pattern in self._table.patterns:
+            pattern.settle_ranks()
+        self.patterns = self._claims()
+        num_unclaimed = 0
+        for pattern in self._table.patterns:
+            directories = self._claimants(pattern)
+            if not directories:
+                num_unclaimed += len(pattern.blocks)
+                continue
+            blocks, pattern.blocks = pattern.blocks, {}
+            items = iter(blocks.items())
+            while some := list(islice(items, max_blocks)):
+                whole = [block for block, bits in some if pattern.is_whole(bits)]
+                for directory in directories:
+                    directory.listed(whole)
+                if len(whole) < len(some):
+                    pattern.blocks.update(
+                        (block, bits) for block, bits in some if not pattern.is_whole(bits)
+                    )
+                yield len(some)
+        self._is_listing = False
+        for model, directory in list(self.directories.items()):
+            if num_unclaimed and model not in self.patterns:
+                directory.abandon_listing()  # its objects may be among those nobody could name
+                continue
+            while directory.sweep(max_blocks):
+                yield max_blocks
+        self.counters.num_unclaimed = num_unclaimed
+        self.counters.num_listings += 1
+
+    def _claims(self) -> dict[str, KeyPattern]:
+        """Find each model's pattern: by its blocks' names, else by its own name."""
+        return {
+            model: best
+            for model in self.directories
+            if (best := self._best_pattern(model)) is not None
+        }
+
+    def _best_pattern(self, model: str) -> KeyPattern | None:
+        evidence = self._evidence.get(model, ())
+        hints = self._hints.get(model, frozenset())
+        scored: list[tuple[bool, int, int, KeyPattern]] = []
+        for pattern in self._table.patterns:
+            num_known = sum(key in pattern.blocks for key in evidence)
+            scored.append((pattern.matches(hints), num_known, len(pattern.blocks), pattern))
+        proven = [entry for entry in scored if entry[1]]
+        named = [entry for entry in scored if entry[0] and entry[2]]
+        if proven:
+            return max(proven, key=lambda entry: entry[:3])[3]
+        if model in self.patterns:  # nothing of it is there now: what is known of it stays
+            return self.patterns[model]
+        return named[0][3] if len(named) == 1 else None
+
+    def _claimants(self, pattern: KeyPattern) -> list[PoolDirectory]:
+        """List the directories of the models whose objects have this pattern."""
+        return [
+            self.directories[model] for model, theirs in self.patterns.items() if theirs is pattern
+        ]

@@ -1,0 +1,196 @@
+"""What the shared pool holds of one base model's blocks, as far as anybody says so.
+
+What must live here: whole blocks by key, the leading blocks of a chain, the journal of changes.
+What must not: the names of objects (pool_keys), where knowledge comes from (shared_pool), I/O.
+
+Nobody tells everything: engines report what they stored, the master evicts in silence. So a block
+carries the number of the listing that last confirmed it, or that was about to be when it was
+stored; what a finished listing did not confirm goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from router.contracts import BlockKey
+from router.index.prefix import leading
+from router.messages import TierChange, pack_keys, unpack_keys
+
+_MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB
+
+
+class PoolDirectory:
+    """Blocks of one base model that the pool holds completely.
+
+    Args:
+        model: The base model.
+        max_blocks: Bound, oldest out first: the master may be one that cannot be listed.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_changes",
+        "_has_holes",
+        "_listing",
+        "_max_blocks",
+        "_removed",
+        "_swept",
+        "model",
+    )
+
+    def __init__(self, model: str, *, max_blocks: int = 4_000_000) -> None:
+        self.model = model
+        self._max_blocks = max_blocks
+        self._blocks: dict[BlockKey, int] = {}  # -> number of a listing, see above
+        self._listing = 0
+        self._removed: set[BlockKey] | None = None  # while a listing runs: it may be older
+        self._swept: Iterator[BlockKey] | None = None
+        self._has_holes = False
+        self._changes: dict[BlockKey, bool] | None = None  # held now? None: not journaled
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._blocks
+
+    def keys(self) -> list[BlockKey]:
+        """List the blocks: a snapshot."""
+        return list(self._blocks)
+
+    def match(self, chain: Sequence[BlockKey]) -> int:
+        """Count the leading blocks of `chain` that the pool holds.
+
+        Bisects, as for a replica, as long as all is known from engines' stores and nothing was ever
+        removed. The master evicts each object by its own last use, so what it lists has holes, and
+        then what lies before the boundary is walked over:
+        60 us for 1,000 blocks, 0.5 ms for 6,250 of a directory of a million.
+        """
+        blocks = self._blocks
+        if not chain or not blocks:
+            return 0
+        boundary = leading(chain, blocks, [])
+        if not self._has_holes or boundary < 2:
+            return boundary
+        before = chain[:boundary]
+        if all(map(blocks.__contains__, before)):
+            return boundary
+        return next(position for position, key in enumerate(before) if key not in blocks)
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def stored(self, keys: Collection[BlockKey]) -> None:
+        """Note blocks that are in the pool now."""
+        self._put(keys)
+        if self._removed:
+            self._removed.difference_update(keys)
+
+    def removed(self, keys: Iterable[BlockKey]) -> int:
+        """Note blocks that are not in the pool any more; return how many were thought to be."""
+        blocks, changes = self._blocks, self._changes
+        num_held = 0
+        for key in keys:
+            if self._removed is not None:
+                self._removed.add(key)
+            if blocks.pop(key, None) is not None:
+                num_held += 1
+                if changes is not None:
+                    changes[key] = False
+        self._has_holes = bool(blocks) and (self._has_holes or num_held > 0)
+        return num_held
+
+    def clear(self) -> None:
+        """Forget everything: the master began anew."""
+        self.removed(list(self._blocks))
+
+    # -- listings ----------------------------------------------------------------------------
+
+    def begin_listing(self) -> None:
+        """A listing begins: what is stored from here on need not be in it."""
+        self._listing += 1
+        self._removed = set()
+        self._swept = None
+
+    def listed(self, keys: Collection[BlockKey]) -> None:
+        """Note blocks that the listing shows, unless they were removed since it began."""
+        gone = self._removed
+        self._learn([key for key in keys if key not in gone] if gone else keys)
+
+    def sweep(self, max_blocks: int) -> bool:
+        """After the listing: drop some of what it did not show; return whether there is more."""
+        if self._swept is None:
+            self._removed = None
+            self._swept = iter(list(self._blocks))
+        blocks, listing = self._blocks, self._listing
+        looked_at = list(islice(self._swept, max_blocks))
+        self.removed([key for key in looked_at if blocks.get(key, listing) < listing])
+        return len(looked_at) == max_blocks
+
+    def abandon_listing(self) -> None:
+        """The listing broke off: it confirms what it showed and drops nothing."""
+        self._removed = None
+        self._swept = None
+
+    # -- among routers -----------------------------------------------------------------------
+
+    def journal(self, on: bool) -> None:
+        """Begin or end to note changes for others; what was not taken is dropped."""
+        self._changes = {} if on else None
+
+    def take_changes(self) -> TierChange | None:
+        """Take what has changed since the last call, or a part of it; None: nothing (any more)."""
+        if not self._changes:
+            return None
+        taken = self._changes
+        if len(taken) > _MAX_CHANGES:
+            taken = dict(islice(taken.items(), _MAX_CHANGES))
+            for key in taken:
+                del self._changes[key]
+        else:
+            self._changes = {}
+        return TierChange(
+            "pool",
+            pack_keys(key for key, is_held in taken.items() if is_held),
+            pack_keys(key for key, is_held in taken.items() if not is_held),
+        )
+
+    def apply(self, change: TierChange) -> None:
+        """Take over what another router took from its journal; not journaled here.
+
+        Raises:
+            ValueError: the keys are not packed as they should be.
+        """
+        stored, removed = unpack_keys(change.stored), unpack_keys(change.removed)
+        changes, self._changes = self._changes, None
+        self._learn(stored)
+        if self._removed:
+            self._removed.difference_update(stored)
+        self.removed(removed)
+        self._changes = changes
+
+    def load(self, keys: Iterable[BlockKey]) -> None:
+        """Hold exactly these blocks, from a snapshot; not journaled."""
+        self._blocks = dict.fromkeys(keys, self._listing)
+        self._has_holes = bool(self._blocks)  # nobody says what lay between them
+
+    def _learn(self, keys: Collection[BlockKey]) -> None:
+        """Put blocks that others know of: nobody says that what lies before them is there, too."""
+        if not self._has_holes and not self._blocks.keys() >= set(keys):
+            self._has_holes = True
+        self._put(keys)
+
+    def _put(self, keys: Iterable[BlockKey]) -> None:
+        blocks, changes, listing = self._blocks, self._changes, self._listing
+        if changes is None:
+            for key in keys:
+                blocks[key] = listing
+        else:
+            for key in keys:
+                if key not in blocks:
+                    changes[key] = True
+                blocks[key] = listing
+        if len(blocks) > self._max_blocks:
+            surplus = len(blocks) - self._max_blocks + self._max_blocks // 64
+            self.removed(list(islice(blocks, surplus)))

@@ -1,0 +1,256 @@
+"""The side path of the pool, top to bottom: what the Mooncake master says, into the directories.
+
+1. Look at the master's counters, often: is it there, is it the same one, did it evict?
+2. List its keys where that answers a doubt: at the start, after an eviction or a restart, where a
+   verification was surprised, where a model's keys are not known yet; else now and then.
+3. Follow its event stream, where it has one; a gap in it is a doubt, too.
+
+It never fails a request: what goes wrong is counted and logged once, the pool is not counted on,
+and requests go on without it. What nobody expected ends the run, and router.supervisor begins
+another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from router.config import MooncakeConfig
+from router.errors import PoolError, PoolGone, PoolLate
+from router.metrics import Metrics
+from router.pool.catalog import SharedPool
+from router.pool.master import SLICE, MasterApi, MasterEvents, MasterFigures, ObjectEvent
+from router.supervisor import keep_running
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE: Final = 2  # failures in a row before the pool is not counted on; nobody there: at once
+_LIST_SHARE: Final = 0.05  # of the time at most goes into listings, however often they are wanted
+_LIST_TIMEOUT_S: Final = 120.0
+_SOON_S: Final = 0.05
+_EVENTS_S: Final = 0.5
+_EVENTS_PAUSE_S: Final = 2.0
+
+
+class PoolFollower:
+    """Keeps the directories equal to what one master says.
+
+    `is_lister`: of several routers that share their directories only one asks for listings and
+    takes events; the others look at the counters.
+    """
+
+    def __init__(
+        self,
+        pool: SharedPool,
+        api: MasterApi,
+        config: MooncakeConfig,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_lister = True
+        self._figures: MasterFigures | None = None
+        self._pool = pool
+        self._api = api
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self._num_failures = 0
+        self._list_again_s = 0.0  # not before
+        self._said = ""
+        self._patterns: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as tg:
+            if self._config.events is not None:
+                events = partial(MasterEvents, self._config.events)
+                tg.create_task(self._keep_following(events), name="pool events")
+            while True:
+                await self.step()
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until it is time to look again: sooner, once a model's blocks could be named.
+
+        A router that joins has its engines' history at once, evicted blocks among it, and can
+        have nothing verified before a listing has told what the objects are called.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._config.poll_s
+        while (left_s := end_s - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, _SOON_S))
+            if self._pool.lacks_patterns and self._is_listing_due():
+                return
+
+    async def step(self) -> None:
+        """Look at the master once, and list its keys if that is due."""
+        try:
+            self._look(await self._api.figures())
+            if self._is_listing_due():
+                await self._list()
+            if self._pool.listed_s is not None or not self.is_lister:
+                self._pool.found()
+            self._num_failures = 0
+        except PoolError as exc:
+            self._fail(exc)
+        self._tell()
+
+    # ---------------------------------------------------------------- 1 counters
+
+    def _look(self, figures: MasterFigures) -> None:
+        before, self._figures = self._figures, figures
+        pool = self._pool
+        if figures.num_keys:
+            pool.bytes_per_object = figures.bytes_per_object
+        pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
+        if before is None:
+            return
+        if _fell(before.num_put_keys, figures.num_put_keys) or _fell(
+            before.num_evicted_keys, figures.num_evicted_keys
+        ):
+            logger.warning("the Mooncake master was restarted", extra={"master": self._api.url})
+            if self.is_lister:
+                pool.restarted()
+        elif figures.num_evicted_keys != before.num_evicted_keys or _fell(
+            before.num_keys, figures.num_keys
+        ):
+            pool.wants_listing = True
+
+    # ---------------------------------------------------------------- 2 listing
+
+    def _is_listing_due(self) -> bool:
+        now_s = self._clock()
+        if now_s < self._list_again_s:
+            return False
+        if not self.is_lister:  # it takes a listing to know what objects are called
+            return self._pool.lacks_patterns and self._pool.wants_listing
+        listed_s = self._pool.listed_s
+        is_old = listed_s is None or now_s - listed_s >= self._config.list_s
+        return is_old or self._pool.wants_listing
+
+    async def _list(self) -> None:
+        """Read a listing and put it into effect.
+
+        Raises:
+            PoolError: it broke off; what the directories had stays.
+        """
+        pool, started_s = self._pool, self._clock()
+        pool.begin_listing()
+        is_complete = False
+        try:
+            async with asyncio.timeout(_LIST_TIMEOUT_S):
+                await self._api.list_keys(pool.listed)
+            await self._settle()
+            is_complete = True
+        except TimeoutError as exc:
+            raise PoolLate(f"{self._api.url}/get_all_keys: not in {_LIST_TIMEOUT_S} s") from exc
+        finally:
+            if not is_complete:
+                pool.abandon_listing()
+            took_s = self._clock() - started_s
+            self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
+        pool.listed_s = self._clock()
+        self._metrics.pool_listing.observe(took_s)
+        self._tell_patterns()
+
+    async def _settle(self) -> None:
+        is_done = False
+        while not is_done:  # one slice a turn of the loop
+            await asyncio.sleep(0)
+            is_done = not self._pool.settle(SLICE)
+
+    # ---------------------------------------------------------------- 3 events
+
+    async def _keep_following(self, events: Callable[[], MasterEvents]) -> None:
+        def want_listing(_: str) -> None:
+            self._pool.wants_listing = True
+
+        await keep_running(
+            lambda: self._follow_events(events()),
+            follower="pool_events",
+            count=lambda kind: self._metrics.follower_failures.labels(kind).inc(),
+            on_failure=want_listing,
+        )
+
+    async def _follow_events(self, events: MasterEvents) -> None:
+        pool = self._pool
+        try:
+            while True:
+                try:
+                    received = await events.receive(_EVENTS_S)
+                except PoolError as exc:
+                    self._metrics.pool_failures.labels(exc.code).inc()
+                    logger.warning("the pool's event stream failed", extra={"reason": exc.message})
+                    await asyncio.sleep(_EVENTS_PAUSE_S)
+                    continue
+                if received.num_undecodable:
+                    self._metrics.pool_failures.labels("undecodable").inc(received.num_undecodable)
+                if received.is_up or received.has_gap:
+                    pool.wants_listing = True
+                for start in range(0, len(received.events) if self.is_lister else 0, SLICE):
+                    self._apply(received.events[start : start + SLICE])
+                    await asyncio.sleep(0)
+        finally:
+            events.close()
+
+    def _apply(self, events: list[ObjectEvent]) -> None:
+        for event in events:
+            if event.object_key is None:
+                continue
+            if event.event_type == "stored":
+                self._pool.object_stored(event.object_key)
+            elif event.event_type == "removed":
+                self._pool.object_removed(event.object_key)
+
+    # ---------------------------------------------------------------- what it says
+
+    def _fail(self, error: PoolError) -> None:
+        self._num_failures += 1
+        self._metrics.pool_failures.labels(error.code).inc()
+        if isinstance(error, PoolGone) or self._num_failures >= _PATIENCE or not self._pool.is_up:
+            self._pool.lost(error.message)
+
+    def _tell(self) -> None:
+        """Log what has changed, once."""
+        said = "up" if self._pool.is_up else self._pool.reason
+        if said == self._said:
+            return
+        self._said = said
+        if self._pool.is_up:
+            blocks = {model: len(found) for model, found in self._pool.directories.items()}
+            logger.info(
+                "pool found",
+                extra={"master": self._api.url, "blocks": sum(blocks.values())},
+            )
+        else:
+            logger.warning(
+                "pool lost: nothing is counted on there",
+                extra={"master": self._api.url, "reason": said},
+            )
+
+    def _tell_patterns(self) -> None:
+        for model, pattern in self._pool.patterns.items():
+            if self._patterns.get(model) != pattern.text:
+                self._patterns[model] = pattern.text
+                logger.info(
+                    "pool keys known",
+                    extra={"model": model, "pattern": pattern.text, "ranks": pattern.num_ranks},
+                )
+
+    async def describe_master(self) -> dict[str, object]:
+        """Ask what only people want to know; for `check` and the admin API."""
+        told: dict[str, object] = {"url": self._api.url}
+        with suppress(PoolError):
+            told["segments"] = await self._api.segments()
+            told["publishes_events"] = await self._api.publishes_events()
+        return told
+
+
+def _fell(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now < before

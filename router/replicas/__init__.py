@@ -1,0 +1,28 @@
+"""The fleet: replicas, their load, their health, their speed, and the sessions that use them.
+
+State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in.
+"""
+
+from router.replicas.candidate_state import NO_MATCH, CandidateStatus, EngineLoad, Match
+from router.replicas.fleet import Fleet
+from router.replicas.health import HealthRules, ProbeFailure, State
+from router.replicas.ledger import Lease
+from router.replicas.replica import Candidate, Replica, ServedModel
+from router.replicas.sessions import Sessions, SessionView
+
+__all__ = [
+    "NO_MATCH",
+    "Candidate",
+    "CandidateStatus",
+    "EngineLoad",
+    "Fleet",
+    "HealthRules",
+    "Lease",
+    "Match",
+    "ProbeFailure",
+    "Replica",
+    "ServedModel",
+    "SessionView",
+    "Sessions",
+    "State",
+]

@@ -1,0 +1,270 @@
+"""One candidate as it stands: its load, its speed, its cache's turnover, what others send there.
+
+Load has two sources. The ledger knows at once what this router sent, and within milliseconds what
+routers sent that tell us. The engine's own `/metrics`, read now and then, also counts what anybody
+else sent: what exceeds the ledger at that moment counts as foreign load until the next reading, or
+until the reading is too old. It is a correction, not a measurement: readings lag by a request or
+two, and a foreign prompt is taken to be as long as the ones in the ledger.
+
+A request of another router that we hear of after a reading that may have counted it is taken out
+of what is foreign: it is in the ledger now.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from policies.view import CandidateId, CostModel, ReplicaView
+from router.records.outcome import Outcome
+from router.replicas.cost_fit import CostFit
+from router.replicas.health import Health
+from router.replicas.ledger import NO_FOREIGN, Foreign, Lease, Ledger
+from router.replicas.recent import RecentSum
+from router.replicas.replica import Candidate
+
+_MEAN_DECAY = 0.9
+LATELY_S = 300.0
+"""Time constant of "computed of late": a few turns of an agent. Between 60 and 600 s it made no
+difference in the queue model."""
+NEWS_S = 0.25
+"""What we hear of so soon after a reading may have been counted by it: a note takes that long."""
+
+_FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of `Fleet.views`
+
+
+class Match(NamedTuple):
+    """Leading tokens a candidate holds: on its GPU, and on GPU or cpu tier (>= GPU's)."""
+
+    num_gpu_tokens: int
+    num_cpu_tokens: int
+
+
+NO_MATCH = Match(0, 0)
+
+
+class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
+    """What an engine's own `/metrics` said about one rank.
+
+    Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
+    counts blocks of running requests only and says nothing about what is cached.
+    """
+
+    num_running: int
+    num_waiting: int
+    at_s: float
+
+
+class CandidateStatus(Struct, frozen=True, kw_only=True):
+    """One candidate for people: `/admin/replicas`, `/metrics`."""
+
+    id: CandidateId
+    replica: str
+    rank: int | None
+    url: str
+    state: str
+    reason: str
+    draining: bool
+    num_requests: int
+    num_elsewhere: int  # of these, sent by other routers
+    num_waiting: int
+    num_queued_tokens: int
+    queue_ms: float
+    busy_ratio: float
+    cache_pressure: float
+    engine_load: EngineLoad | None
+    cost: CostModel
+    num_observations: int
+
+
+class Slot:
+    """The moving state of one candidate."""
+
+    __slots__ = (
+        "_figures",
+        "_figures_until_s",
+        "_foreign",
+        "_foreign_until_s",
+        "_mean_tokens",
+        "_num_elsewhere",
+        "_written_tokens",
+        "candidate",
+        "engine_load",
+        "fit",
+        "health",
+        "ledger",
+    )
+
+    def __init__(self, candidate: Candidate, health: Health, fit: CostFit) -> None:
+        self.candidate = candidate
+        self.health = health
+        self.fit = fit
+        self.ledger = Ledger()
+        self.engine_load: EngineLoad | None = None
+        self._foreign = NO_FOREIGN
+        self._foreign_until_s = 0.0
+        self._num_elsewhere = 0  # requests in the ledger that other routers sent
+        self._mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
+        self._written_tokens = RecentSum(LATELY_S)  # that entered this cache
+        self._figures = (0.0, 0.0)  # busy ratio, cache pressure: slow to move, so kept a moment
+        self._figures_until_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this router has nothing in flight here."""
+        return self.ledger.num_requests == self._num_elsewhere
+
+    def view(self, match: Match, now_s: float) -> ReplicaView:
+        """Show the candidate to a policy."""
+        ledger, cost = self.ledger, self.fit.model
+        queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
+        if now_s >= self._figures_until_s:
+            self._figures = (ledger.busy.at(now_s), self.cache_pressure(now_s))
+            self._figures_until_s = now_s + _FIGURES_S
+        busy_ratio, cache_pressure = self._figures
+        num_gpu_tokens, num_cpu_tokens = match
+        view = ReplicaView(
+            id=self.candidate.id,
+            num_gpu_tokens=num_gpu_tokens,
+            num_cpu_tokens=num_cpu_tokens,
+            num_requests=ledger.num_requests,
+            num_waiting=ledger.num_waiting,
+            num_queued_tokens=ledger.num_queued_tokens,
+            queue_ms=queue_ms,
+            busy_ratio=busy_ratio,
+            cache_pressure=cache_pressure,
+            cost=cost,
+        )
+        return view if now_s >= self._foreign_until_s else _with_foreign(view, self._foreign)
+
+    def begin(
+        self,
+        number: int,
+        *,
+        num_uncached_tokens: int,
+        num_cached_tokens: int,
+        num_fetched_tokens: int,
+        streams: bool,
+        is_ours: bool = True,
+        now_s: float,
+    ) -> Lease:
+        """Book a request, ours or another router's; see `Ledger.begin`.
+
+        Another router's says nothing about health here: how it ends is for that router to judge.
+        """
+        if not is_ours:
+            self._num_elsewhere += 1
+            self._take_from_foreign(now_s)
+        lease = self.ledger.begin(
+            number,
+            self.candidate.id,
+            self.fit.model,
+            num_uncached_tokens=num_uncached_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_fetched_tokens=num_fetched_tokens,
+            streams=streams,
+            foreign=self._foreign if now_s < self._foreign_until_s else NO_FOREIGN,
+            is_ours=is_ours,
+            now_s=now_s,
+        )
+        self._mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - self._mean_tokens)
+        self._written_tokens.add(num_uncached_tokens + num_fetched_tokens, now_s)
+        self._figures_until_s = now_s
+        if is_ours:
+            self.health.began(number, now_s)
+        return lease
+
+    def first_token(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
+        """Note a first token and learn from its time; later calls do nothing.
+
+        `ttft_ms` None: nobody saw how long it took.
+        """
+        if not self.ledger.first_token(lease, now_s):
+            return
+        if lease.is_ours:
+            self.health.answered(lease.number, now_s)
+        if not lease.streams or ttft_ms is None:
+            return
+        if lease.is_ours:
+            self.fit.observe(lease.work, ttft_ms, lease.predicted_ms)
+        else:
+            self.fit.observe_elsewhere(lease.work, ttft_ms, lease.predicted_ms, now_s)
+
+    def end(self, lease: Lease, now_s: float, outcome: Outcome | None, jitter: float) -> bool:
+        """Give a lease back and learn from the outcome; False if that was done before.
+
+        `outcome` None: it was another router's.
+        """
+        if not self.ledger.end(lease, now_s):
+            return False
+        if outcome is None:
+            self._num_elsewhere -= 1
+        else:
+            self.health.ended(lease.number, outcome, now_s, jitter)
+        return True
+
+    def note_engine_load(self, load: EngineLoad, max_age_s: float) -> None:
+        """Take over a reading of the engine's own figures."""
+        self.engine_load = load
+        num_foreign = max(0, load.num_running + load.num_waiting - self.ledger.num_requests)
+        # The engine calls a request running while it is still prefilled; the ledger, waiting.
+        num_waiting = min(num_foreign, max(0, load.num_waiting - self.ledger.num_waiting))
+        self._foreign = Foreign(
+            num_requests=num_foreign,
+            num_waiting=num_waiting,
+            num_queued_tokens=round(num_waiting * self._mean_tokens),
+        )
+        self._foreign_until_s = load.at_s + max_age_s if num_foreign else 0.0
+
+    def _take_from_foreign(self, begun_s: float) -> None:
+        """Count no request twice that the last reading may have seen before we heard of it."""
+        reading, foreign = self.engine_load, self._foreign
+        if reading is None or begun_s >= reading.at_s + NEWS_S or not foreign.num_requests:
+            return
+        num_waiting = max(0, foreign.num_waiting - 1)
+        self._foreign = Foreign(
+            num_requests=foreign.num_requests - 1,
+            num_waiting=num_waiting,
+            num_queued_tokens=round(num_waiting * self._mean_tokens),
+        )
+
+    def cache_pressure(self, now_s: float) -> float:
+        """Tell what share of the cache was overwritten of late; 0.0 if its size is unknown."""
+        capacity = self.candidate.capacity_tokens
+        return self._written_tokens.at(now_s) / capacity if capacity else 0.0
+
+    def status(self, now_s: float) -> CandidateStatus:
+        """Show the candidate to people."""
+        candidate, ledger, cost = self.candidate, self.ledger, self.fit.model
+        return CandidateStatus(
+            id=candidate.id,
+            replica=candidate.replica.name,
+            rank=candidate.rank,
+            url=candidate.replica.url,
+            state=self.health.state(now_s).value,
+            reason=self.health.reason,
+            draining=candidate.replica.draining,
+            queue_ms=ledger.queue_ms(cost, now_s),
+            num_requests=ledger.num_requests,
+            num_elsewhere=self._num_elsewhere,
+            num_waiting=ledger.num_waiting,
+            num_queued_tokens=ledger.num_queued_tokens,
+            busy_ratio=ledger.busy.at(now_s),
+            cache_pressure=self.cache_pressure(now_s),
+            engine_load=self.engine_load,
+            cost=cost,
+            num_observations=self.fit.num_observations,
+        )
+
+
+def _with_foreign(view: ReplicaView, foreign: Foreign) -> ReplicaView:
+    """Add what others sent to what the ledger shows."""
+    return replace(
+        view,
+        num_requests=view.num_requests + foreign.num_requests,
+        num_waiting=view.num_waiting + foreign.num_waiting,
+        num_queued_tokens=view.num_queued_tokens + foreign.num_queued_tokens,
+        queue_ms=view.queue_ms + view.cost.ms_per_token * foreign.num_queued_tokens,
+    )

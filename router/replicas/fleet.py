@@ -1,0 +1,413 @@
+"""The fleet: all replicas with their load, health and speed, in one place.
+
+What must live here: who can take a request for a model now, and how each candidate stands. What
+must not: which one to take (policies), what is cached (router.index), any I/O or clock. Every
+state change is one synchronous call; `now_s` comes from the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from policies.view import CandidateId, CostModel, ReplicaView
+from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.records.outcome import Outcome
+from router.replicas.candidate_state import NO_MATCH, CandidateStatus, EngineLoad, Match, Slot
+from router.replicas.cost_fit import PRIOR, CostFit
+from router.replicas.eligibility import eligible
+from router.replicas.health import Health, HealthRules, ProbeFailure
+from router.replicas.ledger import Lease
+from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+
+__all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
+
+_MAX_RETRY_AFTER_S = 30.0
+_NUM_KNOWN = 32  # observations before predictions can be held against an engine
+
+
+class Fleet:
+    """Replicas by name; see the module's charter.
+
+    The way of a request: `candidates` -> `views` -> (policy) -> `begin` -> `first_token` ->
+    `end`, the last in every case, any number of times.
+    """
+
+    __slots__ = (
+        "_by_model",
+        "_engine_load_max_age_s",
+        "_fits",
+        "_health",
+        "_num_leases",
+        "_order",
+        "_prior",
+        "_replicas",
+        "_rules",
+        "_slots",
+        "_unsettled",
+    )
+
+    def __init__(
+        self,
+        *,
+        rules: HealthRules | None = None,
+        prior: CostModel = PRIOR,
+        engine_load_max_age_s: float = 15.0,
+        order: Sequence[str] = (),
+    ) -> None:
+        self._rules = rules or HealthRules()
+        self._prior = prior
+        self._engine_load_max_age_s = engine_load_max_age_s
+        self._replicas: dict[str, Replica] = {}
+        self._health: dict[str, Health] = {}
+        self._slots: dict[CandidateId, Slot] = {}
+        self._fits: dict[tuple[str, str], CostFit] = {}
+        self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
+        self._unsettled: set[str] = set()  # replicas whose health restricts them
+        self._num_leases = 0
+        self._order = {name: position for position, name in enumerate(order)}
+
+    # Membership
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All replicas: those of `order` in that order, then others as they were added."""
+        return tuple(self._replicas.values())
+
+    def replica(self, name: str) -> Replica:
+        """Find a replica; KeyError if there is none of that name."""
+        return self._replicas[name]
+
+    def add(self, replica: Replica) -> None:
+        """Add a replica, or put a newer description in place of the one of that name.
+
+        Load, health and draining stay with the name, unless the address is another: that is
+        another server, and leases of the old one end without effect.
+        """
+        known = self._replicas.get(replica.name)
+        if known is None or known.url != replica.url:
+            self.remove(replica.name)
+            self._health[replica.name] = Health(self._rules)
+        elif known.draining:
+            replica = replace(replica, draining=True)
+        self._replicas[replica.name] = replica
+        if self._order:
+            self._replicas = dict(sorted(self._replicas.items(), key=self._position))
+        health, fit = self._health[replica.name], self._fit_of(replica)
+        candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
+        for slot in self._slots_of(replica.name):
+            if slot.candidate.id not in candidates:
+                del self._slots[slot.candidate.id]
+        for id_, candidate in candidates.items():
+            if id_ in self._slots:
+                self._slots[id_].candidate, self._slots[id_].fit = candidate, fit
+            else:
+                self._slots[id_] = Slot(candidate, health, fit)
+        self._by_model.clear()
+
+    def remove(self, name: str) -> bool:
+        """Forget a replica; its open leases end without effect. False if it was unknown."""
+        if self._replicas.pop(name, None) is None:
+            return False
+        del self._health[name]
+        self._unsettled.discard(name)
+        for slot in self._slots_of(name):
+            del self._slots[slot.candidate.id]
+        self._by_model.clear()
+        return True
+
+    def drain(self, name: str, *, draining: bool = True) -> None:
+        """Offer a replica no more (or again); what runs there goes on. KeyError if unknown."""
+        self._replicas[name] = replace(self._replicas[name], draining=draining)
+        self.add(self._replicas[name])
+
+    def model(self, name: str) -> ServedModel | None:
+        """Find a served model or adapter by name."""
+        for replica in self._replicas.values():
+            for served in replica.models:
+                if served.id == name:
+                    return served
+        return None
+
+    def is_up(self, name: str, now_s: float) -> bool:
+        """Say whether requests may be sent to a replica, as far as its health goes."""
+        health = self._health.get(name)
+        return health is not None and health.can_accept(now_s)
+
+    def is_idle(self, name: str) -> bool:
+        """Say whether this router has nothing in flight at a replica."""
+        return all(slot.is_idle for slot in self._slots_of(name))
+
+    def has(self, candidate: CandidateId) -> bool:
+        """Say whether a candidate is known."""
+        return candidate in self._slots
+
+    def models(self) -> list[dict[str, Any]]:
+        """List the union of served models as entries of `/v1/models`, without duplicates."""
+        return model_entries(self._replicas.values())
+
+    # A request's way
+
+    def candidates(
+        self, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List who can take a request for `model` now, in the order of configuration.
+
+        Args:
+            model: Model or adapter id; None: any model will do (routes without one).
+            now_s: Now.
+            exclude: Names of replicas that were tried already.
+
+        Raises:
+            UnknownModel: No replica serves it.
+            NoReplicaAvailable: Some serve it, but all are out, draining or excluded.
+        """
+        serving = self._serving(model)
+        if not exclude and not self._unsettled:
+            offered = serving
+        else:
+            offered = self._eligible(serving, now_s, exclude)
+        if not offered:
+            raise self._none_available(model, now_s)
+        return offered
+
+    def views(
+        self,
+        candidates: Sequence[Candidate],
+        matches: Mapping[CandidateId, Match],
+        now_s: float,
+    ) -> tuple[ReplicaView, ...]:
+        """Show each candidate to the policy; shape (num_candidates,), same order.
+
+        Args:
+            candidates: As `candidates` returned them, with no state change in between.
+            matches: Reusable leading tokens; candidates without any may be absent.
+            now_s: Now.
+        """
+        slots, match_of = self._slots, matches.get
+        return tuple([slots[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
+
+    def begin(
+        self,
+        candidate: CandidateId,
+        *,
+        num_uncached_tokens: int,
+        num_cached_tokens: int,
+        num_fetched_tokens: int = 0,
+        streams: bool = True,
+        now_s: float,
+    ) -> Lease:
+        """Book a request that is being sent to `candidate`.
+
+        Args:
+            candidate: One of those offered, with no state change in between.
+            num_uncached_tokens: Prompt tokens the candidate must compute.
+            num_cached_tokens: The prompt's other tokens, the fetched ones included.
+            num_fetched_tokens: Of these, tokens read from the cpu tier or the pool.
+            streams: Whether the first token will be seen apart from the end.
+            now_s: Now.
+        """
+        self._num_leases += 1
+        return self._slots[candidate].begin(
+            self._num_leases,
+            num_uncached_tokens=num_uncached_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_fetched_tokens=num_fetched_tokens,
+            streams=streams,
+            now_s=now_s,
+        )
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """Note a request's first token, and learn from its time; later calls do nothing."""
+        slot = self._slots.get(lease.candidate)
+        if slot is not None:
+            slot.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
+
+    def end(self, lease: Lease, now_s: float, outcome: Outcome, *, jitter: float = 0.5) -> bool:
+        """Give a lease back and learn from the outcome.
+
+        `jitter` is uniform in [0, 1), drawn by the caller: it spreads retries of a failed
+        replica. Idempotent: False, and no effect, if the lease was given back before or its
+        replica is gone.
+        """
+        slot = self._slots.get(lease.candidate)
+        if slot is None or not slot.end(lease, now_s, outcome, jitter):
+            return False
+        self._watch(slot.candidate.replica.name)
+        return True
+
+    def absolve(self, lease: Lease, now_s: float) -> None:
+        """Take back what the failure of an ended lease did to its replica's health."""
+        slot = self._slots.get(lease.candidate)
+        if slot is not None:
+            slot.health.absolve(lease.number, now_s)
+            self._watch(slot.candidate.replica.name)
+
+    def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
+        """Say after how long a first token is overdue; None: nothing is known of that.
+
+        A multiple of what was predicted and of how far predictions are off, at least `floor_s`.
+        """
+        slot = self._slots.get(lease.candidate)
+        if slot is None or not lease.streams or slot.fit.num_observations < _NUM_KNOWN:
+            return None
+        return max(floor_s, (ratio * lease.predicted_ms + 4 * slot.fit.model.error_ms) / 1000.0)
+
+    def longest_wait_s(self, candidate: CandidateId, now_s: float) -> float:
+        """Tell how long the oldest request that waits there for its first token has waited."""
+        slot = self._slots.get(candidate)
+        begun = [lease.begun_s for lease in slot.ledger.waiting] if slot is not None else []
+        return now_s - min(begun, default=now_s)
+
+    # Other routers' requests
+
+    def begin_elsewhere(
+        self,
+        candidate: CandidateId,
+        *,
+        num_uncached_tokens: int,
+        num_cached_tokens: int,
+        num_fetched_tokens: int = 0,
+        streams: bool = True,
+        now_s: float,
+    ) -> Lease | None:
+        """Book a request that another router has sent; arguments as of `begin`.
+
+        It counts as ours do: queue, busy ratio, cache pressure, room of a slow start; but neither
+        for nor against the replica's health. None, and no effect: the candidate is not known.
+        """
+        slot = self._slots.get(candidate)
+        if slot is None:
+            return None
+        self._num_leases += 1
+        return slot.begin(
+            self._num_leases,
+            num_uncached_tokens=num_uncached_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_fetched_tokens=num_fetched_tokens,
+            streams=streams,
+            is_ours=False,
+            now_s=now_s,
+        )
+
+    def first_token_elsewhere(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
+        """Note the first token of another router's request, which took that router `ttft_ms`.
+
+        The cost model learns from it: the time is the engine's, and the features are what this
+        ledger showed, as they will be when it predicts. They differ from the sender's by what
+        happened while the note was under way, some milliseconds of work of one queue, and by the
+        order of requests sent at once; the fit takes that for noise. So a router with little
+        traffic, or a new one, knows the engines as well as the others.
+        """
+        slot = self._slots.get(lease.candidate)
+        if slot is not None:
+            slot.first_token(lease, now_s, ttft_ms)
+
+    def end_elsewhere(self, lease: Lease, now_s: float) -> bool:
+        """Give another router's lease back; idempotent, as `end`."""
+        slot = self._slots.get(lease.candidate)
+        return slot is not None and slot.end(lease, now_s, None, 0.0)
+
+    # What probes and readings say
+
+    def probe_ok(self, name: str, now_s: float) -> None:
+        """Note that a replica answered a health probe; ignored if it is gone."""
+        if (health := self._health.get(name)) is not None:
+            health.probe_ok(now_s)
+            self._watch(name)
+
+    def probe_failed(
+        self, name: str, failure: ProbeFailure, now_s: float, *, jitter: float = 0.5
+    ) -> None:
+        """Note that a replica failed a health probe; ignored if it is gone."""
+        if (health := self._health.get(name)) is not None:
+            health.probe_failed(failure, now_s, jitter)
+            self._watch(name)
+
+    def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
+        """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
+        slot = self._slots.get(candidate)
+        if slot is not None:
+            slot.note_engine_load(load, self._engine_load_max_age_s)
+
+    def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
+        """Show all candidates to people, out or in, in the order of configuration."""
+        return tuple(slot.status(now_s) for name in self._replicas for slot in self._slots_of(name))
+
+    # Private
+
+    def _position(self, item: tuple[str, Replica]) -> int:
+        return self._order.get(item[0], len(self._order))
+
+    def _watch(self, name: str) -> None:
+        """Keep apart the replicas that `candidates` must look at one by one: mostly none."""
+        if self._health[name].is_settled:
+            self._unsettled.discard(name)
+        else:
+            self._unsettled.add(name)
+
+    def _fit_of(self, replica: Replica) -> CostFit:
+        """Find the cost model of a replica's class; it outlives the replicas."""
+        key = (replica.base_model, replica.cost_class)
+        if key not in self._fits:
+            self._fits[key] = CostFit(self._prior)
+        return self._fits[key]
+
+    def _slots_of(self, name: str) -> list[Slot]:
+        return [slot for slot in self._slots.values() if slot.candidate.replica.name == name]
+
+    def _serving(self, model: str | None) -> tuple[Candidate, ...]:
+        """List a model's candidates but draining ones; UnknownModel if no replica has it.
+
+        While some replica's models are not known yet, a model may be there: that is not unknown.
+        """
+        known = self._by_model.get(model)
+        if known is not None:
+            return known
+        replicas = [
+            replica
+            for replica in self._replicas.values()
+            if model is None or any(served.id == model for served in replica.models)
+        ]
+        if not replicas:
+            if model is not None and all(replica.models for replica in self._replicas.values()):
+                raise self._unknown_model(model)
+            return ()  # not kept: clients may ask for any name
+        serving = self._by_model[model] = tuple(
+            self._slots[candidate.id].candidate
+            for replica in replicas
+            if not replica.draining
+            for candidate in candidates_of(replica)
+        )
+        return serving
+
+    def _unknown_model(self, model: str) -> RouterError:
+        if not self._replicas:
+            return NoReplicaAvailable("No replica is configured.")
+        served = ", ".join(entry["id"] for entry in self.models())
+        return UnknownModel(
+            f"The model `{model}` does not exist (served: {served}).", param="model"
+        )
+
+    def _eligible(
+        self, serving: Sequence[Candidate], now_s: float, exclude: Collection[str]
+    ) -> tuple[Candidate, ...]:
+        """Leave out those that were tried, and those whose health forbids."""
+        slots = [self._slots[c.id] for c in serving if c.replica.name not in exclude]
+        offered = tuple(slot.candidate for slot in eligible(slots, self._rules, now_s))
+        for name in list(self._unsettled):
+            self._health[name].weight(now_s)  # a slow start that is over settles here
+            self._watch(name)
+        return offered
+
+    def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
+        """Say that nobody is there, and when it makes sense to ask again."""
+        waits_s = [
+            self._slots[candidate.id].health.retry_at_s - now_s
+            for candidate in self._serving(model)
+        ]
+        retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
+        what = "replica" if model is None else f"replica of `{model}`"
+        return NoReplicaAvailable(f"No {what} can take a request now.", retry_after_s=retry_after_s)

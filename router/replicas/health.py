@@ -1,0 +1,227 @@
+"""Is a replica fit for requests? Two witnesses: our probes, and what became of real requests.
+
+    state       offered                      left by
+    UP          yes                          failures -> SUSPECT; connection refused -> DOWN
+    SUSPECT     no; yes in a panic           requests found it: time -> TRIAL
+                                             probes found it: probe ok -> UP (slow start)
+    DOWN        no                           requests found it: time or probe ok -> TRIAL
+                                             probes found it: probe ok -> UP (slow start)
+    TRIAL       one request at a time        success -> UP (slow start); failure -> back, longer
+
+DOWN means that nothing listens: nobody is sent there, panic or not. SUSPECT means that it answers
+badly or late. A client's own errors and departures say nothing about a replica and are never
+counted; nor is, once it is out, the success of a request sent before.
+
+A request that fails at two replicas in the same way is itself at fault: `absolve` takes its
+failures back, and what they caused. They are counted until then, so that a broken replica is left
+at its third failure, however long the second tries take.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from router.records.outcome import Outcome
+
+
+class ProbeFailure(Enum):
+    """Why an active probe failed."""
+
+    REFUSED = "refused"  # no connection: nothing listens
+    TIMEOUT = "timeout"
+    BAD_STATUS = "bad_status"
+
+
+class State(Enum):
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    TRIAL = "trial"
+
+
+class HealthRules(Struct, frozen=True, kw_only=True):
+    """How quickly to lose and regain trust."""
+
+    failures_to_open: int = 3  # failed requests in a row
+    probes_to_suspect: int = 3  # failed probes in a row, other than refused ones
+    backoff_s: float = 1.0  # first pause of an open breaker; doubles each time it fails again
+    max_backoff_s: float = 30.0
+    slow_start_s: float = 10.0
+    panic_ratio: float = 0.5  # below this share of usable candidates, suspects are offered too
+
+
+class Health:
+    """One replica's health. `jitter` arguments are uniform in [0, 1), drawn by the caller."""
+
+    __slots__ = (
+        "_by_probe",
+        "_failures",
+        "_num_opened",
+        "_num_overdue",
+        "_num_probe_failures",
+        "_opened_as",
+        "_opened_by",
+        "_opened_on_trial",
+        "_recovered_s",
+        "_rules",
+        "_state",
+        "_trial",
+        "reason",
+        "retry_at_s",
+    )
+
+    def __init__(self, rules: HealthRules) -> None:
+        self._rules = rules
+        self._state = State.UP
+        self._failures: list[int] = []  # leases that failed in a row
+        self._num_probe_failures = 0
+        self._num_opened = 0  # in a row, without a success between: exponent of the back-off
+        self._num_overdue = 0  # in a row, without a first token between
+        self._opened_as = State.SUSPECT  # what the breaker last opened for
+        self._opened_by: list[int] = []  # leases whose failures opened the breaker
+        self._opened_on_trial = False
+        self._by_probe = False  # probes opened the breaker, so a probe may close it
+        self.retry_at_s = 0.0  # when a breaker that requests opened lets one try
+        self._recovered_s: float | None = None
+        self._trial: int | None = None  # number of the lease under trial
+        self.reason = ""  # of the last failure that changed the state; "" while all is well
+
+    @property
+    def is_settled(self) -> bool:
+        """Say whether nothing restricts this replica, now or in time."""
+        return self._state is State.UP and self._recovered_s is None
+
+    def state(self, now_s: float) -> State:
+        """Tell the state; a breaker that requests opened turns to TRIAL when its pause is over."""
+        if self._is_out() and not self._by_probe and now_s >= self.retry_at_s:
+            self._state = State.TRIAL
+        return self._state
+
+    def can_accept(self, now_s: float) -> bool:
+        """Say whether a request may be sent: up, or on trial with nobody trying."""
+        state = self.state(now_s)
+        return state is State.UP or (state is State.TRIAL and self._trial is None)
+
+    def can_accept_in_panic(self, now_s: float) -> bool:
+        """Say whether a request may be sent when most are out: anything that listens."""
+        return self.can_accept(now_s) or self._opened_as is State.SUSPECT
+
+    def weight(self, now_s: float) -> float:
+        """Tell the share of normal load a recovered replica may have, in [0.1, 1]."""
+        if self._recovered_s is None:
+            return 1.0
+        share = (now_s - self._recovered_s) / self._rules.slow_start_s
+        if share >= 1.0:
+            self._recovered_s = None
+            return 1.0
+        return max(0.1, share)
+
+    def began(self, number: int, now_s: float) -> None:
+        """Note that the lease `number` was sent there; on trial it is the one that decides."""
+        if self.state(now_s) is State.TRIAL and self._trial is None:
+            self._trial = number
+
+    def answered(self, number: int, now_s: float) -> None:
+        """Note a first token: a trial need not last until the last one."""
+        self._num_overdue = 0
+        if self._state is State.TRIAL and self._trial == number:
+            self._recover(now_s)
+
+    def ended(self, number: int, outcome: Outcome, now_s: float, jitter: float) -> None:
+        """Learn from a request's end."""
+        on_trial = self._state is State.TRIAL and self._trial == number
+        if on_trial:
+            self._trial = None
+        match outcome:
+            case Outcome.OK:
+                self._succeeded(on_trial, now_s)
+            case Outcome.REPLICA_UNREACHABLE:
+                self._open(State.DOWN, outcome.value, now_s, jitter, by_probe=False)
+            case Outcome.REPLICA_FAILED:
+                if on_trial or self._state is State.UP:
+                    self._failures.append(number)
+                if on_trial or len(self._failures) >= self._rules.failures_to_open:
+                    failures = self._failures
+                    self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
+                    self._opened_by, self._opened_on_trial = failures, on_trial
+            case Outcome.OVERDUE:
+                # One alone may be a prompt of its own kind; several, and no first token: it hangs.
+                self._num_overdue += self._state is State.UP
+                if on_trial or self._num_overdue >= self._rules.failures_to_open:
+                    self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
+            case _:
+                # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. ROUTER_FAILED:
+                # it was not asked. POOL_OVERDUE: the pool's. Neither trust nor blame; a trial that
+                # ends so leaves its place to the next request.
+                pass
+
+    def absolve(self, number: int, now_s: float) -> None:
+        """Take the failure of lease `number` back: the request was at fault, not the replica.
+
+        A breaker that would not have opened without it closes again, as if it never had.
+        """
+        if number in self._failures:
+            self._failures.remove(number)
+        elif number in self._opened_by and self._state is not State.DOWN and not self._by_probe:
+            self._opened_by.remove(number)
+            self._failures, self._opened_by = self._opened_by, []
+            self._num_opened -= 1
+            self.retry_at_s = now_s
+            self._state = State.TRIAL if self._opened_on_trial else State.UP
+            self.reason = self.reason if self._opened_on_trial else ""
+
+    def probe_ok(self, now_s: float) -> None:
+        """Learn that a probe succeeded."""
+        self._num_probe_failures = 0
+        if self._is_out() and self._by_probe:
+            self._recover(now_s)
+        elif self._state is State.DOWN:
+            self._state = State.TRIAL  # it listens again: let a request try, before its time
+
+    def probe_failed(self, failure: ProbeFailure, now_s: float, jitter: float) -> None:
+        """Learn that a probe failed."""
+        self._num_probe_failures += 1
+        reason = f"probe {failure.value}"
+        if failure is ProbeFailure.REFUSED:
+            self._open(State.DOWN, reason, now_s, jitter, by_probe=True)
+        elif (
+            self._num_probe_failures >= self._rules.probes_to_suspect
+            and self._state is not State.DOWN
+        ):
+            self._open(State.SUSPECT, reason, now_s, jitter, by_probe=True)
+
+    def _is_out(self) -> bool:
+        return self._state is State.SUSPECT or self._state is State.DOWN
+
+    def _succeeded(self, on_trial: bool, now_s: float) -> None:
+        if on_trial:
+            self._recover(now_s)
+        elif self._state is State.UP:
+            self._failures, self._num_opened = [], 0
+            self._num_overdue = 0
+
+    def _recover(self, now_s: float) -> None:
+        self._state, self._trial = State.UP, None
+        self._failures, self._num_probe_failures = [], 0
+        self._opened_by = []
+        self._recovered_s = now_s
+        self.reason = ""
+
+    def _open(
+        self, state: State, reason: str, now_s: float, jitter: float, *, by_probe: bool
+    ) -> None:
+        """Send no requests until a pause is over (half of it jitter) or a probe succeeds."""
+        if not self._is_out():
+            exponent = min(self._num_opened, 30)
+            pause_s = min(self._rules.max_backoff_s, self._rules.backoff_s * 2.0**exponent)
+            self.retry_at_s = now_s + pause_s * (0.5 + 0.5 * jitter)
+            self._num_opened += 1
+            self._by_probe = False
+        self._failures, self._opened_by, self._opened_on_trial = [], [], False
+        self._num_overdue = 0
+        self._state, self._opened_as, self.reason = state, state, reason
+        self._by_probe = self._by_probe or by_probe
+        self._trial = None
+        self._recovered_s = None

@@ -1,0 +1,224 @@
+"""Work in flight at one candidate: what was sent there, and how much of it is still ahead.
+
+Leases of other routers are booked like our own, in the order they are heard of: with notes that
+take no time, every router's ledger is the one that a single router would have.
+
+What must live here: leases, their sums, the predicted queue. What must not: who is healthy, what
+is cached. Every operation is O(1), since all candidates are asked before every decision.
+
+The model of an engine: prefills are done first come, first served; the oldest waiting lease (the
+head) is being computed, since it was dispatched or since the head before it was done. Sums are
+kept in work (tokens, pairs), not in ms, so that a newly learned cost model counts at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from msgspec import Struct
+
+from policies.view import CandidateId, CostModel
+from router.replicas.cost_fit import Work, mtoken2
+from router.replicas.recent import RecentShare
+
+_LATE_RATIO = 0.1
+"""A head that should be done keeps a tenth of its work, or of the time it already took: the
+longer an engine hangs, the longer the queue it shows."""
+
+BUSY_S = 60.0  # time constant of `busy`
+
+
+class Foreign(Struct, frozen=True, kw_only=True, gc=False):
+    """Load of one candidate that no ledger has: direct clients, routers that tell us nothing."""
+
+    num_requests: int = 0
+    num_waiting: int = 0
+    num_queued_tokens: int = 0
+
+
+NO_FOREIGN = Foreign()
+
+
+class Lease(Struct, frozen=True, kw_only=True, gc=False):
+    """One request at one candidate, to be given back with `end`.
+
+    `streams`: its first token will be seen. Otherwise (a whole answer at once) the ledger
+    presumes the first token when it is due, lest decoding count as a queue. `is_ours`: this
+    router sent it; else another did, and `begun_s` is when we heard of it.
+    """
+
+    number: int
+    candidate: CandidateId
+    begun_s: float
+    num_uncached_tokens: int
+    num_mtoken2: float  # own (token, context) pairs in millions
+    streams: bool
+    work: Work  # everything in front of its first token, own work included
+    predicted_ms: float  # first-token time, as predicted at dispatch
+    is_ours: bool = True
+
+
+class Ledger:
+    """Leases of one candidate."""
+
+    __slots__ = (
+        "_decoding",
+        "_head",
+        "_head_s",
+        "_mtoken2",
+        "_waiting",
+        "busy",
+        "num_queued_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.busy = RecentShare(BUSY_S)  # time with a prefill at work
+        self._waiting: OrderedDict[int, Lease] = OrderedDict()
+        self._decoding: set[int] = set()
+        self._head: Lease | None = None
+        self._head_s = 0.0
+        self._mtoken2 = 0.0
+        self.num_queued_tokens = 0  # uncached tokens of the waiting requests
+
+    @property
+    def num_requests(self) -> int:
+        """Count requests from dispatch to their last byte."""
+        return len(self._waiting) + len(self._decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        """Count requests before their first token."""
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[Lease]:
+        """The requests before their first token, oldest first."""
+        return self._waiting.values()
+
+    def begin(
+        self,
+        number: int,
+        candidate: CandidateId,
+        model: CostModel,
+        *,
+        num_uncached_tokens: int,
+        num_cached_tokens: int,
+        num_fetched_tokens: int,
+        streams: bool,
+        foreign: Foreign,
+        is_ours: bool = True,
+        now_s: float,
+    ) -> Lease:
+        """Book a dispatched request; `num_cached_tokens` includes the fetched ones.
+
+        `number` is unique in the process: a lease may outlive its replica and its ledger.
+        """
+        self._presume(model, now_s)
+        own = mtoken2(num_uncached_tokens, num_cached_tokens)
+        done_tokens, done_pairs = self._head_done(model, now_s)
+        ahead = self.num_queued_tokens - done_tokens + foreign.num_queued_tokens
+        work = Work(
+            num_tokens=ahead + num_uncached_tokens,
+            num_mtoken2=max(0.0, self._mtoken2 - done_pairs) + own,
+            num_running=len(self._decoding) + foreign.num_requests - foreign.num_waiting,
+            num_fetched_tokens=num_fetched_tokens,
+        )
+        lease = Lease(
+            number=number,
+            candidate=candidate,
+            begun_s=now_s,
+            num_uncached_tokens=num_uncached_tokens,
+            num_mtoken2=own,
+            streams=streams,
+            work=work,
+            predicted_ms=work.predict_ms(model),
+            is_ours=is_ours,
+        )
+        if self._head is None:
+            self._head, self._head_s = lease, now_s
+            self.busy.switch(True, now_s)
+        self._waiting[number] = lease
+        self.num_queued_tokens += num_uncached_tokens
+        self._mtoken2 += own
+        return lease
+
+    def first_token(self, lease: Lease, now_s: float) -> bool:
+        """Move a lease from waiting to decoding; False if it was not waiting."""
+        if not self._leave_queue(lease, now_s):
+            return False
+        self._decoding.add(lease.number)
+        return True
+
+    def end(self, lease: Lease, now_s: float) -> bool:
+        """Give a lease back, whatever its state; False if that was done before."""
+        if self._leave_queue(lease, now_s):
+            return True
+        if lease.number not in self._decoding:
+            return False
+        self._decoding.remove(lease.number)
+        return True
+
+    def queue_ms(self, model: CostModel, now_s: float) -> float:
+        """Predict the time until the prefills ahead are done; 0.0 if there are none."""
+        head = self._head
+        if head is not None and not head.streams:
+            self._presume(model, now_s)
+            head = self._head
+        if head is None:
+            return 0.0
+        token_ms, pair_ms = model.ms_per_token, model.ms_per_mtoken2
+        head_ms = token_ms * head.num_uncached_tokens + pair_ms * head.num_mtoken2
+        elapsed_ms = (now_s - self._head_s) * 1000.0
+        left_ms = head_ms - elapsed_ms
+        late_ms = _LATE_RATIO * (head_ms if head_ms > elapsed_ms else elapsed_ms)
+        if left_ms < late_ms:
+            left_ms = late_ms
+        if len(self._waiting) == 1:
+            return left_ms
+        behind_ms = token_ms * self.num_queued_tokens + pair_ms * self._mtoken2 - head_ms
+        return left_ms + behind_ms if behind_ms > 0.0 else left_ms
+
+    def _presume(self, model: CostModel, now_s: float) -> None:
+        """Let heads whose first token nobody sees begin to decode when it is due."""
+        while (head := self._head) is not None and not head.streams:
+            due_s = self._head_s + (model.base_ms + _work_ms(model, head)) / 1000.0
+            if now_s < due_s:
+                break
+            self.first_token(head, due_s)
+
+    def _head_done(self, model: CostModel, now_s: float) -> tuple[float, float]:
+        """Estimate what of the head is computed already: tokens, pairs / 1e6."""
+        head = self._head
+        if head is None:
+            return 0.0, 0.0
+        head_ms = _work_ms(model, head)
+        if head_ms <= 0.0:
+            return 0.0, 0.0
+        elapsed_ms = max(0.0, now_s - self._head_s) * 1000.0
+        share = min(elapsed_ms / head_ms, 1.0 - _LATE_RATIO)
+        return share * head.num_uncached_tokens, share * head.num_mtoken2
+
+    def _leave_queue(self, lease: Lease, now_s: float) -> bool:
+        """Take a lease out of the waiting ones; behind a head, the next is computed from now."""
+        if self._waiting.pop(lease.number, None) is None:
+            return False
+        self.num_queued_tokens -= lease.num_uncached_tokens
+        self._mtoken2 -= lease.num_mtoken2
+        if not self._waiting:
+            self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
+            self.busy.switch(False, now_s)
+        elif self._head is lease:
+            self._head, self._head_s = next(iter(self._waiting.values())), now_s
+        return True
+
+
+def _work_ms(model: CostModel, lease: Lease) -> float:
+    """Predict the engine's time for one prefill, without what all first tokens wait anyway.
+
+    `base_ms` is latency (HTTP, scheduling, one step), not occupancy: requests behind do not
+    wait for it, an engine batches many small prefills into one step.
+    """
+    return model.ms_per_token * lease.num_uncached_tokens + (
+        model.ms_per_mtoken2 * lease.num_mtoken2
+    )

@@ -1,0 +1,315 @@
+"""The registry: which replicas there should be. What is configured, overlaid with orders.
+
+What must live here: names, identities, what operators ordered here or on another router. What must
+not: whether a replica answers (router.discovery.watch), how it stands (fleet), any I/O.
+
+An order (add, drain, remove) changes the registry at once and leaves a record, to be shared with
+the other routers; `apply` takes theirs in. A replica's *identity* is what routers call it among
+themselves: the name it was given, else its base URL. Its local name may differ: `r1`, `r2` are
+given out by each router for itself. Rules, in this order:
+
+1. A configured replica is as configured: a record about it at another address is ignored.
+2. A record meets the entry of its identity, else the one at its address; but one that has a record
+   of its own is not met by its address: there is one replica at an address.
+3. What was ordered here and is not stored yet is newer than what is read from the store.
+4. A record that is gone says nothing: a store that lost its data takes no replica away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.config import AdminConfig, ReplicaConfig, check_replica
+from router.errors import ConfigError, ReplicaConflict, UnknownReplica
+from router.hosts import HostRules
+from router.messages import ReplicaRecord
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A replica as it should be. One that leaves drains, and is forgotten when it is idle."""
+
+    name: str  # in this router's metrics and headers
+    identity: str  # among routers
+    replica: ReplicaConfig
+    draining: bool = False
+    leaving: bool = False
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether it may have new requests."""
+        return not (self.draining or self.leaving)
+
+    def record(self) -> ReplicaRecord:
+        """Write down what is ordered about it."""
+        return ReplicaRecord(
+            url=self.replica.url,
+            events=self.replica.events,
+            replay=self.replica.replay,
+            draining=self.draining,
+            removed=self.leaving,
+        )
+
+
+OnChange = Callable[[str, ReplicaRecord], None]
+"""Called with identity and record after each order that was given here."""
+
+
+def _ignore(identity: str, record: ReplicaRecord) -> None:
+    """Tell nobody."""
+
+
+_ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
+
+
+class Registry:
+    """Replicas by name, those configured first, then as they were added.
+
+    Args:
+        hosts: Where replicas that are not configured may be.
+    """
+
+    __slots__ = (
+        "_configured",
+        "_entries",
+        "_hosts",
+        "_names",
+        "_numbers",
+        "_records",
+        "on_change",
+        "unsaved",
+    )
+
+    def __init__(
+        self,
+        configured: Sequence[ReplicaConfig] = (),
+        *,
+        on_change: OnChange = _ignore,
+        hosts: HostRules = _ANY_ORDINARY_HOST,
+    ) -> None:
+        self.on_change = on_change
+        self._hosts = hosts
+        self.unsaved: dict[str, ReplicaRecord] = {}  # ordered here, not known to be stored
+        self._configured: dict[str, ReplicaConfig] = {}
+        self._entries: dict[str, Entry] = {}
+        self._names: dict[str, str] = {}  # identity -> name, of those that left, too
+        self._records: dict[str, ReplicaRecord] = {}
+        self._numbers = count(len(configured) + 1)
+        for number, replica in enumerate(configured, 1):
+            self._enter(_normal(replica), replica.name or f"r{number}")
+        self._configured = {entry.identity: entry.replica for entry in self.entries}
+
+    # -- questions ---------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All replicas that should be there, those that are leaving included."""
+        return tuple(self._entries.values())
+
+    @property
+    def records(self) -> Mapping[str, ReplicaRecord]:
+        """All orders by identity, given here or elsewhere: for a store that lost them."""
+        return self._records
+
+    def find(self, name: str) -> Entry | None:
+        """Find a replica by its local name."""
+        return self._entries.get(name)
+
+    def of_identity(self, identity: str) -> Entry | None:
+        """Find a replica by what routers call it."""
+        return self._entries.get(self._names.get(identity, ""))
+
+    # -- orders given here -------------------------------------------------------------------
+
+    def add(self, replica: ReplicaConfig) -> tuple[Entry, bool]:
+        """Add a replica; one that is there already (or leaving) stays. Tell whether it is new.
+
+        Raises:
+            ConfigError: it cannot be one, or may not be added where it is.
+            ReplicaConflict: its name or its address is another's.
+        """
+        self._check(replica)
+        entry = self._match(_normal(replica))
+        is_new = entry is None or entry.leaving
+        if entry is None:
+            entry = self._enter(_normal(replica))
+        elif entry.leaving:
+            entry = self._put(replace(entry, leaving=False, draining=False))
+        if is_new:
+            self._ordered(entry)
+        return entry, is_new
+
+    def drain(self, name: str, *, draining: bool) -> Entry:
+        """Order that a replica gets no new requests, or again some.
+
+        Raises:
+            UnknownReplica: there is none of that name.
+        """
+        entry = self._put(replace(self._known(name), draining=draining))
+        self._ordered(entry)
+        return entry
+
+    def remove(self, name: str) -> Entry:
+        """Order that a replica goes: it is leaving from now on, until it is forgotten.
+
+        Raises:
+            UnknownReplica: there is none of that name.
+        """
+        entry = self._put(replace(self._known(name), leaving=True))
+        self._ordered(entry)
+        return entry
+
+    def forget(self, name: str) -> None:
+        """Let a replica that was leaving go; the record that it was removed stays."""
+        self._entries.pop(name, None)
+
+    def saved(self, identity: str, record: ReplicaRecord) -> None:
+        """Learn that a record is stored; a newer one of that identity still is not."""
+        if self.unsaved.get(identity) == record:
+            del self.unsaved[identity]
+
+    # -- orders given elsewhere --------------------------------------------------------------
+
+    def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[Entry, ...]:
+        """Follow the records of the store; return the entries that changed. Idempotent.
+
+        Records that are refused are left out.
+        """
+        followed = {
+            identity: record
+            for identity, record in records.items()
+            if identity not in self.unsaved and self.refused(identity, record) is None
+        }
+        self._records |= followed
+        changed = [self._follow(identity, record) for identity, record in followed.items()]
+        return tuple(entry for entry in changed if entry is not None)
+
+    def _follow(self, identity: str, record: ReplicaRecord) -> Entry | None:
+        """Take one record in; None if it changes nothing."""
+        replica = _normal(_replica(identity, record))
+        configured = self._configured.get(identity, replica)
+        if configured.url != replica.url:
+            return None
+        entry, at = self.of_identity(identity), self._at(replica.url)
+        if at is not None and at != entry and (entry or at.identity in self._records):
+            return None
+        entry = entry or at
+        if entry is None:
+            if record.removed:
+                return None
+            entry = self._enter(replica)
+            return self._put(replace(entry, draining=record.draining))
+        wanted = replace(
+            entry,
+            replica=configured if entry.identity == identity else entry.replica,
+            draining=record.draining,
+            leaving=record.removed,
+        )
+        return self._put(wanted) if wanted != entry else None
+
+    def refused(self, identity: str, record: ReplicaRecord) -> str | None:
+        """Say why a record is not followed; None: it is.
+
+        Whoever can write to the store is trusted with adding replicas where they may be, but not
+        with breaking names.
+        """
+        try:
+            self._check(_replica(identity, record))
+        except ConfigError as exc:
+            return exc.message
+        replica = _normal(_replica(identity, record))
+        if replica.name is None and identity != replica.url:
+            return f"{identity!r} is neither a name nor the replica's address"
+        return None
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _check(self, replica: ReplicaConfig) -> None:
+        """Refuse what cannot be a replica, or connects to where none may be added.
+
+        Raises:
+            ConfigError: the message and `param` name the field.
+        """
+        check_replica(replica)
+        if _normal(replica).url in {known.url for known in self._configured.values()}:
+            return
+        fields = {"url": (replica.url,), "events": replica.events, "replay": replica.replay}
+        for field, urls in fields.items():
+            host = self._hosts.refused(urls)
+            if host is not None:
+                raise ConfigError(
+                    f"{field}: {host!r} is not in admin.replica_hosts "
+                    f"({', '.join(self._hosts.patterns) or 'empty'})",
+                    param=field,
+                )
+
+    def _known(self, name: str) -> Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            known = ", ".join(self._entries) or "none yet"
+            raise UnknownReplica(f"no replica {name!r}; known: {known}", param="name")
+        return entry
+
+    def _match(self, replica: ReplicaConfig) -> Entry | None:
+        """Find the entry that a replica to add is; None if it is a new one."""
+        at = self._at(replica.url)
+        named = self._entries.get(replica.name) if replica.name else None
+        if at is not None and replica.name and at.name != replica.name:
+            raise ReplicaConflict(f"{replica.url} is there already, as {at.name!r}", param="url")
+        if named is not None and named is not at:
+            raise ReplicaConflict(
+                f"the name {replica.name!r} is taken, by {named.replica.url}", param="name"
+            )
+        configured = self._configured.get(replica.name or "", replica)
+        if configured.url != replica.url:
+            raise ReplicaConflict(
+                f"{replica.name!r} is the configured name of {configured.url}", param="name"
+            )
+        return at
+
+    def _at(self, url: str) -> Entry | None:
+        return next((e for e in self._entries.values() if e.replica.url == url), None)
+
+    def _enter(self, replica: ReplicaConfig, name: str | None = None) -> Entry:
+        """Begin an entry, under a name that is free: the given one if possible."""
+        identity = replica.name or replica.url
+        if name is None:
+            is_free = replica.name and replica.name not in self._entries
+            name = replica.name if is_free else self._free_name(identity)
+        assert name is not None
+        self._names[identity] = name
+        replica = self._configured.get(identity, replica)
+        return self._put(Entry(name=name, identity=identity, replica=replica))
+
+    def _put(self, entry: Entry) -> Entry:
+        self._entries[entry.name] = entry
+        return entry
+
+    def _ordered(self, entry: Entry) -> None:
+        record = entry.record()
+        self._records[entry.identity] = self.unsaved[entry.identity] = record
+        self.on_change(entry.identity, record)
+
+    def _free_name(self, identity: str) -> str:
+        """Give out `rN`: the one it had before, else one that nobody ever had."""
+        had = self._names.get(identity)
+        if had is not None and had not in self._entries:
+            return had
+        taken = {*self._entries, *self._names.values()}
+        return next(name for name in self._candidates() if name not in taken)
+
+    def _candidates(self) -> Iterator[str]:
+        return (f"r{number}" for number in self._numbers)
+
+
+def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
+    name = None if "://" in identity else identity
+    return ReplicaConfig(url=record.url, name=name, events=record.events, replay=record.replay)
+
+
+def _normal(replica: ReplicaConfig) -> ReplicaConfig:
+    """Write the address in one way, so that two routers call it the same."""
+    return replace(replica, url=replica.url.rstrip("/"))

@@ -1,0 +1,22 @@
+"""From a request to the engine's own token ids and block keys, incrementally.
+
+load_prompter -> Prompters.get -> Prompter: plan -> encode -> commit -> Tokens.keys
+"""
+
+from router.tokens.loading import load_prompter
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.prompter import EncodePlan, Prompter, Tokens
+from router.tokens.prompters import Prompters
+from router.tokens.renderer import EngineOptions
+from router.tokens.trust import TokenTrust
+
+__all__ = [
+    "EncodePlan",
+    "EngineOptions",
+    "NeedsEngine",
+    "Prompter",
+    "Prompters",
+    "TokenTrust",
+    "Tokens",
+    "load_prompter",
+]

@@ -1,0 +1,295 @@
+"""Messages and tools as the engine hands them to the chat template, to the key.
+
+The engine first squeezes a request through typed models (unknown fields fall away, known ones come
+out in the models' order), then rebuilds every message. Here both steps are one, for the shapes on
+which they are certain; every other shape is for the engine (`NeedsEngine`), most often because it
+will refuse it. Source: vLLM 0.32.0, renderers/chat_utils.py (_parse_chat_message_content,
+_postprocess_messages), renderers/hf.py (_convert_developer_to_system,
+_consolidate_system_messages), entrypoints/openai/chat_completion/protocol.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from router.api.openai import Json
+from router.tokens.content_format import ContentFormat
+from router.tokens.json_memo import JsonMemo
+from router.tokens.needs_engine import NeedsEngine
+
+Conversation = list[dict[str, Any]]
+
+_USUAL_KEYS = {
+    "system": frozenset({"role", "content"}),
+    "developer": frozenset({"role", "content"}),
+    "user": frozenset({"role", "content"}),
+    "assistant": frozenset({"role", "content", "tool_calls", "reasoning", "reasoning_content"}),
+    "tool": frozenset({"role", "content", "tool_call_id"}),
+}
+_CUSTOM_ROLE_KEYS = frozenset({"role", "content", "name"})
+# Keys that turn a message into something else for the engine, unless they are null.
+_HAZARDOUS_KEYS = ("audio", "function_call", "tools")
+# Keys of openai_harmony's message model, which competes with the others for the message.
+_HARMONY_KEYS = frozenset({"author", "channel", "recipient", "content_type"})
+# Fields of any content part that the engine's models know: dropped where extra ones are kept.
+_PART_FIELDS = frozenset(
+    "audio_embeds audio_url closed data file image_embeds image_pil image_url input_audio name "
+    "prompt_cache_breakpoint refusal text thinking type uuid video_embeds video_url".split()
+)
+_BILLING_HEADER = "x-anthropic-billing-header"
+
+
+def build_conversation(
+    messages: Sequence[Json], content_format: ContentFormat, memo: JsonMemo
+) -> Conversation:
+    """Rebuild the messages for the template.
+
+    Raises:
+        NeedsEngine: a message whose fate in the engine is not certain.
+    """
+    as_parts = content_format == "openai"
+    return [_message(message, as_parts, memo) for message in messages]
+
+
+def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
+    role = message["role"]
+    usual_keys = _USUAL_KEYS.get(role)
+    if usual_keys is None or not message.keys() <= usual_keys:
+        _check_unusual(message, is_known_role=usual_keys is not None)
+    content = message.get("content")
+    if type(content) is str and role != "system":
+        if as_parts and role != "tool":
+            content = [{"type": "text", "text": content}]
+    else:
+        content = _content(message, role, as_parts)
+    rebuilt: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        if "tool_calls" in message:
+            calls = _tool_calls(message, memo)
+            if calls:
+                rebuilt["tool_calls"] = calls
+        reasoning = _reasoning(message)
+        if reasoning is not None:
+            rebuilt["reasoning"] = rebuilt["reasoning_content"] = reasoning
+    elif role == "tool" and "tool_call_id" in message:
+        rebuilt["tool_call_id"] = tool_call_id = message["tool_call_id"]
+        if type(tool_call_id) is not str:
+            _check_unusual(message, is_known_role=True)
+    if "name" in message:
+        rebuilt["name"] = message["name"]
+    if "task" in message:
+        rebuilt["task"] = message["task"]
+    if role == "developer":
+        rebuilt["tools"] = None
+    return rebuilt
+
+
+def _check_unusual(message: Json, *, is_known_role: bool) -> None:
+    """Let through what the engine ignores or merely copies.
+
+    Raises:
+        NeedsEngine: a key that may change what the engine makes of the message.
+    """
+    if not is_known_role and not message.keys() <= _CUSTOM_ROLE_KEYS:
+        raise NeedsEngine("message", "role")
+    if not message.keys().isdisjoint(_HARMONY_KEYS):
+        raise NeedsEngine("message", "harmony")
+    for key in ("name", "task"):
+        if key in message and not isinstance(message[key], str):
+            raise NeedsEngine("message", key)
+    for key in _HAZARDOUS_KEYS:
+        if message.get(key) is not None:
+            raise NeedsEngine("message", key)
+    for key in ("refusal", "tool_call_id"):
+        if not isinstance(message.get(key), str | None):
+            raise NeedsEngine("message", key)
+    if message["role"] != "assistant":
+        _reasoning(message)
+        if message.get("tool_calls") not in (None, []):
+            raise NeedsEngine("message", "tool_calls")
+
+
+def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, Any]]:
+    """Rebuild any content but the plain string."""
+    content = message.get("content")
+    if content is None:
+        if "content" in message and role != "assistant":
+            raise NeedsEngine("message", "content is null")
+        parts: list[Any] = []
+    elif type(content) is str:
+        parts = [{"type": "text", "text": content}]
+    else:
+        parts = content
+    checked = [_part(part) for part in parts]
+    if role == "system":
+        checked = [part for part in map(_without_billing_header, checked) if part is not None]
+    if not as_parts:
+        return "\n".join([part["text"] for part in checked if part["text"]])
+    if role == "tool":  # few templates take parts here; the engine keeps the empty ones this way
+        return "\n".join([part["text"] for part in checked])
+    return checked
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """Rebuild a text part: type, text, then the fields that no model of the engine knows."""
+    if type(part) is not dict:
+        raise NeedsEngine("message", "content part")
+    if part.get("type") != "text":
+        kind = part.get("type")
+        raise NeedsEngine("multimodal" if isinstance(kind, str) else "message", "content part")
+    text = part.get("text")
+    if type(text) is not str:
+        raise NeedsEngine("message", "content part")
+    if len(part) == 2:
+        return part
+    extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}
+    if len(extras) + 2 != len(part):
+        raise NeedsEngine("message", "content part")
+    return {"type": "text", "text": text, **extras}
+
+
+def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
+    """Drop the line Claude Code puts in front, which changes with every request."""
+    text: str = part["text"]
+    if not text.startswith(_BILLING_HEADER):
+        return part
+    rest = text.partition("\n")[2]
+    return {**part, "text": rest} if rest else None
+
+
+def _tool_calls(message: Json, memo: JsonMemo) -> list[dict[str, Any]] | None:
+    calls = message["tool_calls"]
+    if calls is None:
+        if "content" in message and message["content"] is None:
+            raise NeedsEngine("tool_calls", "null beside null content")  # no model takes both
+        return None
+    if type(calls) is not list:
+        raise NeedsEngine("tool_calls", "not a list")
+    return [_tool_call(call, memo) for call in calls]
+
+
+def _tool_call(call: Any, memo: JsonMemo) -> dict[str, Any]:
+    """Rebuild a call: known fields in the models' order, then the others in their own."""
+    if type(call) is not dict:
+        raise NeedsEngine("tool_calls", "not an object")
+    function = call.get("function")
+    if (
+        call.get("type") != "function"
+        or type(call.get("id")) is not str
+        or type(function) is not dict
+    ):
+        raise NeedsEngine("tool_calls", "id, type or function")
+    arguments = function.get("arguments")
+    if type(arguments) is not str or type(function.get("name")) is not str:
+        raise NeedsEngine("tool_calls", "name or arguments")
+    rebuilt = {"arguments": memo.arguments(arguments), "name": function["name"]}
+    if len(function) > 2:
+        rebuilt.update((key, value) for key, value in function.items() if key not in rebuilt)
+    called = {"id": call["id"], "function": rebuilt, "type": "function"}
+    if len(call) > 3:
+        called.update((key, value) for key, value in call.items() if key not in called)
+    return called
+
+
+def _reasoning(message: Json) -> str | None:
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None and type(reasoning) is not str:
+        raise NeedsEngine("message", "reasoning")
+    return reasoning
+
+
+def without_developer(conversation: Conversation) -> Conversation:
+    """Turn developer messages into system ones, and all of those into one at the front.
+
+    For templates that do not know the role. Unchanged if there is no such message.
+    """
+    if not any(message["role"] == "developer" for message in conversation):
+        return conversation
+    converted = [
+        {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in conversation
+    ]
+    positions = [i for i, message in enumerate(converted) if message["role"] == "system"]
+    texts = [_joined(converted[i]["content"]) for i in positions]
+    if positions[-1] == 0:
+        return converted
+    merged = {"role": "system", "content": "\n\n".join(filter(None, texts))}
+    return [merged, *(message for message in converted if message["role"] != "system")]
+
+
+def _joined(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "\n".join([part["text"] for part in content])
+
+
+def build_tools(tools: Sequence[Json] | None, memo: JsonMemo) -> list[dict[str, Any]] | None:
+    """Rebuild the tools: known fields only, in the models' order, null where absent.
+
+    Raises:
+        NeedsEngine: a tool that the engine refuses or might read differently.
+    """
+    if tools is None:
+        return None
+    try:
+        key = orjson.dumps(tools)  # order and number types count; == would ignore both
+    except (TypeError, ValueError) as exc:
+        raise NeedsEngine("tools", type(exc).__name__) from exc
+    known: list[dict[str, Any]] | None = memo.get(key)
+    if known is not None:
+        return known
+    check_numbers(tools)
+    rebuilt = [_tool(tool) for tool in tools]
+    memo.put(key, rebuilt, rebuilt)
+    return rebuilt
+
+
+def _tool(tool: Json) -> dict[str, Any]:
+    function = tool["function"]
+    deferred = tool.get("defer_loading")
+    if tool.get("type", "function") != "function" or not isinstance(deferred, bool | None):
+        raise NeedsEngine("tools", "type or defer_loading")
+    rebuilt = {
+        "name": function["name"],
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+    }
+    if not isinstance(rebuilt["description"], str | None) or not isinstance(
+        rebuilt["parameters"], dict | None
+    ):
+        raise NeedsEngine("tools", "description or parameters")
+    for key, default in (("strict", None), ("defer_loading", deferred)):
+        value = function.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, bool | None):
+            raise NeedsEngine("tools", key)
+        if value is not None:
+            rebuilt[key] = value
+    whole: dict[str, Any] = {"type": "function", "function": rebuilt}
+    if deferred is not None:
+        whole["defer_loading"] = deferred
+    return whole
+
+
+def check_numbers(value: Any) -> None:
+    """Refuse numbers that our JSON decoder may have read differently from the engine's.
+
+    It reads an integer beyond 64 bits as a float; the engine's keeps it whole.
+
+    Raises:
+        NeedsEngine: such a number is in `value`.
+    """
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        if isinstance(value, float) and abs(value) >= 2**63:
+            raise NeedsEngine("number", "beyond 64 bits")
+        return
+    for item in value:
+        check_numbers(item)

@@ -1,0 +1,124 @@
+"""JSON that comes back with every turn: parsed once, printed once.
+
+An agent's history repeats the arguments of every tool call as a JSON text; the engine parses them,
+and most templates print them again; and the tools themselves never change. All are remembered by
+text, within a byte budget. Templates cannot change what they are given (the sandbox is immutable),
+so values may be shared between requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from router.tokens.needs_engine import NeedsEngine
+
+Tojson = Callable[..., str]
+
+_MAX_ARGUMENTS = 256 * 1024
+"""Characters of one call's: parsing them holds the interpreter, for 8 ms at worst."""
+
+_Key = str | bytes | tuple[str, str | bytes]
+
+
+class _Entry(NamedTuple):
+    value: Any
+    printable: Sequence[Any]  # the objects in it whose JSON is worth keeping
+    size_bytes: int
+
+
+class JsonMemo:
+    """Values by the text they came from and, as long as these are held, their JSON by identity."""
+
+    __slots__ = ("_entries", "_max_bytes", "_printed", "_size_bytes")
+
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._printed: dict[int, str | None] = {}  # by id(); None: held, not printed yet
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+
+    def arguments(self, text: str) -> dict[str, Any]:
+        """Parse a tool call's arguments as the engine does: {} unless they are an object.
+
+        Raises:
+            NeedsEngine: JSON on which the engine fails, too deep or with a number too long.
+        """
+        known: dict[str, Any] | None = self.get(text)
+        if known is not None:
+            return known
+        if len(text) > _MAX_ARGUMENTS:
+            raise NeedsEngine("arguments", "too long")
+        try:
+            value = json.loads(text) if text else {}
+        except json.JSONDecodeError:
+            value = {}
+        except (ValueError, RecursionError) as exc:
+            raise NeedsEngine("arguments", type(exc).__name__) from exc
+        if not isinstance(value, dict):
+            value = {}
+        self.put(text, value, (value,))
+        return value
+
+    def get(self, key: _Key) -> Any:
+        """Return what was put under `key`; None if it is not held (any more)."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.value
+
+    def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
+        """Hold `value` under `key`; the oldest entries go where the budget asks for it."""
+        size_bytes = 4 * len(_text(key)) + 512  # the text, its JSON, and the objects between them
+        if key in self._entries or size_bytes > self._max_bytes:
+            return
+        self._entries[key] = _Entry(value, printable, size_bytes)
+        for item in printable:
+            self._printed[id(item)] = None
+        self._size_bytes += size_bytes
+        while self._size_bytes > self._max_bytes:
+            _, oldest = self._entries.popitem(last=False)
+            self._size_bytes -= oldest.size_bytes
+            for item in oldest.printable:
+                del self._printed[id(item)]
+
+    def of(self, owner: str) -> JsonMemo:
+        """Give an owner's part of it: of one budget, found by no other owner."""
+        return _Owned(self, owner) if owner else self
+
+    def wrap(self, tojson: Tojson) -> Tojson:
+        """Make the filter `tojson` remember what it printed, without options, of held values."""
+        printed = self._printed
+
+        def remembering(value: Any, *args: Any, **kwargs: Any) -> str:
+            if args or kwargs or id(value) not in printed:
+                return tojson(value, *args, **kwargs)
+            text = printed[id(value)]
+            if text is None:
+                text = printed[id(value)] = tojson(value)
+            return text
+
+        return remembering
+
+
+class _Owned(JsonMemo):
+    """One owner's part of a memo."""
+
+    __slots__ = ("_memo", "_owner")
+
+    def __init__(self, memo: JsonMemo, owner: str) -> None:
+        self._memo = memo
+        self._owner = owner
+
+    def get(self, key: _Key) -> Any:
+        return self._memo.get((self._owner, _text(key)))
+
+    def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
+        self._memo.put((self._owner, _text(key)), value, printable)
+
+
+def _text(key: _Key) -> str | bytes:
+    return key[1] if isinstance(key, tuple) else key

@@ -1,0 +1,197 @@
+"""Find a model's tokenizer and chat template, and decide whether they can be used here.
+
+From a directory, the local hub cache or the hub, by transformers itself, without torch. What the
+engine does not hand to transformers' tokenizer and jinja (renderers of its own), and what would be
+read differently there, is left to the engine. Sources: vLLM 0.32.0, config/model.py
+(tokenizer_mode), tokenizers/registry.py, renderers/hf.py (resolve_chat_template).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+from transformers.utils.hub import cached_file
+
+from router.tokens.content_format import ContentFormat
+from router.tokens.encoder import TextEncoder
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.prompter import Prompter
+from router.tokens.renderer import ChatRenderer, EngineOptions
+
+# Architectures whose prompts the engine builds with code of its own.
+_OWN_RENDERERS = {
+    "MoonshotKimiaForCausalLM": "kimi_audio",
+    "KimiK3ForConditionalGeneration": "kimi_k3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "InklingForCausalLM": "inkling",
+    "InklingForConditionalGeneration": "inkling",
+    "GptOssForCausalLM": "harmony",
+}
+# Model types for which the engine overrides the tokenizer's class.
+_OTHER_TOKENIZER_CLASS = frozenset(
+    {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
+)
+_MISTRAL_FAMILY = ("Mistral", "Mixtral", "Ministral", "Pixtral", "Voxtral", "Magistral")
+_BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
+# What a tokenizer class must not do its own way.
+_OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
+
+
+def load_prompter(
+    model: str,
+    *,
+    chat_template: str | Path | None = None,
+    content_format: ContentFormat | None = None,
+    default_chat_template_kwargs: dict[str, Any] | None = None,
+    exclude_tools_when_tool_choice_none: bool = False,
+    cache_tokens: int = 20_000_000,
+    local_files_only: bool = False,
+) -> Prompter:
+    """Load what renders and tokenizes for a model; blocking, up to seconds: off the loop.
+
+    Args:
+        model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
+        chat_template, content_format, default_chat_template_kwargs,
+        exclude_tools_when_tool_choice_none: The engine's flags of these names, see EngineOptions.
+        cache_tokens: About how many tokens of prompts to remember.
+        local_files_only: Do not go to the hub.
+
+    Returns:
+        A prompter in any case: where something is missing it hands out nothing but block keys of
+        token ids, and `engine_only` says why.
+    """
+    # tokenizers would spread each call over all cores and wait for them: with other work on the
+    # machine 13 ms instead of 2 for 2,000 tokens, and the loop's core is taken for long ones.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    max_bytes = cache_tokens * _BYTES_PER_TOKEN
+    options = EngineOptions(
+        chat_template=_read_template(chat_template),
+        content_format=content_format,
+        default_chat_template_kwargs=default_chat_template_kwargs or {},
+        exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
+    )
+    try:
+        config, tokenizer = _load(model, local_files_only)
+        _check_tokenizer(tokenizer)
+        _check_config(model, config)
+    except NeedsEngine as exc:
+        return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
+    templates = _Templates(tokenizer, _processor_template(model, local_files_only))
+    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map, options)
+    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints(options.chat_template))
+    return Prompter(encoder, renderer, max_bytes=max_bytes)
+
+
+def _load(model: str, local_files_only: bool) -> tuple[dict[str, Any], Any]:
+    where = {"local_files_only": local_files_only}
+    try:
+        config, _ = PretrainedConfig.get_config_dict(model, **where)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, truncation_side="left", mistral_format=False, **where
+        )
+    except Exception as exc:  # whatever a broken or foreign model directory raises
+        raise NeedsEngine("model", f"{type(exc).__name__}: {exc}") from exc
+    return config, tokenizer
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise NeedsEngine("model", f"{kind.__name__} is not a fast tokenizer")
+    for name in _OVERRIDABLE:
+        if getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name, None):
+            raise NeedsEngine("model", f"{kind.__name__} has its own {name}")
+    if getattr(tokenizer, "split_special_tokens", False):
+        raise NeedsEngine("model", "the tokenizer splits special tokens")
+
+
+def _check_config(model: str, config: dict[str, Any]) -> None:
+    architectures = config.get("architectures") or ["?"]
+    for architecture in architectures:
+        if architecture in _OWN_RENDERERS:
+            raise NeedsEngine("model", f"renderer {_OWN_RENDERERS[architecture]}")
+        if architecture.startswith(_MISTRAL_FAMILY) and _may_be_mistral_format(model):
+            raise NeedsEngine("model", "renderer mistral")
+    if config.get("model_type") in _OTHER_TOKENIZER_CLASS:
+        raise NeedsEngine("model", f"tokenizer class of {config['model_type']}")
+    if config.get("is_encoder_decoder"):
+        raise NeedsEngine("model", "encoder-decoder")
+
+
+def _may_be_mistral_format(model: str) -> bool:
+    """Tell whether the engine may take Mistral's own tokenizer; a hub name cannot be listed."""
+    directory = Path(model)
+    if not directory.is_dir():
+        return True
+    own = [*directory.glob("tekken.json"), *directory.glob("tokenizer.model.v*")]
+    return bool(own) and any(directory.glob("consolidated*.safetensors"))
+
+
+class _Templates:
+    """Finds the template as the engine does: the given one, the processor's, the tokenizer's."""
+
+    __slots__ = ("_processor", "_tokenizer")
+
+    def __init__(self, tokenizer: Any, processor: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._processor = processor
+
+    def find(self, given: str | None, with_tools: bool) -> str:
+        """Return the template's text.
+
+        Raises:
+            LookupError: there is none, or which one the engine takes is not certain.
+        """
+        tools: list[Any] | None = [] if with_tools else None
+        try:
+            text: str = self._tokenizer.get_chat_template(given, tools=tools)
+        except ValueError as exc:
+            raise LookupError(str(exc)) from exc
+        if given is None and not with_tools and self._processor not in (None, text):
+            raise LookupError("the processor's chat template is not the tokenizer's")
+        return text
+
+    def hints(self, given: str | None) -> str:
+        """Return a text in which boundary tokens are to be looked for."""
+        try:
+            return self.find(given, with_tools=True)
+        except LookupError:
+            return ""
+
+
+def _read_template(given: str | Path | None) -> str | None:
+    """Read `--chat-template`: a file if there is one of this name, else the template itself.
+
+    Raises:
+        OSError: a Path that cannot be read.
+    """
+    if given is None or isinstance(given, Path):
+        return given.read_text() if given is not None else None
+    try:
+        return Path(given).read_text()
+    except (OSError, ValueError):  # too long for a path, a NUL in it: the text of a template
+        return given
+
+
+def _processor_template(model: str, local_files_only: bool) -> str | None:
+    """Read the template that a multimodal model's processor would bring; None: there is none."""
+    try:
+        found = cached_file(
+            model,
+            "chat_template.json",
+            local_files_only=local_files_only,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if found is None:
+            return None
+        return str(json.loads(Path(found).read_text(encoding="utf-8")).get("chat_template"))
+    except (OSError, ValueError):
+        return None

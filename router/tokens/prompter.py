@@ -1,0 +1,315 @@
+"""One model's way from a request to its tokens and block keys, in three steps.
+
+    plan    on the loop: render, find what is known; cheap (about 1.5 ms for 80,000 tokens)
+    encode  anywhere: only what no earlier prompt had; long ones off the loop
+    commit  on the loop: remember it, hand out the tokens
+
+A plan may be dropped at any time; two plans of the same text may both be committed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from router.api.openai import ChatRequest, CompletionRequest, TokenIds
+from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.tokens.encoder import IdCuts, TextEncoder, slice_ids
+from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.renderer import ChatRenderer
+from router.tokens.trust import TokenTrust
+
+_NO_IDS: TokenIds = array("I")
+_MAX_OWNERS = 4096
+
+
+class _Roots(NamedTuple):
+    """The beginnings of one owner's prompts: of ids, of text, of text in special tokens."""
+
+    ids: Segment
+    bare: Segment
+    special: Segment
+
+
+class EncodePlan(Struct, frozen=True, kw_only=True):
+    """What is left to encode of one prompt.
+
+    num_chars, num_new_chars: Length of the text in UTF-8 bytes, and what of it is not known yet:
+        the measure of the work in `encode`. 0 for a prompt of token ids.
+    """
+
+    num_chars: int
+    num_new_chars: int
+    walk: Walk
+    data: bytes
+    encoder: TextEncoder | None
+    suffix: TokenIds
+    is_whole: bool = False
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Count the tokens that need not be encoded."""
+        return sum(len(segment.ids) for segment in self.walk.path)
+
+    def encode(self) -> list[TokenIds]:
+        """Encode what is new: pure, thread-safe, without the GIL for most of the time.
+
+        About 0.7 ms per 1,000 new tokens.
+        """
+        if not self.walk.new:
+            return []
+        if self.encoder is None:
+            return slice_ids(self.data, self.walk.new)
+        if self.is_whole:
+            return [self.encoder.encode_whole(self.data.decode(), add_special_tokens=True)]
+        return self.encoder.encode(self.data, self.walk.new, self.suffix)
+
+
+class Tokens:
+    """The tokens of one prompt, shared with every prompt that begins alike."""
+
+    __slots__ = ("_path", "_tree", "num_new_tokens", "num_tokens")
+
+    def __init__(self, tree: SegmentTree, path: list[Segment], num_known_segments: int) -> None:
+        self._tree = tree
+        self._path = path
+        counts = [len(segment.ids) for segment in path]
+        self.num_tokens = sum(counts)
+        self.num_new_tokens = sum(counts[num_known_segments:])
+
+    def ids(self) -> list[int]:
+        """List the token ids, shape (num_tokens,); O(num_tokens), for proofs and engines."""
+        whole: TokenIds = array("I")
+        for segment in self._path:
+            whole += segment.ids
+        return whole.tolist()
+
+    def keys(self, contract: HashContract, extra: ExtraKeys = NO_EXTRA) -> Sequence[BlockKey]:
+        """List the keys of the full blocks, shape (num_tokens // block_size,), as an array("Q").
+
+        Known parts are put together (some 30 µs for 100,000 tokens in a hundred segments), the
+        rest is hashed (about 1.3 µs a block) and remembered.
+        """
+        return self._tree.keys(self._path, contract, extra)
+
+    def hashing(
+        self, contract: HashContract, extra: ExtraKeys
+    ) -> Generator[Callable[[], Chain] | None, Chain, None]:
+        """Hash what is new in steps; see `SegmentTree.hashing`."""
+        return self._tree.hashing(self._path, contract, extra)
+
+    def digests(
+        self, contract: HashContract, positions: Sequence[int], extra: ExtraKeys = NO_EXTRA
+    ) -> list[bytes]:
+        """List the full digests of some blocks; `positions` ascend, in [0, number of keys)."""
+        return self._tree.digests(self._path, contract, extra, positions)
+
+
+class Prompter:
+    """Makes the prompts of one model.
+
+    What is remembered of a prompt makes the next one quicker, by 150 ms where it is long. So that
+    nobody can find out in this way what others sent, it is remembered for its *owner* alone: any
+    text, best a secret one; all prompts without an owner are one owner's.
+
+    Args:
+        encoder: The model's tokenizer; None: it cannot be used here.
+        renderer: Its chat template; None: it cannot be used here.
+        reason: Why something is missing, as `NeedsEngine` will say; "" if nothing is.
+        max_bytes: Budget for what is remembered of prompts.
+    """
+
+    __slots__ = (
+        "_encoder",
+        "_prefix",
+        "_reason",
+        "_renderer",
+        "_roots",
+        "_tree",
+        "trust",
+    )
+
+    def __init__(
+        self,
+        encoder: TextEncoder | None,
+        renderer: ChatRenderer | None,
+        *,
+        reason: str = "",
+        max_bytes: int = 512 << 20,
+    ) -> None:
+        self.trust = TokenTrust()
+        self._encoder = encoder
+        self._renderer = renderer
+        self._reason = reason
+        self._tree = SegmentTree(max_bytes)
+        self._prefix = encoder.prefix if encoder is not None else None
+        self._roots: dict[str, _Roots] = {}
+
+    @property
+    def max_chars_per_token(self) -> int | None:
+        """Length of the longest token in the vocabulary; None: not known here."""
+        return self._encoder.max_chars_per_token if self._encoder is not None else None
+
+    @property
+    def engine_only(self) -> str | None:
+        """Why no text of this model is tokenized here; None: it is."""
+        if self.trust.reason is not None:
+            return self.trust.reason
+        return self._reason or "no tokenizer" if self._encoder is None else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimate the memory held for prompts."""
+        return self._tree.size_bytes
+
+    def plan_chat(self, request: ChatRequest, owner: str = "") -> EncodePlan:
+        """Render a chat request and find what is new in it.
+
+        Raises:
+            NeedsEngine: only the engine can tell its tokens.
+            TemplateFailed: the chat template refuses it; the engine will answer 400.
+        """
+        return self.plan_text(
+            self.render(request, owner=owner),
+            add_special_tokens=request.add_special_tokens,
+            owner=owner,
+        )
+
+    def plan_completion(
+        self, request: CompletionRequest, index: int = 0, *, owner: str = ""
+    ) -> EncodePlan:
+        """Find what is new in one prompt of a completion request (of a batch, the first).
+
+        Raises:
+            NeedsEngine: only the engine can tell its tokens.
+        """
+        if request.engine_only is not None:
+            raise NeedsEngine("field", request.engine_only)
+        if not request.prompts:
+            raise NeedsEngine("field", "prompt")
+        prompt = request.prompts[index]
+        if isinstance(prompt, str):
+            special = request.add_special_tokens
+            return self.plan_text(prompt, add_special_tokens=special, owner=owner)
+        return self.plan_ids(prompt, owner)
+
+    def plan_text(self, text: str, *, add_special_tokens: bool, owner: str = "") -> EncodePlan:
+        """Find what is new in a text.
+
+        Raises:
+            NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
+        """
+        encoder = self._usable_encoder()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as exc:
+            raise NeedsEngine("surrogate") from exc
+        roots = self._roots_of(owner)
+        root, suffix, is_whole = roots.bare, _NO_IDS, False
+        if add_special_tokens:
+            root = roots.special
+            is_whole = encoder.suffix is None
+            suffix = encoder.suffix or _NO_IDS
+        cuts = IdCuts(0) if is_whole else encoder.cuts(data)
+        walk = self._tree.walk(root, data, cuts)
+        return EncodePlan(
+            num_chars=len(data),
+            num_new_chars=len(data) - walk.new[0].start if walk.new else 0,
+            walk=walk,
+            data=data,
+            encoder=encoder,
+            suffix=suffix,
+            is_whole=is_whole,
+        )
+
+    def plan_ids(self, ids: Sequence[int], owner: str = "") -> EncodePlan:
+        """Find what is new in token ids: a prompt sent as such, or an engine's own answer.
+
+        Raises:
+            ValueError, TypeError, OverflowError: these are no token ids.
+        """
+        data = (ids if isinstance(ids, array) else array("I", ids)).tobytes()
+        walk = self._tree.walk(self._roots_of(owner).ids, data, IdCuts(len(data)))
+        return EncodePlan(
+            num_chars=0, num_new_chars=0, walk=walk, data=data, encoder=None, suffix=_NO_IDS
+        )
+
+    def commit(self, plan: EncodePlan, encoded: Sequence[TokenIds]) -> Tokens:
+        """Remember what `plan.encode()` gave and hand out the prompt's tokens."""
+        path = self._tree.commit(plan.walk, encoded)
+        return Tokens(self._tree, path, len(plan.walk.path))
+
+    def prove(self, request: ChatRequest | CompletionRequest, tokens: Tokens) -> bool:
+        """Encode a prompt whole and compare; for a sample, off the loop (about 150 ms).
+
+        The verdict is for `trust.observe_proof`, on the loop. Prompts of ids prove nothing: True.
+
+        Raises: as `plan_chat` and `plan_completion`.
+        """
+        if isinstance(request, ChatRequest):
+            text: str | TokenIds = self.render(request, by_the_book=True)
+        else:
+            text = request.prompts[0]
+        if not isinstance(text, str):
+            return True
+        whole = self._usable_encoder().encode_whole(
+            text, add_special_tokens=request.add_special_tokens
+        )
+        return whole.tolist() == tokens.ids()
+
+    def encode_behind(
+        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
+    ) -> TokenIds | None:
+        """See `TextEncoder.encode_behind`.
+
+        Raises:
+            NeedsEngine: the tokenizer cannot be used here.
+        """
+        encoder = self._usable_encoder()
+        return encoder.encode_behind(before, text, skip_special_tokens=skip_special_tokens)
+
+    def ends_in_text(self, ids: Sequence[int]) -> bool:
+        """See `TextEncoder.ends_in_text`; raises as `encode_behind`."""
+        return self._usable_encoder().ends_in_text(ids)
+
+    def _roots_of(self, owner: str) -> _Roots:
+        """Find where an owner's prompts begin; never part of the tree's budget, so bounded."""
+        roots = self._roots.get(owner)
+        if roots is None:
+            if len(self._roots) >= _MAX_OWNERS:
+                self._roots.clear()  # their keys are digests: made anew, they lead to the same
+            make, suffix = self._tree.make_root, f"\0{owner}" if owner else ""
+            roots = self._roots[owner] = _Roots(
+                make(f"ids{suffix}"),
+                make(f"text{suffix}"),
+                make(f"text with special tokens{suffix}", self._prefix),
+            )
+        return roots
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        owner: str = "",
+        by_the_book: bool = False,
+        apart: bool = False,
+    ) -> str:
+        """Render a chat request's text; see `ChatRenderer.render`.
+
+        Raises: as `plan_chat`.
+        """
+        self._usable_encoder()
+        if self._renderer is None:
+            raise NeedsEngine("model", self._reason)
+        return self._renderer.render(request, by_the_book=by_the_book, apart=apart, owner=owner)
+
+    def _usable_encoder(self) -> TextEncoder:
+        if self.trust.reason is not None:
+            raise NeedsEngine("distrusted", self.trust.reason)
+        if self._encoder is None:
+            raise NeedsEngine("model", self._reason)
+        return self._encoder

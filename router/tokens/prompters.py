@@ -1,0 +1,46 @@
+"""The prompters of all models behind this router, and which of them can be relied on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from router.tokens.prompter import Prompter
+
+
+class Prompters:
+    """One prompter per served model; loaded once, whichever replica names the model first.
+
+    Adapters share their base model's. Who asks before the loading is done gets None: such a
+    prompt is routed without tokens, it does not wait.
+    """
+
+    __slots__ = ("_bases", "_by_model", "_loading")
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, Prompter] = {}
+        self._loading: set[str] = set()
+        self._bases: dict[str, str] = {}
+
+    def adapt(self, adapters: Mapping[str, str]) -> None:
+        """Serve adapters (name to base model) with their base models' prompters."""
+        self._bases.update(adapters)
+
+    def begin(self, model: str) -> bool:
+        """Claim the loading of a model's prompter; False: it is loaded or being loaded."""
+        if model in self._by_model or model in self._loading:
+            return False
+        self._loading.add(model)
+        return True
+
+    def finish(self, model: str, prompter: Prompter) -> None:
+        """Use `prompter` for `model` from now on."""
+        self._loading.discard(model)
+        self._by_model[model] = prompter
+
+    def loading(self) -> list[str]:
+        """List the models whose prompters are being loaded."""
+        return sorted(self._loading)
+
+    def get(self, model: str) -> Prompter | None:
+        """Return the prompter of a model or adapter; None: not loaded (yet)."""
+        return self._by_model.get(self._bases.get(model, model))

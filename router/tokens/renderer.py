@@ -1,0 +1,271 @@
+"""From a chat request to the text that the engine encodes.
+
+One `ChatRenderer` per model: its templates, the engine's options for them, and the rendering as
+vLLM and transformers do it together. Sources: vLLM 0.32.0, renderers/hf.py
+(safe_apply_chat_template), renderers/online_renderer.py (render_chat), renderers/params.py
+(merge_kwargs); transformers 5.19, utils/chat_template_utils.py (render_jinja_template).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2.meta
+from jinja2 import Template, TemplateError
+from msgspec import Struct
+
+from router.api.openai import ChatRequest, Json
+from router.errors import TemplateFailed
+from router.tokens.content_format import ContentFormat, detect_content_format
+from router.tokens.conversation import (
+    Conversation,
+    build_conversation,
+    build_tools,
+    check_numbers,
+    without_developer,
+)
+from router.tokens.json_memo import JsonMemo
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.sandbox import compile_template, stock_template
+
+FindTemplate = Callable[[str | None, bool], str]
+
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+# Parameters of transformers' apply_chat_template: as template arguments they would steer it.
+_STEERING = frozenset(
+    "chat_template tokenize conversation conversations messages tools documents padding truncation "
+    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+_PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+class EngineOptions(Struct, frozen=True, kw_only=True):
+    """The engine's own flags that change what it renders; the defaults are the engine's.
+
+    chat_template: `--chat-template`: a path, a template's text, or the name of one the tokenizer
+        has; None: the model's.
+    content_format: `--chat-template-content-format`; None: found from the template ("auto").
+    """
+
+    chat_template: str | None = None
+    content_format: ContentFormat | None = None
+    default_chat_template_kwargs: dict[str, Any] = {}
+    exclude_tools_when_tool_choice_none: bool = False
+
+
+class ChatTemplate:
+    """A compiled chat template and what the engine derives from its text."""
+
+    __slots__ = ("content_format", "knows_developer", "source", "template", "variables")
+
+    def __init__(self, source: str, memo: JsonMemo) -> None:
+        self.source = source
+        self.template: Template = compile_template(source, memo)
+        tree = self.template.environment.parse(source)
+        self.content_format = detect_content_format(tree)
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+
+    def stock(self) -> Template:
+        """Return the template as transformers itself runs it."""
+        return stock_template(self.source)
+
+
+class ChatRenderer:
+    """Renders chat requests of one model.
+
+    Args:
+        find_template: Gives the template's text: what `--chat-template` names (None: the model's
+            own), for requests with tools (True) or without. Raises LookupError where there is
+            none.
+        special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
+    """
+
+    __slots__ = ("_find_template", "_memo", "_options", "_special_tokens", "_templates")
+
+    def __init__(
+        self,
+        find_template: FindTemplate,
+        special_tokens: Mapping[str, str],
+        options: EngineOptions | None = None,
+    ) -> None:
+        self._find_template = find_template
+        self._special_tokens = dict(special_tokens)
+        self._options = options or EngineOptions()
+        self._memo = JsonMemo()
+        self._templates: dict[bool, ChatTemplate] = {}
+
+    def template(self, with_tools: bool) -> ChatTemplate:
+        """Return the template for requests with or without tools, compiled at the first call.
+
+        Some models have one of its own for them.
+
+        Raises:
+            NeedsEngine: the model has none, or one that does not compile here.
+        """
+        known = self._templates.get(with_tools)
+        if known is not None:
+            return known
+        try:
+            source = self._find_template(self._options.chat_template, with_tools)
+            found = ChatTemplate(source, self._memo)
+        except (LookupError, TemplateError) as exc:
+            raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
+        self._templates[with_tools] = found
+        return found
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's text; `by_the_book` without the shortcuts.
+
+        In another thread than the loop's only `by_the_book` or `apart`: nothing is remembered.
+
+        Args:
+            owner: Whose request it is; what is remembered of it helps no other's.
+
+        Raises:
+            NeedsEngine: only the engine can tell what it makes of the request.
+            TemplateFailed: the template refuses the messages; the engine will answer 400.
+        """
+        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
+        conversation, arguments, template = self._prepare(request, memo)
+        continues = bool(arguments.pop("continue_final_message", False))
+        if continues:
+            if arguments.get("add_generation_prompt"):
+                raise TemplateFailed(
+                    "`continue_final_message` and `add_generation_prompt` exclude each other: set"
+                    " the latter to false",
+                    param="continue_final_message",
+                )
+            conversation, final_text = _tagged(conversation, template)
+        compiled = template.stock() if by_the_book else template.template
+        text = self._run(compiled, conversation, arguments)
+        return _cut_at_tag(text, final_text) if continues else text
+
+    def _prepare(
+        self, request: ChatRequest, memo: JsonMemo
+    ) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
+        """Convert a request: messages, the arguments for the template, and the template.
+
+        Raises: as `render`.
+        """
+        if request.engine_only is not None:
+            raise NeedsEngine("field", request.engine_only)
+        if request.chat_template is not None:  # a client's program: it may run for ever
+            raise NeedsEngine("request_template")
+        if not request.messages:
+            raise TemplateFailed("`messages` must hold at least one message", param="messages")
+        arguments = self._arguments(request, memo)
+        with_tools = arguments.get("tools") is not None
+        template = self.template(with_tools)
+        content_format = self._options.content_format or template.content_format
+        conversation = build_conversation(request.messages, content_format, memo)
+        if not template.knows_developer:
+            conversation = without_developer(conversation)
+        accepted = template.variables | _PASSED
+        return (
+            conversation,
+            {key: value for key, value in arguments.items() if key in accepted},
+            template,
+        )
+
+    def _arguments(self, request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
+        """Merge what the template is given; later ones win, null and "auto" never do."""
+        excluded = (
+            request.tool_choice == "none" and self._options.exclude_tools_when_tool_choice_none
+        )
+        given = request.chat_template_kwargs or {}
+        _check_arguments(given)
+        own = {
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "documents": _documents(request),
+            "reasoning_effort": request.reasoning_effort,
+        }
+        if request.reasoning_effort is not None and "enable_thinking" not in given:
+            own["enable_thinking"] = request.reasoning_effort != "none"
+        tools = None if excluded else build_tools(request.tools, memo)
+        defaults = _merged(self._options.default_chat_template_kwargs, {"tools": tools})
+        return _merged(defaults, _merged(given, own))
+
+    def _run(
+        self, template: Template, conversation: Conversation, arguments: dict[str, Any]
+    ) -> str:
+        given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
+        try:
+            return template.render(given, messages=conversation)
+        except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
+            raise TemplateFailed(_reason(exc), param="messages") from exc
+
+
+def _check_arguments(given: Json) -> None:
+    steering = _STEERING & given.keys()
+    if steering:
+        raise NeedsEngine("field", f"chat_template_kwargs.{min(steering)}")
+    check_numbers(given)
+
+
+def _documents(request: ChatRequest) -> list[Json] | None:
+    if request.documents is None:
+        return None
+    for document in request.documents:
+        if not all(isinstance(value, str) for value in document.values()):
+            raise NeedsEngine("field", "documents")
+    return list(request.documents)
+
+
+def _merged(defaults: Json, overrides: Json) -> dict[str, Any]:
+    return {
+        **defaults,
+        **{key: value for key, value in overrides.items() if value not in (None, "auto")},
+    }
+
+
+def _tagged(conversation: Conversation, template: ChatTemplate) -> tuple[Conversation, str]:
+    """Mark the end of the last message's text, so that the rendering can be cut there.
+
+    Returns the conversation with the mark, and the text without it.
+    """
+    if "content" not in template.source:
+        raise TemplateFailed("the chat template has no `content` to continue", param="messages")
+    last = dict(conversation[-1])
+    content = last["content"]
+    if isinstance(content, str):
+        last["content"] = content + _CONTINUE_TAG
+        return [*conversation[:-1], last], content
+    if not content:
+        raise TemplateFailed("the final message has no text to continue", param="messages")
+    text: str = content[-1]["text"]
+    last["content"] = [*content[:-1], {**content[-1], "text": text + _CONTINUE_TAG}]
+    return [*conversation[:-1], last], text
+
+
+def _cut_at_tag(text: str, final_text: str) -> str:
+    bare_tag = _CONTINUE_TAG.strip()
+    if final_text.strip() not in text or bare_tag not in text:
+        raise TemplateFailed(
+            "the chat template drops the final message, it cannot be continued", param="messages"
+        )
+    position = text.rindex(bare_tag)
+    if text.startswith(_CONTINUE_TAG, position):
+        return text[:position]
+    return text[:position].rstrip()  # the template trimmed the message: so must we
+
+
+def _reason(exc: BaseException) -> str:
+    """Find the most telling message in a chain of errors."""
+    seen: set[int] = set()
+    current: BaseException | None = exc
+    while current is not None and id(current) not in seen:
+        if isinstance(current, TemplateError):
+            return str(current)
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+    return str(exc)

@@ -1,0 +1,541 @@
+"""router.check from end to end: emulated engines and their faults, a real Redis, a master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.options import TINY_MODEL
+from loadtest.emulator.pool import PoolMaster
+from router import config
+from router.check import Finding, Report, check
+from router.cluster.redis_store import RedisStore
+from router.config import Config
+from router.messages import ReplicaRecord
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import Engines, chat, on_stage, words
+from tests.ports import free_port
+from tests.redis_servers import Start
+
+PATIENCE_S = 60.0  # of a loaded machine; nothing here takes a second
+
+
+def settings(*replicas: str | Emulator, **flags: Any) -> Config:
+    """Make a configuration: dots as double underscores, ports that nobody minds."""
+    urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
+    tree: dict[tuple[str, ...], Any] = {
+        ("replicas",): urls,
+        ("listen", "port"): 0,
+        ("admin", "port"): 0,
+    }
+    tree |= {tuple(key.split("__")): value for key, value in flags.items()}
+    return config.load(flags=tree)
+
+
+async def checked(*replicas: str | Emulator, **flags: Any) -> Report:
+    return await check(settings(*replicas, **flags), wait_s=PATIENCE_S)
+
+
+async def prompted(engine: Emulator, *, number: int = 1) -> None:
+    """Let an engine compute a prompt that shares no block with another number's."""
+    body = {"model": "tiny", "prompt": f"{number} " + words(number, 300), "max_tokens": 1}
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client:
+        answer = await client.post(f"{engine.url}/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+
+
+def told(report: Report, subject: str, about: str) -> Finding:
+    """Give the one finding about something."""
+    (found,) = [f for f in report.of(subject) if f.about == about]
+    return found
+
+
+def wrong(report: Report) -> list[tuple[str, str, str]]:
+    return [
+        (f.subject, f.about, f.text) for f in report.findings if f.level in ("error", "warning")
+    ]
+
+
+# -- replicas ------------------------------------------------------------------------------------
+
+
+async def test_two_replicas_as_they_should_be() -> None:
+    """One that has computed something is EXACT; a fresh one will be."""
+    async with Engines(2) as (busy, fresh):
+        await prompted(busy)
+        report = await checked(busy, fresh)
+
+    assert wrong(report) == []
+    assert report.is_well
+    assert told(report, "replica r1", "state").text.startswith("EXACT: ")
+    assert "sha256" in told(report, "replica r1", "hashes").text
+    assert "(as the engine's," in told(report, "replica r1", "tokenizer").text
+    assert told(report, "replica r2", "state").level == "note"
+    assert [replica.ranks[0].num_batches > 0 for replica in report.replicas] == [True, False]
+
+
+async def test_every_rank_is_looked_at() -> None:
+    """Each has its own stream."""
+    async with Engines(1, data_parallel_size=2) as (engine,):
+        await prompted(engine)
+        await prompted(engine)
+        report = await checked(engine)
+
+    assert wrong(report) == []
+    assert [rank.rank for rank in report.replicas[0].ranks] == [0, 1]
+    assert "2 data-parallel ranks" in told(report, "replica r1", "engine").text
+
+
+async def test_nothing_reachable_is_told() -> None:
+    """At a port that nobody has, and at somebody who is no engine."""
+    async with FakeEngine() as other:
+        other.pages["/v1/models"] = (200, "<html>")
+        report = await checked(f"http://127.0.0.1:{free_port()}", other.url)
+
+    assert not report.is_well
+    assert "refused the connection" in told(report, "replica r1", "reachable").text
+    assert "not an OpenAI-compatible server" in told(report, "replica r2", "reachable").text
+    assert [replica.error is not None for replica in report.replicas] == [True, True]
+
+
+async def test_an_engine_that_hangs_ends_with_the_patience() -> None:
+    """Whatever else is there is told all the same; who is waited for is said meanwhile."""
+    awaited: list[list[str]] = []
+    left = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        left.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        report = await check(
+            settings(f"http://127.0.0.1:{port}"), wait_s=3.0, on_waiting=awaited.append
+        )
+        await left.wait()
+
+    assert "was silent" in told(report, "replica r1", "reachable").text
+    assert awaited == [["r1"]]
+    assert told(report, "router", "listen port").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "about", "text"),
+    [
+        ({"events": False}, "events", "BLIND: started without KV events"),
+        ({"enable_prefix_caching": False}, "prefix caching", "off: "),
+    ],
+)
+async def test_an_engine_started_without_something_is_told(
+    options: dict[str, Any], about: str, text: str
+) -> None:
+    """With the flag that it lacks."""
+    async with Engines(1, **options) as (engine,):
+        report = await checked(engine)
+
+    found = told(report, "replica r1", about)
+    assert found.level == "warning"
+    assert found.text.startswith(text)
+    assert found.hint
+
+
+async def test_history_that_is_lost_is_told() -> None:
+    """The engine has forgotten its first batches: DEGRADED, with what to set."""
+    async with Engines(1, buffer_steps=1) as (engine,):
+        await prompted(engine)
+        await prompted(engine, number=2)
+        report = await checked(engine)
+
+    found = told(report, "replica r1", "state")
+    assert found.text == "DEGRADED: history before we joined is lost"
+    assert "buffer_steps" in found.hint
+
+
+async def test_a_seed_of_the_engines_own_is_found_with_its_flag() -> None:
+    """And without it, it is at least not called exact."""
+    async with Engines(1, hash_seed="of-its-own") as (engine,):
+        await prompted(engine, number=77)  # engines in one process share what they know of prompts
+        without = await checked(engine)
+        given = await checked(engine, hash__seeds=["of-its-own"])
+
+    assert "--hash-seeds" in told(without, "replica r1", "state").hint
+    assert told(given, "replica r1", "state").text.startswith("EXACT")
+    assert "seed 'of-its-own'" in told(given, "replica r1", "hashes").text
+
+
+async def test_endpoints_that_are_configured_wrongly_are_told() -> None:
+    """A port of nobody, a port of somebody else, no replay, a host that nobody knows."""
+    async with Engines(1) as (engine,):
+        await prompted(engine)
+        rank = engine.replica.ranks[0]
+        assert rank.publisher is not None
+        events, _ = rank.publisher.ports
+        http = engine.url.rpartition(":")[2]
+        endpoints = [
+            (f"tcp://127.0.0.1:{free_port()}", []),
+            (f"tcp://127.0.0.1:{http}", []),
+            (f"tcp://127.0.0.1:{events}", []),
+            ("tcp://nowhere.invalid:5557", []),
+            (f"tcp://127.0.0.1:{events}", [f"tcp://127.0.0.1:{free_port()}"]),
+        ]
+        found = []
+        for endpoint, replay in endpoints:
+            replica = {"url": engine.url, "events": [endpoint], "replay": replay}
+            tree = config.load(
+                flags={("replicas",): [replica], ("listen", "port"): 0, ("admin", "port"): 0}
+            )
+            found.append(await check(tree, wait_s=PATIENCE_S))
+
+    assert "nobody listens at" in told(found[0], "replica r1", "events").text
+    assert "no event publisher" in told(found[1], "replica r1", "events").text
+    assert told(found[2], "replica r1", "replay").text.startswith("none: ")
+    assert "nobody knows the host" in told(found[3], "replica r1", "events").text
+    assert "(refused)" in told(found[4], "replica r1", "replay").text
+
+
+async def test_nonsense_that_an_engine_says_of_its_events_is_told() -> None:
+    """An endpoint that is none, a path of something else, events that are thrown away, no JSON."""
+    pages: list[tuple[object, str]] = [
+        ({"0": {"endpoint": "nonsense"}}, "is not tcp://HOST:PORT"),
+        ({"0": {"endpoint": "ipc:///"}}, "no event publisher"),
+        ({"0": {"endpoint": "tcp://*:1", "publisher": "null"}}, '"publisher": "null"'),
+        ((200, "nonsense"), "does not say where its events are"),
+    ]
+    async with FakeEngine() as engine:
+        for page, said in pages:
+            engine.pages["/kv_event_sources"] = page
+            report = await checked(engine.url)
+
+            found = told(report, "replica r1", "events")
+            assert said in found.text, page
+            assert found.level in ("error", "warning")
+
+
+async def test_a_replay_that_says_nothing_is_told() -> None:
+    """What answers there is somebody, but no publisher."""
+    async with Engines(1) as (engine,):
+        rank = engine.replica.ranks[0]
+        assert rank.publisher is not None
+        replica = {
+            "url": engine.url,
+            "events": [f"tcp://127.0.0.1:{rank.publisher.ports[0]}"],
+            "replay": [engine.url.replace("http", "tcp")],
+        }
+        flags = {
+            ("replicas",): [replica],
+            ("listen", "port"): 0,
+            ("admin", "port"): 0,
+            ("events", "replay_timeout_s"): 0.2,
+        }
+        report = await check(config.load(flags=flags), wait_s=PATIENCE_S)
+
+    assert "gives no history" in told(report, "replica r1", "replay").text
+
+
+async def test_without_patience_what_is_slow_is_said_to_be() -> None:
+    """A tokenizer, a Redis and a master that nobody waited for; nothing fails."""
+    async with Engines(1) as (engine,), PoolMaster() as master:
+        master.fault = "hang"
+        report = await check(
+            settings(
+                engine,
+                redis__url=f"redis://127.0.0.1:{free_port()}/0",
+                mooncake__master=master.url,
+            ),
+            wait_s=0.01,
+        )
+
+    assert not report.is_well
+    assert {f.subject for f in report.findings} >= {"replica r1", "redis", "pool", "router"}
+
+
+async def test_a_model_without_a_tokenizer_of_its_own_is_no_fault(tmp_path: Path) -> None:
+    """Nor is a template that refuses the sample, or an engine without /tokenize."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('not like this') }}")
+    async with Engines(1) as (engine,), FakeEngine() as plain:
+        refused = await checked(engine, tokens__chat_templates={"tiny": str(template)})
+        without = await checked(plain.url)
+
+    assert "not compared" in told(refused, "replica r1", "tokenizer").text
+    assert "not compared" in told(without, "replica r1", "tokenizer").text
+
+
+async def test_an_engine_that_tokenizes_otherwise_is_told(tmp_path: Path) -> None:
+    """With a chat template of its own, for example."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    async with Engines(1) as (engine,):
+        wrong_template = await checked(engine, tokens__chat_templates={"tiny": str(template)})
+        nowhere = await checked(engine, tokens__models={"tiny": str(tmp_path)})
+
+    assert told(wrong_template, "replica r1", "tokenizer").level == "error"
+    assert told(nowhere, "replica r1", "tokenizer").level == "note"
+    assert "over HTTP" in told(nowhere, "replica r1", "tokenizer").text
+
+
+async def test_events_that_are_not_wanted_are_not_followed() -> None:
+    """It is as configured."""
+    async with Engines(1) as (engine,):
+        report = await checked(engine, events__enabled=False)
+
+    assert report.is_well
+    assert report.replicas[0].ranks == ()
+    assert told(report, "replica r1", "events").level == "note"
+
+
+# -- the router itself ---------------------------------------------------------------------------
+
+
+async def test_a_port_in_use_is_told_and_a_router_there_is_known() -> None:
+    """Somebody else's is an error; a router's is not, and says what it has audited."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(chat(words(1)))
+        ports = [int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url)]
+        known = await checked(*engines, listen__port=ports[0], admin__port=ports[1])
+        taken = await checked(*engines, listen__port=int(engines[0].url.rpartition(":")[2]))
+
+    assert told(known, "router", "listen port").text.endswith("a router runs there already")
+    assert told(known, "router", "admin port").text.endswith("a router runs there already")
+    assert told(known, "router", "audit").text == "1 predictions checked so far"
+    assert told(taken, "router", "listen port").level == "error"
+
+
+async def test_files_are_tried(tmp_path: Path) -> None:
+    """Those that are there, and those that are not; none is made."""
+    token, empty, binary = tmp_path / "token", tmp_path / "empty", tmp_path / "binary"
+    token.write_text("secret")
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff\xfe")
+    gone = tmp_path / "gone"
+    template = TINY_MODEL / "chat_template.jinja"
+    url = f"http://127.0.0.1:{free_port()}"
+    good = await checked(
+        url,
+        admin__token_file=token,
+        log__decisions=tmp_path / "new.jsonl",
+        tokens__chat_templates={"m": str(template)},
+    )
+    bad = await checked(
+        url,
+        admin__token_file=empty,
+        engine__api_key_file=gone,
+        redis__password_file=binary,
+        redis__ca_file=gone,
+        forward__ca_file=token,
+        log__decisions=gone / "decisions.jsonl",
+        tokens__chat_templates={"m": str(gone)},
+    )
+    folder = await checked(url, log__decisions=tmp_path)
+    again = await checked(url, log__decisions=token)
+
+    assert [f.level for f in good.of("router") if f.about != "audit"] == ["ok"] * 5
+    assert not (tmp_path / "new.jsonl").exists()
+    texts = {f.about: f.text.rpartition(": ")[2] for f in bad.of("router") if f.level == "error"}
+    assert texts == {
+        "admin.token_file": "it is empty",
+        "engine.api_key_file": "No such file or directory",
+        "redis.password_file": "not UTF-8",
+        "redis.ca_file": "No such file or directory",
+        "forward.ca_file": "no certificates in it",
+        "log.decisions": "its directory does not exist",
+        "tokens.chat_templates.m": "not a file",
+    }
+    assert told(folder, "router", "log.decisions").text.endswith("a directory")
+    assert told(again, "router", "log.decisions").level == "ok"
+    assert "secret" not in str(good.as_json())
+
+
+# -- redis ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stored(url: str, **records: ReplicaRecord) -> AsyncIterator[RedisStore]:
+    """A router that lives in Redis, and orders that operators gave."""
+    store = RedisStore(config.load(flags={("redis", "url"): url}).redis, router="a", password=None)
+    await store.open()
+    try:
+        for name, record in records.items():
+            await store.put_replica(name, record)
+        await store.beat(b"")
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
+    """A new one stays empty: no key, no script, no write was sent."""
+    server = start_redis()
+    async with Engines(1) as (engine,):
+        report = await checked(engine, redis__url=server.url)
+
+    assert report.redis is not None
+    assert (report.redis.mode, report.redis.schema) == ("standalone", None)
+    assert told(report, "redis", "namespace").text.endswith("the first router makes it")
+    assert server.client.dbsize() == 0
+    commands = server.client.info("commandstats")
+    assert isinstance(commands, dict)
+    sent = {name.removeprefix("cmdstat_").partition("|")[0] for name in commands}
+    assert not sent & {"eval", "evalsha", "script", "set", "hset", "xadd", "zadd", "del"}
+
+
+async def test_a_shared_redis_is_described(start_redis: Start) -> None:
+    """Who lives, who feeds what; replicas that operators added are looked at like the others."""
+    server = start_redis()
+    async with Engines(2) as (one, other):
+        await prompted(one)
+        added = {"added": ReplicaRecord(url=other.url)}
+        async with stored(server.url, **added), on_stage(one, redis__url=server.url) as stage:
+            await stage.until(lambda: stage.metric("warmroute_feeds", role="leading") == 2)
+            report = await checked(one, redis__url=server.url)
+            alone = await checked(redis__url=server.url)
+
+    assert wrong(report) == []
+    assert report.redis is not None
+    assert report.redis.schema == "1"
+    assert len(report.redis.routers) == 2
+    feeds = {feed.id: feed for feed in report.redis.feeds}
+    assert feeds.keys() == {f"{one.url}#0", "added#0"}  # type: ignore[comparison-overlap]
+    assert all(feed.leader is not None for feed in feeds.values())
+    assert "added at an admin API" in told(report, "replica added", "reachable").text
+    assert [replica.name for replica in alone.replicas] == ["added"]
+
+
+async def test_orders_of_operators_are_told(start_redis: Start) -> None:
+    """A configured replica that drains, one that was taken out, one that nobody follows."""
+    server = start_redis()
+    async with Engines(2) as (one, other):
+        records = {
+            one.url: ReplicaRecord(url=one.url, draining=True),
+            other.url: ReplicaRecord(url=other.url, removed=True),
+            "bad name": ReplicaRecord(url="http://127.0.0.1:9"),
+        }
+        async with stored(server.url, **records):
+            report = await checked(one, other, redis__url=server.url)
+
+    assert "drains" in told(report, "replica r1", "orders").text
+    assert "took it out" in told(report, "replica r2", "orders").text
+    assert "bad name" in told(report, "redis", "replicas").text
+
+
+async def test_a_redis_that_will_not_do_is_told(start_redis: Start) -> None:
+    """A wrong password, one that may evict, another schema, nobody there."""
+    locked = start_redis(requirepass="right")
+    evicting = start_redis(maxmemory="50mb", maxmemory_policy="allkeys-lru")
+    evicting.client.hset("{wr:default}:meta", "schema", "77")
+    url = f"http://127.0.0.1:{free_port()}"
+    wrong_password = await check(
+        settings(url, redis__url=locked.url), redis_password="wrong", wait_s=PATIENCE_S
+    )
+    missing = await checked(url, redis__url=locked.url)
+    other = await checked(url, redis__url=evicting.url)
+    nobody = await checked(url, redis__url=f"redis://127.0.0.1:{free_port()}/0")
+
+    assert "wrong password" in told(wrong_password, "redis", "reachable").text
+    assert "right" not in str(wrong_password.as_json())
+    assert "wants a password" in told(missing, "redis", "reachable").text
+    assert "allkeys-lru" in told(other, "redis", "memory").text
+    assert "schema 77" in told(other, "redis", "namespace").text
+    assert "is it running?" in told(nobody, "redis", "reachable").hint
+
+
+async def test_a_redis_that_hangs_ends_by_its_deadline(start_redis: Start) -> None:
+    """It is reported as silent."""
+    server = start_redis()
+    server.pause()
+    try:
+        report = await checked(
+            f"http://127.0.0.1:{free_port()}", redis__url=server.url, redis__timeout_s=0.3
+        )
+    finally:
+        server.resume()
+
+    assert "did not answer" in told(report, "redis", "reachable").text
+
+
+async def test_a_user_who_may_only_read_can_check(start_redis: Start) -> None:
+    """INFO is not allowed to it: then memory is not told."""
+    server = start_redis()
+    server.client.execute_command(
+        "ACL", "SETUSER", "reader", "on", ">pw", "~{wr:*", "+@read", "+@connection", "+time"
+    )
+    report = await check(
+        settings(
+            f"http://127.0.0.1:{free_port()}",
+            redis__url=server.url,
+            redis__username="reader",
+        ),
+        redis_password="pw",
+        wait_s=PATIENCE_S,
+    )
+
+    assert told(report, "redis", "reachable").level == "ok"
+    assert "may not be asked" in told(report, "redis", "memory").text
+
+
+# -- the pool ------------------------------------------------------------------------------------
+
+
+async def test_a_pool_is_described() -> None:
+    """How full it is, what its keys look like, who takes part."""
+    async with PoolMaster() as master, Engines(1, pool=master.url) as (engine,):
+        await prompted(engine)
+        report = await checked(engine, mooncake__master=master.url)
+
+    assert wrong(report) == []
+    assert report.pool is not None
+    (model,) = report.pool.models
+    assert (model.model, model.num_ranks) == ("tiny", 1)
+    assert model.num_blocks == report.pool.num_objects
+    assert model.bytes_per_token
+    assert told(report, "pool", "members").text == "take part: r1"
+    assert "tp_rank:*" in told(report, "pool", "keys").text
+
+
+@pytest.mark.parametrize("fault", ["garbage", "error", "hang"])
+async def test_a_master_that_is_none_is_told(fault: Any) -> None:
+    """Whatever it answers, or if it does not."""
+    async with PoolMaster() as master:
+        master.fault = fault
+        report = await check(
+            settings(
+                f"http://127.0.0.1:{free_port()}",
+                mooncake__master=master.url,
+                mooncake__timeout_s=0.3,
+            ),
+            wait_s=PATIENCE_S,
+        )
+
+    assert told(report, "pool", "reachable").level == "error"
+    assert "--metrics_port" in told(report, "pool", "reachable").hint
+
+
+async def test_a_listing_that_breaks_off_is_told() -> None:
+    """The rest is said all the same."""
+    async with FakeEngine() as master:
+        master.pages["/metrics"] = (200, "master_key_count 3\nmaster_allocated_bytes 30\n")
+        report = await checked(f"http://127.0.0.1:{free_port()}", mooncake__master=master.url)
+
+    assert report.pool is not None
+    assert report.pool.num_objects == 3
+    assert "not listed" in told(report, "pool", "keys").text
+
+
+async def test_event_streams_of_the_master_are_tried() -> None:
+    """One that is configured, and does not listen."""
+    async with PoolMaster() as master:
+        report = await checked(
+            f"http://127.0.0.1:{free_port()}",
+            mooncake__master=master.url,
+            mooncake__events=f"tcp://127.0.0.1:{free_port()}",
+        )
+
+    assert told(report, "pool", "events").level == "error"

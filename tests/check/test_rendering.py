@@ -1,0 +1,72 @@
+"""router.check.rendering and findings: a report for people, and for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+from router.check.findings import Finding, Level, Report, gravest
+from router.check.rendering import render
+from tests.check.samples import POOL, REDIS, REPLICA
+
+
+def finding(level: Level, subject: str = "redis") -> Finding:
+    return Finding(subject, "about", level, f"it is {level}", f"do {level}")
+
+
+def rendered(*findings: Finding) -> str:
+    out = io.StringIO()
+    render(Report(findings=findings), Console(file=out, width=100))
+    return out.getvalue()
+
+
+def test_findings_are_shown_by_subject_with_their_hints() -> None:
+    """What is well needs no hint; the subject's mark is its gravest."""
+    text = rendered(finding("ok"), finding("warning"), finding("error", "router"), finding("note"))
+
+    assert [line.rstrip() for line in text.splitlines() if line and line[0] != " "] == [
+        "! redis",
+        "✗ router",
+        "1 wrong, 1 not as it should be, 1 to note",
+    ]
+    assert "→ do warning" in text
+    assert "→ do note" in text
+    assert "do ok" not in text
+
+
+def test_all_is_well_is_said() -> None:
+    """With what there is to note."""
+    assert rendered(finding("ok")).endswith("all is well\n")
+    assert rendered(finding("note")).endswith("all is well (1 to note)\n")
+    assert rendered(finding("warning")).endswith("1 not as it should be\n")
+
+
+def test_text_is_shown_as_it_is() -> None:
+    """Brackets are no markup: a hint is to be copied."""
+    text = rendered(Finding("redis", "x", "error", "[red]a[/red]", '{"b": [1]}'))
+
+    assert "[red]a[/red]" in text
+    assert '{"b": [1]}' in text
+
+
+def test_notes_are_not_wrong() -> None:
+    """Warnings and errors are."""
+    assert Report(findings=(finding("ok"), finding("note"))).is_well
+    assert not Report(findings=(finding("warning"),)).is_well
+    assert not Report(findings=(finding("error"),)).is_well
+    assert gravest([]) == "ok"
+
+
+def test_a_report_is_json() -> None:
+    """With all that was seen."""
+    report = Report(findings=(finding("ok"),), replicas=(REPLICA,), redis=REDIS, pool=POOL)
+
+    told = json.loads(json.dumps(report.as_json()))
+
+    assert told["well"] is True
+    assert told["findings"][0]["text"] == "it is ok"
+    assert told["replicas"][0]["ranks"][0]["state"] == "exact"
+    assert told["redis"]["feeds"][0]["leader"] == "router-a"
+    assert told["pool"]["models"][0]["num_ranks"] == 2

@@ -1,0 +1,210 @@
+"""router.check.replica_rules and event_rules: what is wrong is told, with what to do."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from router.check.findings import Level
+from router.check.replica_rules import among_replicas, of_replica
+from router.check.seen import Publisher, ReplicaSeen
+from tests.check.samples import RANK, REPLICA, model, rank, wrong
+
+LOCAL = replace(REPLICA, url="http://127.0.0.1:8000")
+CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
+    (replace(REPLICA, error="x refused the connection"), "error", "reachable", "refused", "--port"),
+    (
+        replace(REPLICA, error="401: name its file in engine.api_key_file"),
+        "error", "reachable", "401", "--engine-api-key-file",
+    ),
+    (replace(REPLICA, error="not an OpenAI-compatible server?"), "error", "reachable", "not", ""),
+    (replace(REPLICA, version=None), "note", "engine", "does not tell", ""),
+    (replace(REPLICA, num_blocks=None), "note", "cache", "guessed", "/metrics"),
+    (replace(REPLICA, prefix_caching=False), "warning", "prefix caching", "off", "prefix-caching"),
+    (replace(REPLICA, order="drain"), "warning", "orders", "it drains", "replicas undrain r1"),
+    (replace(REPLICA, order="remove"), "warning", "orders", "took it out", "replicas add"),
+    (
+        replace(REPLICA, order="drain", is_added=True),
+        "note", "orders", "it drains", "undrain",
+    ),
+    (model(is_loaded=False), "warning", "tokenizer", "not loaded in time", "--tokens-models qwen="),
+    (model(engine_only="no files"), "note", "tokenizer", "no files", "--tokens-models qwen="),
+    (model(is_same=False), "error", "tokenizer", "other tokens", "--tokens-chat-templates qwen="),
+    # -- its events
+    (replace(REPLICA, ranks=(), wants_events=False), "note", "events", "as configured", "--events"),
+    (replace(REPLICA, ranks=()), "warning", "events", "without KV events", "--kv-events-config"),
+    (
+        replace(REPLICA, ranks=(), has_source_route=False),
+        "warning", "events", "an older release", "`events` and `replay`",
+    ),
+    (
+        replace(REPLICA, ranks=(), silent_publishers=(Publisher(False, "zmq"),)),
+        "warning", "events", '"enable_kv_cache_events": false', '"publisher": "zmq"',
+    ),
+    (
+        replace(REPLICA, ranks=(), silent_publishers=(Publisher(True, "null"),)),
+        "warning", "events", '"publisher": "null"', '"publisher": "zmq"',
+    ),
+    (replace(REPLICA, num_ranks=2), "warning", "events", "1 of 2 ranks", "data-parallel rank"),
+    (
+        rank(reach="refused"),
+        "error", "events", "nobody listens at tcp://10.0.0.5:5557", "another engine",
+    ),
+    (
+        replace(rank(reach="refused"), events_configured=True),
+        "error", "events", "nobody listens", "in the configuration",
+    ),
+    (rank(reach="silent"), "error", "events", "does not answer", "firewall"),
+    (rank(reach="unknown host"), "error", "events", "nobody knows the host", "engine"),
+    (rank(reach="not an address", reason="x"), "error", "events", "BLIND: x", "engine"),
+    (rank(reach="not an address", told="y"), "error", "events", "'y' is not tcp://", "engine"),
+    (rank(has_handshake=False), "error", "events", "no event publisher", "another port"),
+    (
+        rank(reach="refused", endpoint="tcp://127.0.0.1:5557"),
+        "error", "events", "is this machine, and the engine runs on 10.0.0.5", "tcp://*:PORT",
+    ),
+    (
+        rank(has_handshake=False, endpoint="tcp://127.0.0.1:5557"),
+        "error", "events", "no event publisher", "another port",
+    ),
+    # -- its history
+    (rank(replay_endpoint=None), "warning", "replay", "unknown", '"replay_endpoint"'),
+    (rank(replay_reach="refused"), "warning", "replay", "(refused)", '"replay_endpoint"'),
+    (rank(has_replay=False), "warning", "replay", "no history", "--wait"),
+    # -- its state
+    (
+        rank(state="blind", reason="no events yet", num_batches=0),
+        "note", "state", "until its first prompt", "",
+    ),
+    (
+        rank(state="blind", reason="its events are not understood"),
+        "warning", "state", "BLIND: its events", "report",
+    ),
+    (
+        rank(state="degraded", reason="hashes cannot be computed, translated"),
+        "warning", "state", "DEGRADED: hashes", "--hash-seeds SEED",
+    ),
+    (
+        rank(state="degraded", reason="hash contract not verified yet"),
+        "note", "state", "not verified", "--hash-seeds",
+    ),
+    (
+        rank(state="degraded", reason="history before we joined is lost"),
+        "warning", "state", "is lost", '"buffer_steps"',
+    ),
+    (rank(state="degraded", reason="something else"), "warning", "state", "something else", ""),
+    (rank(is_verified=False), "note", "hashes", "guessed: sha256", ""),
+    (rank(algorithm="warmroute"), "note", "hashes", "translated", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), CASES)
+def test_what_is_wrong_is_told_with_a_hint(
+    seen: ReplicaSeen, level: Level, about: str, text: str, hint: str
+) -> None:
+    """One finding says so, and nothing else is called wrong."""
+    findings = list(of_replica(seen))
+
+    (found,) = [f for f in findings if f.level != "ok"]
+    assert (found.subject, found.level, found.about) == ("replica r1", level, about)
+    assert text in found.text
+    assert hint in found.hint
+
+
+def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
+    """And says what it is."""
+    findings = list(of_replica(REPLICA))
+
+    assert wrong(findings) == []
+    assert {f.about for f in findings} == {
+        "reachable", "engine", "model", "tokenizer", "cache", "prefix caching", "events", "replay",
+        "state", "hashes",
+    }  # fmt: skip
+    texts = " ".join(f.text for f in findings)
+    assert "131,072 tokens" in texts
+    assert "EXACT: 1,200 blocks" in texts
+    assert "found in its events: sha256, 16 tokens" in texts
+
+
+def test_silence_without_history_may_be_another_port() -> None:
+    """Where a replay says that there is nothing, there is nothing."""
+    seen = rank(
+        state="blind", reason="no events yet", num_batches=0, has_replay=None, replay_endpoint=None
+    )
+
+    (found,) = [f for f in of_replica(seen) if f.about == "state"]
+
+    assert (found.level, "another port" in found.hint) == ("note", True)
+
+
+def test_small_facts_are_told() -> None:
+    """Adapters, a seed, ranks, who added it; what was not compared is not called proven."""
+    seen = replace(
+        model(num_adapters=2, is_same=None),
+        ranks=(replace(RANK, seed="7", num_batches=1), replace(RANK, rank=1, endpoint="tcp://h:2")),
+        num_ranks=2,
+        is_added=True,
+        prefix_caching=None,
+    )
+
+    findings = list(of_replica(seen))
+
+    texts = " ".join(f.text for f in findings)
+    for part in (
+        "2 adapters",
+        "seed '7'",
+        "2 data-parallel ranks",
+        "added at an",
+        "not compared",
+        "1 batch of",
+    ):
+        assert part in texts
+    assert {"events #0", "replay #1", "state #1", "hashes #1"} <= {f.about for f in findings}
+    assert "prefix caching" not in {f.about for f in findings}
+
+
+# -- several -------------------------------------------------------------------------------------
+
+OTHER = replace(
+    REPLICA,
+    name="r2",
+    identity="two",
+    started_s=2.0,
+    ranks=(replace(RANK, endpoint="tcp://10.0.0.6:5557"),),
+)
+
+
+def test_replicas_that_have_nothing_to_do_with_each_other_are_well() -> None:
+    """Two, and one that is not there."""
+    gone = replace(REPLICA, name="r3", error="x", ranks=(), models=())
+
+    assert list(among_replicas([REPLICA, OTHER, gone, replace(gone, name="r4")])) == []
+
+
+def test_one_engine_under_two_addresses_is_found() -> None:
+    """It started when the other did, and publishes where the other does."""
+    twin = replace(REPLICA, name="r2", url="http://localhost:8000")
+
+    (found,) = among_replicas([REPLICA, twin])
+
+    assert found.level == "error"
+    assert "r1 and r2 are the same engine" in found.text
+
+
+def test_two_engines_with_one_event_endpoint_are_found() -> None:
+    """One would be credited with the other's cache."""
+    (found,) = among_replicas([REPLICA, replace(OTHER, ranks=(RANK,))])
+
+    assert found.level == "error"
+    assert "same event endpoint" in found.text
+
+
+def test_different_hashes_of_one_model_are_noted() -> None:
+    """They cost time, and the pool cannot be shared."""
+    other = replace(OTHER, ranks=(replace(OTHER.ranks[0], seed="7"),))
+
+    (found,) = among_replicas([REPLICA, other])
+
+    assert found.level == "note"
+    assert "seed '7'" in found.text
+    assert "PYTHONHASHSEED" in found.hint

@@ -1,0 +1,99 @@
+"""router.check.router_rules: ports, files, and what a running router has seen."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from router import config
+from router.check.findings import Finding
+from router.check.router_rules import of_router
+from router.check.seen import FileSeen, PortSeen, RouterSeen
+from tests.check.samples import REPLICA, wrong
+
+FREE = PortSeen(key="listen", host="0.0.0.0", port=8080, error=None)
+TAKEN = PortSeen(key="admin", host="127.0.0.1", port=8081, error="Address already in use")
+
+
+def judged(seen: RouterSeen, **settings: object) -> list[Finding]:
+    """Judge with a configuration: dots as double underscores."""
+    flags = {tuple(key.split("__")): value for key, value in settings.items()}
+    return list(of_router(seen, config=config.load(flags=flags), replicas=[REPLICA]))
+
+
+def test_free_ports_and_good_files_are_well() -> None:
+    """Any port is free where none is asked for."""
+    seen = RouterSeen(
+        ports=(FREE, replace(TAKEN, port=0, error=None)),
+        files=(FileSeen("forward.ca_file", "ca.pem", None),),
+        num_answered=100,
+        num_audited=90,
+    )
+
+    findings = judged(seen)
+
+    assert wrong(findings) == []
+    assert {"0.0.0.0:8080 is free", "127.0.0.1, any port is free", "ca.pem"} < {
+        f.text for f in findings
+    }
+
+
+def test_taken_ports_and_bad_files_are_wrong() -> None:
+    """Unless it is a router that has the port."""
+    seen = RouterSeen(
+        ports=(replace(FREE, error="in use", is_router=True), TAKEN),
+        files=(FileSeen("admin.token_file", "t", "it is empty"),),
+    )
+
+    findings = judged(seen)
+
+    assert wrong(findings)[:3] == [
+        ("note", "listen port", "0.0.0.0:8080: a router runs there already"),
+        ("error", "admin port", "127.0.0.1:8081: Address already in use"),
+        ("error", "admin.token_file", "t: it is empty"),
+    ]
+
+
+def test_one_port_for_both_is_wrong() -> None:
+    """The second could not be bound."""
+    same = judged(RouterSeen(), listen__port=9000, admin__port=9000)
+    any_two = judged(RouterSeen(), listen__port=0, admin__port=0)
+
+    assert ("error", "ports", "listen and admin port are the same") in wrong(same)
+    assert "ports" not in {f.about for f in any_two}
+
+
+def test_the_audit_is_told_by_a_running_router() -> None:
+    """Answers without a word about cached tokens: a flag is missing. A few say nothing yet."""
+    silent = RouterSeen(num_answered=20, num_audited=0)
+
+    (told,) = judged(silent)
+    (untold,) = judged(RouterSeen())
+
+    assert (told.level, untold.level) == ("warning", "note")
+    assert "--enable-prompt-tokens-details" in told.hint
+    assert "--enable-prompt-tokens-details" in untold.hint
+    assert judged(replace(silent, num_answered=19)) == []
+
+
+def test_replicas_without_a_name_on_loopback_are_noted() -> None:
+    """Every machine has its own 127.0.0.1, so routers would mean different replicas."""
+    quiet = RouterSeen(num_answered=0, num_audited=0)
+    flags = {("redis", "url"): "redis://10.0.0.6:6379/0"}
+    local = replace(REPLICA, url="http://127.0.0.1:8000", identity="http://127.0.0.1:8000")
+    tree = config.load(flags=flags)
+
+    (found,) = of_router(quiet, config=tree, replicas=[local])
+
+    assert (found.level, found.about) == ("note", "names")
+    assert list(of_router(quiet, config=tree, replicas=[REPLICA])) == []
+    assert list(of_router(quiet, config=config.load(), replicas=[local])) == []
+
+
+def test_a_ca_file_for_a_plain_redis_is_told() -> None:
+    """Whoever gives one wants encryption."""
+    quiet = RouterSeen(num_answered=0, num_audited=0)
+
+    (found,) = judged(quiet, redis__url="redis://10.0.0.6:6379/0", redis__ca_file="ca.pem")
+
+    assert (found.level, found.about) == ("warning", "redis.ca_file")
+    assert judged(quiet, redis__url="rediss://10.0.0.6:6379/0", redis__ca_file="ca.pem") == []

@@ -1,0 +1,99 @@
+"""The commands of `warmroute replicas`, against a whole router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from router.cli import main
+from router.cli.replicas import table
+from tests.faults.stage import Engines, Stage, chat, on_stage, words
+
+
+async def run(stage: Stage, *args: str) -> Result:
+    """Run a command beside the router."""
+    command = ("replicas", *args, "--admin", stage.admin_url)
+    return await asyncio.to_thread(lambda: CliRunner().invoke(main, command))
+
+
+async def test_replicas_are_listed_added_drained_and_removed() -> None:
+    """Each order says what it did; the list says how each replica stands."""
+    nobody = "http://127.0.0.1:9"
+    async with Engines(2) as (first, second), on_stage(first, nobody) as stage:
+        await stage.ask(chat(words(1)))
+        await stage.settled(first)
+        added = await run(stage, "add", second.url, "--name", "east")
+        again = json.loads((await run(stage, "add", second.url, "--json")).stdout)
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        drained = await run(stage, "drain", "east")
+        listed = await run(stage, "list")
+        back = await run(stage, "undrain", "east")
+        raw = json.loads((await run(stage, "list", "--json")).stdout)
+        removed = await run(stage, "remove", "r2", "--now")
+        leaving = await run(stage, "remove", "east")
+        await stage.until(lambda: len(stage.router.registry.entries) == 1)
+
+    assert added.stdout == f"east: {second.url}\n"
+    assert again["name"] == "east"
+    assert drained.stdout == "east gets no new requests\n"
+    assert back.stdout == "east gets requests again\n"
+    assert removed.stdout == "r2 is removed\n"
+    assert leaving.stdout == "east is removed as soon as its answers in flight are done\n"
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    assert lines[1][:4] == ["r1", first.url, "yes", "exact"]
+    assert "not yet: /v1/models" in listed.stdout  # (wrapped)
+    assert ["east", second.url, "no:", "draining"] in [line[:4] for line in lines]
+    assert [replica["name"] for replica in raw["replicas"]] == ["r1", "r2", "east"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("drain", "r9"), "no replica 'r9'; known: r1"),
+        (("remove", "a/b"), "no replica 'a/b'; known: r1"),
+        (("add", "ftp://x"), "url: 'ftp://x' is not a base URL"),
+        (("add", "http://127.0.0.1:9", "--name", "r1"), "the name 'r1' is taken"),
+    ],
+)
+async def test_what_is_refused_is_one_line(args: tuple[str, ...], said: str) -> None:
+    """In the router's own words; exit status 1."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        result = await run(stage, *args)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+async def test_a_token_is_sent(tmp_path: Path) -> None:
+    """As the router wants it."""
+    file = tmp_path / "token"
+    file.write_text("right\n")
+    async with Engines(1) as engines, on_stage(*engines, admin__token_file=file) as stage:
+        refused = await run(stage, "list")
+        listed = await run(stage, "list", "--token-file", str(file))
+
+    assert (refused.exit_code, listed.exit_code) == (1, 0)
+    assert "admin token missing or wrong" in refused.stderr
+
+
+def test_an_empty_fleet_says_what_to_do() -> None:
+    """No table without rows."""
+    assert "warmroute replicas add" in table({"replicas": []})
+
+
+def test_what_is_out_says_why() -> None:
+    """Leaving, or out by its health; markup in a reason is text."""
+    status = {"id": "r1", "state": "down", "reason": "probe [refused]", "num_requests": 0}
+    rank = {"status": status | {"queue_ms": 0.0}, "cache": "blind", "reason": "no events yet"}
+    replica = {"name": "r1", "url": "http://x", "draining": False, "leaving": False}
+    replica |= {"ranks": [rank | {"num_gpu_blocks": 0}]}
+
+    assert "no: probe [refused]" in table({"replicas": [replica]})
+    assert "blind: no events yet" in table({"replicas": [replica]})
+    assert "no: leaving" in table({"replicas": [replica | {"leaving": True}]})

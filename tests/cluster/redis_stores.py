@@ -1,0 +1,63 @@
+"""Stores for tests: deadlines that a busy machine keeps, and what is told in few words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from router.cluster.redis_snapshot import Holder
+from router.cluster.redis_store import RedisStore, Snapshot
+from router.config import RedisConfig
+from router.messages import Delta, FeedId, SharedTier, TierChange, pack_keys
+
+R1, R2 = FeedId("r1#0"), FeedId("http://127.0.0.1:8000#1")
+POOL_FEED = FeedId("pool/some/model")
+
+
+def config(url: str | None, **options: Any) -> RedisConfig:
+    """Configure without haste."""
+    patient = {"timeout_s": 10.0, "lookup_timeout_s": 10.0, "lease_s": 60.0}
+    return RedisConfig(url=url, **{**patient, **options})
+
+
+@asynccontextmanager
+async def opened(
+    url: str | None, router: str = "router-1", password: str | None = None, **options: Any
+) -> AsyncIterator[RedisStore]:
+    """Open a store."""
+    store = RedisStore(config(url, **options), router=router, password=password)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+def stored(
+    feed: FeedId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
+) -> Delta:
+    """Tell that blocks are held."""
+    return Delta(feed, number, changes=(TierChange(tier, stored=pack(keys)),), **more)
+
+
+def removed(
+    feed: FeedId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
+) -> Delta:
+    """Tell that blocks are not held."""
+    return Delta(feed, number, changes=(TierChange(tier, removed=pack(keys)),), **more)
+
+
+def pack(keys: Iterable[int]) -> bytes:
+    """Pack plain ints."""
+    return pack_keys(keys)  # type: ignore[arg-type]
+
+
+async def blocks(snapshot: Snapshot) -> dict[Holder, set[int]]:
+    """Gather a snapshot."""
+    held: dict[Holder, set[int]] = {}
+    async for part in snapshot.slices():
+        for holder, keys in part.items():
+            assert not held.setdefault(holder, set()) & set(keys.tolist())
+            held[holder].update(keys.tolist())
+    return held

@@ -1,0 +1,194 @@
+"""The loops against a real Redis: what one router tells, the other one knows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.cluster.leadership import Role
+from router.cluster.loader import _load as load_once
+from router.cluster.loops import Keeper, Reader, Writer
+from router.cluster.redis_snapshot import Snapshot
+from router.cluster.redis_store import RedisStore
+from router.errors import EMPTIED, StoreUnavailable
+from router.messages import Delta, FeedId
+from tests.cluster.model import CANDIDATE, FEED, Node, PlainRedis
+from tests.cluster.redis_stores import opened
+from tests.index.contract.engine import PlayedEngine
+from tests.nodes import Node as Peer
+from tests.redis_servers import RedisServer, Start
+
+
+class Router:
+    """One router's feeds and loops, stepped by hand."""
+
+    def __init__(self, name: str, store: RedisStore, engine: PlayedEngine) -> None:
+        self.store = store
+        self.node = Node(name, PlainRedis(), engine)
+        self.heard: list[Delta] = []
+        self.held: list[frozenset[FeedId]] = []
+        self.peers = Peer(name).peers
+        self.writer = Writer(store, self.node.feeds, list)
+        self.reader = Reader(
+            store,
+            self.node.feeds,
+            self.peers,
+            me=name,
+            on_registered=lambda: None,
+            on_pool=self.heard.append,
+        )
+        self.keeper = Keeper(
+            store,
+            self.node.feeds,
+            self.peers,
+            lease_s=60.0,
+            further=(),
+            on_held=self.held.append,
+        )
+
+    async def step(self) -> None:
+        await self.keeper._hold()
+        self.node.follow()
+        wanting = [f for f in self.node.feeds if f.wants_load and f.loading is None]
+        if wanting:
+            await load_once(self.store, self.node.feeds, wanting)
+        self.node.follow()
+        while await self.writer.flush() and not self.writer.is_full:
+            pass
+
+    async def read(self) -> None:
+        """Read all that is there."""
+        for delta in (await self.store.read(self.cursor, block_s=0.0)).deltas:
+            self.node.feeds.heard(delta)
+
+    async def here(self) -> None:
+        self.cursor = (await self.store.snapshot(())).cursor
+
+
+@asynccontextmanager
+async def routers(redis: RedisServer, namespace: str) -> AsyncIterator[tuple[Router, Router]]:
+    engine = PlayedEngine(CANDIDATE)
+    engine.compute(0, 4, again=False, tier="gpu")
+    engine.compute(1, 8, again=True, tier="cpu")
+    async with (
+        opened(redis.url, "one", namespace=namespace) as one,
+        opened(redis.url, "two", namespace=namespace) as two,
+    ):
+        first, second = Router("one", one, engine), Router("two", two, engine)
+        for router in (first, second):
+            router.node.reconnect()
+            await router.here()
+        yield first, second
+
+
+async def test_what_one_tells_the_other_knows(shared_redis: RedisServer, namespace: str) -> None:
+    """By snapshot, then by the log; and it goes on when the first one leaves."""
+    async with routers(shared_redis, namespace) as (first, second):
+        await first.step()
+        await second.step()
+        assert (first.node.role, second.node.role) == (Role.LEADING, Role.FOLLOWING)
+        for tier in ("gpu", "cpu"):
+            assert second.node.held(tier) == first.node.held(tier) != {}  # type: ignore[arg-type]
+
+        engine = first.node.engine
+        first.node.hear(engine.last_sequence + 1, engine.compute(2, 8, again=False, tier="gpu"))
+        await first.writer.flush()
+        await second.read()
+        assert second.node.held() == first.node.held()
+
+        await first.store.leave(first.held[-1])
+        await second.step()
+        assert second.node.role is Role.LEADING
+        assert second.node.feeds.num_rewrites == 0
+        assert second.held[-1] == {FEED}
+
+
+async def test_a_log_with_entries_missing_is_loaded_anew(
+    start_redis: Start, namespace: str
+) -> None:
+    """But one that is all gone is another Redis' matter."""
+    redis = start_redis()
+    async with routers(redis, namespace) as (first, second):
+        await first.step()
+        await second.step()
+        cursor = await second.reader._after_gap(second.cursor)
+        assert second.reader.num_gaps == 1
+        assert second.node.feed.wants_load
+        assert cursor.incarnation == second.cursor.incarnation
+        redis.client.flushall()
+        await second.store.open()
+
+        with pytest.raises(StoreUnavailable, match=EMPTIED):
+            await second.reader._after_gap(second.cursor)
+
+
+async def test_a_snapshot_torn_by_a_flush_is_not_believed(
+    start_redis: Start, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position says that all is there, and nobody would ever tell what is not."""
+    redis = start_redis()
+    async with routers(redis, namespace) as (first, second):
+        await first.step()
+        await second.keeper._hold()
+        begin_snapshot = second.store.snapshot
+
+        async def torn(feeds: Collection[FeedId] | None = None) -> Snapshot:
+            snapshot = await begin_snapshot(feeds)
+            redis.client.flushall()
+            return snapshot
+
+        monkeypatch.setattr(second.store, "snapshot", torn)
+        with pytest.raises(StoreUnavailable, match=EMPTIED):
+            await load_once(second.store, second.node.feeds, [second.node.feed])
+
+        second.node.feeds.go_alone()
+        second.node.follow()
+        assert second.node.held() == first.node.held() != {}
+
+
+async def test_an_emptied_redis_ends_the_keeper(start_redis: Start, namespace: str) -> None:
+    """Its next beat finds another incarnation."""
+    redis = start_redis()
+    async with routers(redis, namespace) as (first, _):
+        facts = await first.store.open()
+        redis.client.flushall()
+
+        with pytest.raises(StoreUnavailable, match=EMPTIED):
+            await first.keeper.run(facts.incarnation)
+
+
+async def test_a_full_redis_is_said_once(
+    start_redis: Start, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Removals go through in between, and are no sign of room."""
+    caplog.set_level("INFO", "router.cluster.loops")
+    redis = start_redis(**{"maxmemory-policy": "noeviction"})
+    async with routers(redis, namespace) as (first, second):
+        await first.step()
+        await second.step()
+        await second.here()
+        engine = first.node.engine
+        redis.client.config_set("maxmemory", 1)
+        for number in range(3):
+            gone = [next(iter(first.node.held()))]
+            first.node.hear(engine.last_sequence + 1, engine.evict(gone, "gpu"))
+            payload = engine.compute(2, 2 + number, again=False, tier="gpu")
+            first.node.hear(engine.last_sequence, payload)
+            await first.writer.flush()
+            await first.writer.flush()
+        assert first.writer.is_full
+        assert first.writer.num_refused >= 3
+        redis.client.config_set("maxmemory", 0)
+        await first.step()
+        await first.step()
+        await second.read()
+
+        assert not first.writer.is_full
+        assert second.node.held() == first.node.held()
+        told = [record for record in caplog.records if record.name == "router.cluster.loops"]
+        assert [record.getMessage() for record in told] == [
+            "redis is full: the shared index is not kept up (see maxmemory)",
+            "redis has room again",
+        ]

@@ -1,0 +1,501 @@
+"""router.cluster.peers: two routers that share notes are as one, whatever becomes of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from policies import CandidateId, create
+from router.cluster.peers import ALONE, LEASE_S
+from router.index.cache_view import LINGER_S
+from router.messages import (
+    Alive,
+    Answered,
+    Began,
+    Doubted,
+    Ended,
+    FeedId,
+    Load,
+    Notes,
+    OpenLease,
+    Registered,
+    SessionState,
+    encode,
+)
+from router.records.outcome import Outcome
+from router.replicas import EngineLoad
+from tests.engine import BLOCK_SIZE
+from tests.nodes import Node, chain_of
+
+R1, R2 = CandidateId("r1"), CandidateId("r2")
+X = FeedId("http://x#0")
+POLICY = create("kv_aware")
+
+
+def began(number: int, *, feed: str = X, tokens: int = 100, claimed: bytes = b"") -> Began:
+    return Began(number, FeedId(feed), tokens, 0, 0, True, claimed)
+
+
+def say(node: Node, *notes: object, now_s: float = 0.0, router: str = "other") -> None:
+    node.peers.apply(Notes(router, notes), now_s)  # type: ignore[arg-type]
+
+
+# -- as one --------------------------------------------------------------------------------------
+
+
+def test_a_request_counts_at_both_routers() -> None:
+    """From its begin through its first token to its end; replicas may be named differently."""
+    a, b = Node("a", ("x", "y")), Node("b", ("y", "x"))
+    chain = chain_of(1, 10)
+
+    lease, claim = a.begin("r1", chain, 1.0, session_hash=5)
+    b.hear(a, now_s=1.0)
+    assert b.load(1.0) == a.load(1.0)
+    assert b.load(1.0)["http://x"][:3] == (1, 1, 10 * BLOCK_SIZE + 1)
+    assert b.held("r2", chain) == a.held("r1", chain) == 10
+    session = b.sessions.get(5, 1.0)
+    assert session is not None
+    assert session.candidate == "r2"
+
+    a.first_token(lease, 1.2)
+    b.hear(a, now_s=1.2)
+    assert b.load(1.2) == a.load(1.2)
+    assert b.fleet.status(1.2)[1].num_observations == 1
+
+    a.end(lease, claim, 2.0)
+    b.hear(a, now_s=2.0)
+    assert b.held("r2", chain) == a.held("r1", chain) == 10  # blind: guessed, at both
+    for node in (a, b):
+        node.caches.settle(2.0 + LINGER_S)
+        assert node.leftovers() == []
+
+
+def test_siblings_at_different_routers_join_the_first() -> None:
+    """What one router's request is computing counts as held at the other, 5 ms later."""
+    a, b = Node("a"), Node("b")
+    policy = create("longest_prefix")
+    first, _ = a.place(policy, chain_of(1, 100, shared=90), 0, 0.0)
+    b.hear(a, now_s=0.005)
+
+    snapshot = b.snapshot(chain_of(2, 100, shared=90), 0, 0.005)
+    second, _ = b.place(policy, chain_of(2, 100, shared=90), 0, 0.005)
+
+    assert second.candidate == first.candidate
+    view = next(v for v in snapshot.replicas if v.id == first.candidate)
+    assert view.num_gpu_tokens == 90 * BLOCK_SIZE
+    assert view.queue_ms > 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_routers_decide_as_one_would(seed: int) -> None:
+    """With notes that take no time every decision and every prediction is the same.
+
+    A tenth of a second apart: for so long a router keeps a candidate's slow figures.
+    """
+    dice = random.Random(seed)
+    one, two = Node("one", ("x", "y", "z")), [Node(n, ("x", "y", "z")) for n in "ab"]
+    flying: list[tuple[Node, tuple[object, ...], tuple[object, ...]]] = []
+    now_s = 0.0
+    for number in range(300):
+        now_s += 0.1 + dice.expovariate(20.0)
+        chain = chain_of(dice.randrange(8), dice.choice([5, 40, 120]), shared=4)
+        node = dice.choice(two)
+        alone = one.place(POLICY, chain, number, now_s)
+        shared = node.place(POLICY, chain, number, now_s)
+        flying.append((node, alone, shared))
+        for other in two:
+            if other is not node:
+                other.hear(node, now_s=now_s)
+
+        assert shared[0].candidate == alone[0].candidate
+        assert shared[0].predicted_ms == pytest.approx(alone[0].predicted_ms)
+        while len(flying) > dice.randrange(1, 12):
+            node, alone, shared = flying.pop(dice.randrange(len(flying)))
+            now_s += 0.06  # others' first tokens teach no faster than that
+            outcome = dice.choice([Outcome.OK, Outcome.OK, Outcome.CLIENT_GONE])
+            one.first_token(alone[0], now_s)  # type: ignore[arg-type]
+            node.first_token(shared[0], now_s)  # type: ignore[arg-type]
+            one.end(*alone, now_s, outcome)  # type: ignore[arg-type]
+            node.end(*shared, now_s, outcome)  # type: ignore[arg-type]
+            for other in two:
+                if other is not node:
+                    other.hear(node, now_s=now_s)
+            for each in (one, *two):
+                each.caches.settle(now_s)
+        assert one.load(now_s) == two[0].load(now_s) == two[1].load(now_s)
+
+
+def test_health_is_each_routers_own() -> None:
+    """Another router's request is no trial, and its end neither clears nor blames."""
+    a, b = Node("a"), Node("b")
+    b.fleet.end(b.begin("r1", chain_of(1, 2), 0.0)[0], 0.0, Outcome.REPLICA_UNREACHABLE)
+    lease, claim = a.begin("r1", chain_of(2, 2), 40.0)
+    b.hear(a, now_s=40.0)
+    assert b.fleet.is_up("r1", 40.0)  # the trial is still to be had
+
+    a.first_token(lease, 40.1)
+    a.end(lease, claim, 40.2)
+    b.hear(a, now_s=40.2)
+    assert {s.replica: s.state for s in b.fleet.status(40.2)} == {"r1": "trial", "r2": "up"}
+
+
+def test_replicas_are_idle_when_ours_are_done() -> None:
+    """Whether a removed replica may go here is not for others' requests to say."""
+    a, b = Node("a"), Node("b")
+    a.begin("r1", chain_of(1, 2), 0.0)
+    b.hear(a, now_s=0.0)
+
+    assert [(s.num_requests, s.num_elsewhere) for s in b.fleet.status(0.0)] == [(1, 1), (0, 0)]
+    assert b.fleet.is_idle("r1")
+    assert not a.fleet.is_idle("r1")
+    b.begin("r1", chain_of(2, 2), 0.0)
+    assert not b.fleet.is_idle("r1")
+
+
+def test_engine_figures_do_not_count_others_twice() -> None:
+    """What a reading shows beyond own and others' leases is foreign, and that alone."""
+    a, b = Node("a"), Node("b")
+    a.begin("r1", chain_of(1, 2), 0.0)
+    a.begin("r1", chain_of(2, 2), 0.0)
+    b.begin("r1", chain_of(3, 2), 0.0)
+    b.hear(a, now_s=0.0)
+    b.fleet.note_engine_load(R1, EngineLoad(num_running=1, num_waiting=3, at_s=0.1))
+
+    view = b.fleet.views(b.fleet.candidates("m", 0.1), {}, 0.1)[0]
+    assert (view.num_requests, view.num_waiting) == (4, 3)
+
+
+def test_a_note_behind_a_reading_takes_its_request_out_of_the_foreign() -> None:
+    """A reading saw three requests before we heard of two; later ones are no part of it."""
+    b = Node("b")
+    b.fleet.note_engine_load(R1, EngineLoad(num_running=2, num_waiting=1, at_s=1.0))
+
+    def num_requests(now_s: float) -> int:
+        return b.fleet.views(b.fleet.candidates("m", now_s), {}, now_s)[0].num_requests
+
+    assert num_requests(1.0) == 3
+    say(b, began(1), now_s=1.005)
+    say(b, began(2), now_s=1.01)
+    assert num_requests(1.01) == 3
+    say(b, began(3), now_s=2.0)
+    assert num_requests(2.0) == 4
+    b.peers.join({"third": encode(Load(1, (OpenLease(began(1), 1.5, True),)))}, 2.0)
+    assert num_requests(2.0) == 4  # it began before the reading
+
+
+# -- late, lost, twice ---------------------------------------------------------------------------
+
+
+def test_our_own_notes_are_passed_over() -> None:
+    """The stream brings them back."""
+    a = Node("a")
+    a.begin("r1", chain_of(1, 2), 0.0)
+    a.peers.apply(a.told(), 0.0)
+
+    assert a.load(0.0)["http://x"][0] == 1
+    assert a.peers.routers == ()
+
+
+def test_notes_heard_twice_do_nothing() -> None:
+    """Begin, first token and end; nor does a begin after the end."""
+    b = Node("b")
+    for _ in range(2):
+        say(b, began(1), Answered(1, 50.0))
+    assert b.load(0.0)["http://x"][0] == 1
+    assert b.fleet.status(0.0)[0].num_observations == 1
+
+    for _ in range(2):
+        say(b, Ended(1, True))
+    say(b, began(1), Answered(9, 1.0), Ended(9, False))
+    assert b.leftovers() == []
+
+
+def test_a_heartbeat_ends_what_was_lost() -> None:
+    """An end that never came; but not a lease that began after the heartbeat."""
+    b = Node("b")
+    say(b, began(1), began(2), began(3), Alive((2,), 2))
+
+    assert b.load(0.0)["http://x"][0] == 2
+    assert b.peers.num_open_elsewhere == 2
+    assert b.peers.wanted() == ()
+
+
+def test_a_lost_begin_is_asked_for() -> None:
+    """The heartbeat names it, and the router's load has it."""
+    a, b = Node("a"), Node("b")
+    a.begin("r1", chain_of(1, 4), 0.0)
+    a.peers.take()  # lost
+    a.peers.alive()
+    b.hear(a, now_s=0.5)
+    assert b.peers.wanted() == ("a",)
+
+    b.peers.join({"a": a.peers.load(1.0), "b": b.peers.load(1.0)}, 1.0)
+    assert b.peers.wanted() == ()
+    assert b.load(1.0) == a.load(1.0)
+    assert b.held("r1", chain_of(1, 4)) == 4
+
+
+def test_a_router_that_joins_knows_all_at_once() -> None:
+    """Waiting and answered leases, in the order they began, whoever sent them."""
+    a, b, late = Node("a"), Node("b"), Node("late")
+    first, _ = a.begin("r1", chain_of(1, 10), 0.0)
+    b.hear(a, now_s=0.0)
+    b.begin("r1", chain_of(2, 10), 0.05)
+    a.hear(b, now_s=0.05)
+    done, _ = a.begin("r2", chain_of(3, 10), 0.06)
+    a.first_token(done, 0.09)
+    b.hear(a, now_s=0.09)
+
+    late.peers.join({"b": b.peers.load(0.1), "a": a.peers.load(0.1)}, 0.1)
+    for url, load in late.load(0.1).items():
+        assert load == pytest.approx(a.load(0.1)[url])
+        assert load == pytest.approx(b.load(0.1)[url])
+    assert set(late.peers.routers) == {"a", "b"}
+    assert late.held("r1", chain_of(1, 10)) == 10
+    a.first_token(first, 0.2)
+    late.hear(a, now_s=0.2)
+    assert late.fleet.status(0.2)[0].num_waiting == 1
+
+
+def test_an_outbox_that_nobody_empties_is_told_anew() -> None:
+    """Above its bound all is dropped; then come the open leases, and a heartbeat."""
+    a, b = Node("a", max_notes=4), Node("b")
+    done = a.begin("r1", chain_of(1, 2), 0.0)
+    b.hear(a, now_s=0.0)
+    a.end(*done, 0.1)
+    for number in range(5):
+        lease, _ = a.begin("r2", chain_of(number, 2), 0.1)
+    a.first_token(lease, 0.2)
+
+    notes = a.told()
+    assert [type(note) for note in notes.notes] == [*[Began] * 5, Answered, Alive]
+    assert a.metrics.notes_dropped._value.get() == 5.0
+    b.peers.apply(notes, 0.2)
+    assert {url: load[:3] for url, load in b.load(0.2).items()} == {
+        url: load[:3] for url, load in a.load(0.2).items()
+    }
+
+
+def test_claims_count_against_the_bound() -> None:
+    """Cold prompts fill the outbox by their keys."""
+    a = Node("a", max_bytes=100)
+    a.begin("r1", chain_of(1, 10), 0.0)
+    assert len(a.peers.take()) == 1
+    a.begin("r1", chain_of(2, 13), 0.0)
+
+    assert [type(note) for note in a.peers.take()] == [Began, Began, Alive]
+
+
+def test_what_may_not_have_arrived_is_told_anew() -> None:
+    """Taken, but the store did not take it; doubts are kept."""
+    a, b = Node("a"), Node("b")
+    a.begin("r1", chain_of(1, 2), 0.0)
+    a.peers.take()
+    a.peers.doubted(R1, "why")
+    a.peers.doubted(R1, "why again")
+    a.peers.doubted(CandidateId("r9"), "unknown")
+    a.peers.lost()
+    notes = a.told()
+    b.peers.apply(notes, 0.0)
+
+    assert [type(note) for note in notes.notes] == [Began, Alive, Doubted]
+    assert b.load(0.0) == a.load(0.0)
+
+
+def test_a_doubt_reaches_whoever_feeds_the_candidate() -> None:
+    """By the local name; of an unknown feed nobody is told."""
+    heard: list[tuple[str, str]] = []
+    b = Node("b", ("y", "x"))
+    b.peers.on_doubted = lambda candidate, reason: heard.append((candidate, reason))
+    say(b, Doubted(X, "why"), Doubted(FeedId("http://z#0"), "why"), Registered())
+
+    assert heard == [("r2", "why")]
+
+
+def test_without_a_listener_a_doubt_is_counted_only() -> None:
+    """A router may be told before anybody minds."""
+    b = Node("b")
+    say(b, Doubted(X, "why"))
+
+    assert b.count("doubted") == 1
+
+
+# -- gone ----------------------------------------------------------------------------------------
+
+
+def test_a_silent_router_is_forgotten() -> None:
+    """With leases and claims; what it had in flight does not count as computed."""
+    a, b = Node("a"), Node("b")
+    chain = chain_of(1, 10)
+    a.begin("r1", chain, 0.0)
+    b.hear(a, now_s=0.0)
+    a.peers.alive()
+    b.hear(a, now_s=2.0)
+    assert b.peers.expire(2.0 + LEASE_S) == ()
+    assert b.held("r1", chain) == 10
+
+    assert b.peers.expire(2.1 + LEASE_S) == ("a",)
+    assert b.held("r1", chain) == 0
+    assert b.leftovers() == []
+    assert b.metrics.peers_forgotten._value.get() == 1.0
+    b.peers.forget("a", 9.0)
+
+
+def test_one_that_was_forgotten_in_vain_comes_back_whole() -> None:
+    """It was cut off for a while: its next heartbeat names what it has, its load brings it."""
+    a, b = Node("a"), Node("b")
+    lease, claim = a.begin("r1", chain_of(1, 10), 0.0)
+    b.hear(a, now_s=0.0)
+    b.peers.expire(10.0)
+    a.peers.alive()
+    b.hear(a, now_s=11.0)
+    assert b.peers.wanted() == ("a",)
+    b.peers.join({"a": a.peers.load(11.0)}, 11.0)
+
+    assert b.load(11.0)["http://x"][:3] == a.load(11.0)["http://x"][:3]
+    a.end(lease, claim, 12.0, Outcome.REPLICA_FAILED)
+    b.hear(a, now_s=12.0)
+    assert b.leftovers() == []
+
+
+# -- claims --------------------------------------------------------------------------------------
+
+
+def test_a_failed_request_takes_its_claim_back() -> None:
+    """At the other router, too, and at once."""
+    a, b = Node("a"), Node("b")
+    chain = chain_of(1, 10)
+    lease, claim = a.begin("r1", chain, 0.0)
+    b.hear(a, now_s=0.0)
+    a.end(lease, claim, 0.1, Outcome.REPLICA_FAILED)
+    b.hear(a, now_s=0.1)
+
+    assert b.held("r1", chain) == 0
+
+
+def test_a_claim_ends_when_its_blocks_are_there() -> None:
+    """A delta brings them, from whatever router; or nothing does, and it ends after a while."""
+    b = Node("b")
+    stream = b.caches.stream(R1)
+    assert stream is not None
+    stream._has_understood = True  # its state is not blind: blocks are brought, not guessed
+    for number in (1, 2):
+        say(b, began(number, claimed=encode_keys(chain_of(number, 3))))
+    b.caches.index.store(R1, chain_of(1, 3))
+    assert stream.on_applied is not None
+    stream.on_applied(R1)
+    say(b, Ended(1, True), Ended(2, True), now_s=5.0)
+    assert (b.held("r1", chain_of(1, 3)), b.held("r1", chain_of(2, 3))) == (3, 3)
+
+    b.caches.settle(5.0 + LINGER_S)
+    assert (b.held("r1", chain_of(1, 3)), b.held("r1", chain_of(2, 3))) == (3, 0)
+
+
+def encode_keys(chain: object) -> bytes:
+    from router.messages import pack_keys
+
+    return pack_keys(chain)  # type: ignore[arg-type]
+
+
+# -- feeds ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_feed_is_ignored_and_counted() -> None:
+    """Unknown replicas, ranks that are not there, no rank at all."""
+    b = Node("b")
+    for number, feed in enumerate(["http://z#0", "http://x#1", "http://x", "http://x#y", "#0", ""]):
+        say(b, began(number + 1, feed=feed), Answered(number + 1, 1.0))
+
+    assert b.count("unknown_feed") == 6
+    say(b, *(Ended(number + 1, True) for number in range(6)))
+    assert b.leftovers() == []
+
+
+def test_what_was_unknown_is_booked_once_it_is_known() -> None:
+    """With the next heartbeat: a replica that this router discovers late; ranks by number."""
+    b = Node("b", ("x",))
+    b.registry.add(replica("http://late"))
+    late = [began(1, feed="http://late#1"), began(2, feed="http://late#1"), Answered(2, 9.0)]
+    say(b, *late)
+    b.find("r2", num_ranks=2)
+    say(b, Alive((1, 2), 2))
+
+    by_id = {s.id: (s.num_requests, s.num_waiting) for s in b.fleet.status(0.0)}
+    assert by_id == {"r1": (0, 0), "r2#0": (0, 0), "r2#1": (2, 1)}
+
+
+def replica(url: str) -> object:
+    from router.config import ReplicaConfig
+
+    return ReplicaConfig(url=url)
+
+
+def test_a_removed_replica_is_not_told_of() -> None:
+    """Requests that still run there have no feed any more; their ends are no news."""
+    a = Node("a")
+    lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
+    a.peers.take()
+    a.registry.remove("r1")
+    a.registry.forget("r1")
+    a.begin("r1", chain_of(2, 2), 0.0)
+    a.peers.answered(lease, 0.1)
+    a.peers.answered(lease, 0.2)
+    a.end(lease, claim, 0.3)
+    a.peers.ended(lease, computed=True)
+
+    assert [type(note) for note in a.peers.take()] == [Answered, Ended]
+
+
+def test_nonsense_is_counted_and_survived() -> None:
+    """Half keys, negative tokens, a load that is none, a time that no token takes."""
+    b = Node("b")
+    say(b, began(1, claimed=b"123"), began(2, tokens=-1), Answered(1, float("nan")))
+    b.peers.join({"other": b"\xc1"}, 0.0)
+
+    assert b.count("malformed") == 3
+    assert b.load(0.0)["http://x"][0] == 1
+    assert b.fleet.status(0.0)[0].num_observations == 0
+
+
+# -- sessions ------------------------------------------------------------------------------------
+
+
+def test_sessions_reach_a_router_that_joins_late() -> None:
+    """Each that had a turn is handed out once; what is known here already is newer."""
+    a, late = Node("a", ("x", "y")), Node("late", ("y", "x"))
+    for turn in range(3):
+        a.begin("r1", chain_of(1, 2), 10.0 * turn, session_hash=7)
+    a.begin("r2", chain_of(2, 2), 30.0, session_hash=8)
+    a.begin("r2", chain_of(2, 2), 30.0)
+    late.begin("r2", chain_of(2, 2), 30.0, session_hash=8)
+
+    stored = a.peers.take_sessions(1) | a.peers.take_sessions()
+    assert a.peers.take_sessions() == {}
+    assert stored[7] == SessionState(X, 3, 10.0)
+    late.peers.learn_sessions(stored | {9: SessionState(FeedId("http://z#0"), 1, None)}, 40.0)
+    seven, eight = late.sessions.get(7, 40.0), late.sessions.get(8, 40.0)
+    assert seven is not None
+    assert eight is not None
+    assert (seven.candidate, seven.num_turns, seven.gap_s) == ("r2", 3, 10.0)
+    assert eight.last_seen_s == 30.0
+    assert late.sessions.get(9, 40.0) is None
+
+
+def test_a_session_whose_replica_is_gone_is_not_stored() -> None:
+    """Nobody could find it there."""
+    a = Node("a")
+    a.begin("r1", chain_of(1, 2), 0.0, session_hash=7)
+    a.registry.forget("r1")
+
+    assert a.peers.take_sessions() == {}
+
+
+def test_alone_nothing_is_told() -> None:
+    """One router needs no notes."""
+    a = Node("a")
+    lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
+
+    ALONE.began(lease, num_cached_tokens=0, claim=claim, num_held_blocks=0, session_hash=None)
+    ALONE.answered(lease, 0.0)
+    ALONE.ended(lease, computed=True)

@@ -1,0 +1,399 @@
+"""router.cluster.redis_connection: ways to the server, and what is said where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from aiohttp import web
+
+from router.cluster.redis_connection import RedisConnection
+from router.cluster.redis_store import RedisStore, Written
+from router.errors import StoreError, StoreRefused, StoreUnavailable
+from tests.cluster.redis_stores import R1, blocks, config, opened, stored
+from tests.conftest import Serve
+from tests.redis_servers import (
+    DEADLINE_S,
+    RedisServer,
+    Start,
+    binary,
+    make_certificate,
+    start_cluster,
+    start_sentinel,
+    wait_until,
+)
+
+SECRET = "hunter2"
+
+
+async def refused(url: str | None, password: str | None = None, **options: object) -> str:
+    """Open in vain; give the message, which never holds the password."""
+    with pytest.raises(StoreRefused) as caught:
+        async with opened(url, password=password, **options):
+            pass
+    assert SECRET not in caught.value.message
+    return caught.value.message
+
+
+@asynccontextmanager
+async def listening(answer: bytes, *, to: bytes = b"") -> AsyncIterator[int]:
+    """Listen, and give `answer` to one command, or at once; gives the port."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        if not to:
+            writer.write(answer)
+        while data := await reader.read(10_000):
+            if to:
+                writer.write(b"+OK\r\n" * data.count(b"SETINFO") + answer * (to in data))
+
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+
+
+# -- passwords, TLS, sockets ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["6.2", "7"])
+async def test_a_password_is_needed_and_hinted_at(start_redis: Start, version: str) -> None:
+    """Missing, wrong, right, or given where none is wanted."""
+    server = start_redis(version, requirepass=SECRET)
+
+    assert "WARMROUTE_REDIS_PASSWORD or redis.password_file" in await refused(server.url)
+    assert "wrong password" in await refused(server.url, "hunter3")
+    assert "wrong password" in await refused(server.url, SECRET, username="nobody")
+    async with opened(server.url, password=SECRET) as store:
+        assert (await store.beat(b"")).routers == {"router-1"}
+    assert "no password, but one is configured" in await refused(start_redis(version).url, SECRET)
+
+
+@pytest.mark.parametrize("version", ["6.2", "7"])
+async def test_an_acl_user_with_few_rights_will_do(start_redis: Start, version: str) -> None:
+    """Those that the message about a missing right names."""
+    server = start_redis(version)
+    rights = "~{wr:* +@read +@write +@scripting +@connection +info +time".split()
+    server.client.execute_command("ACL", "SETUSER", "router", "on", f">{SECRET}", *rights)
+    server.client.execute_command("ACL", "SETUSER", "poor", "on", f">{SECRET}", "+@connection")
+
+    async with opened(server.url, password=SECRET, username="router") as store:
+        await store.hold([R1])
+        assert await store.write([stored(R1, 1, [1])]) == [Written.OK]
+        assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1}}
+    assert "lacks a right" in await refused(server.url, SECRET, username="poor")
+
+
+async def test_who_may_not_ask_for_info_takes_every_connection_for_a_new_server(
+    start_redis: Start,
+) -> None:
+    """Then nobody can say that nothing was lost."""
+    server = start_redis()
+    rights = "~{wr:* +@read +@write +@scripting +@connection".split()
+    server.client.execute_command("ACL", "SETUSER", "router", "on", f">{SECRET}", *rights)
+    async with opened(server.url, password=SECRET, username="router") as store:
+        facts = await store.open()
+        cursor = (await store.snapshot()).cursor
+
+        assert facts.used_bytes is None
+        assert not (await store.read(cursor, block_s=0)).is_gap
+        await store.close()
+        assert (await store.read(cursor, block_s=0)).is_gap
+
+
+@pytest.fixture(scope="module")
+def tls_redis(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[RedisServer, Path]]:
+    """Give a server that speaks TLS alone, and its certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = make_certificate(folder)
+    options = {
+        "port": "0",
+        "tls-port": "",
+        "tls-cert-file": str(certificate),
+        "tls-key-file": str(key),
+        "tls-ca-cert-file": str(certificate),
+        "tls-auth-clients": "no",
+    }
+    server = RedisServer(binary("7"), folder / "redis", **options).start()
+    yield server, certificate
+    server.stop()
+
+
+async def test_tls_with_a_ca_of_ones_own(tls_redis: tuple[RedisServer, Path]) -> None:
+    """Trusted by `redis.ca_file`, and not without."""
+    server, certificate = tls_redis
+    url = f"rediss://127.0.0.1:{server.port}/0"
+
+    async with opened(url, ca_file=certificate) as store:
+        assert (await store.beat(b"")).routers == {"router-1"}
+    assert "see redis.ca_file" in await refused(url)
+
+
+async def test_tls_on_one_side_only_is_named(
+    tls_redis: tuple[RedisServer, Path], start_redis: Start
+) -> None:
+    """The server's side, or ours."""
+    with pytest.raises(StoreUnavailable):
+        async with opened(f"redis://127.0.0.1:{tls_redis[0].port}/0"):
+            pass
+    plain = start_redis()
+    with pytest.raises(StoreError, match="speak TLS"):  # it waits for the end of a line, or not
+        async with opened(f"rediss://127.0.0.1:{plain.port}/0", timeout_s=2.0):
+            pass
+
+
+async def test_a_unix_socket_will_do(start_redis: Start, tmp_path: Path) -> None:
+    """With a database."""
+    path = tmp_path / "redis.sock"
+    server = start_redis(unixsocket=str(path))
+
+    async with opened(f"unix://{path}?db=3") as store:
+        facts = await store.open()
+
+    assert facts.address == str(path)
+    server.client.select(3)
+    assert redis.Redis(unix_socket_path=str(path), db=3).keys() == [b"{wr:default}:meta"]
+
+
+# -- wrong servers -------------------------------------------------------------------------------
+
+
+async def test_a_wrong_database_is_named(start_redis: Start) -> None:
+    """Redis has 16 of them."""
+    assert "no such database: see redis.url" in await refused(
+        start_redis().url.replace("/0", "/99")
+    )
+
+
+async def test_what_is_not_redis_is_named(serve: Serve) -> None:
+    """A web server, or anything that answers otherwise."""
+
+    async def hello(_: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    url = await serve(hello)
+    assert "is not Redis" in await refused(url.replace("http:", "redis:"))
+    async with listening(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
+        assert "is not Redis" in await refused(f"redis://127.0.0.1:{port}")
+    async with listening(b":1\r\n", to=b"HELLO") as port:
+        assert "is version 0" in await refused(f"redis://127.0.0.1:{port}")
+    async with listening(b"-ERR unknown command 'HELLO'\r\n", to=b"HELLO") as port:
+        assert "no Redis of version 6.2" in await refused(f"redis://127.0.0.1:{port}")
+
+
+async def test_an_old_redis_is_refused() -> None:
+    """With the version it has."""
+    fields = {"server": "redis", "version": "6.0.16", "mode": "standalone", "role": "master"}
+    words = [word for pair in fields.items() for word in pair]
+    answer = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+    async with listening(answer.encode(), to=b"HELLO") as port:
+        assert "is version 6.0.16; 6.2 is the oldest" in await refused(f"redis://127.0.0.1:{port}")
+
+
+async def test_a_replica_is_refused(start_redis: Start) -> None:
+    """Its master must be named; the same when it becomes one later."""
+    master, replica = start_redis(), start_redis()
+    async with opened(replica.url) as store:
+        replica.client.execute_command("REPLICAOF", "127.0.0.1", master.port)
+
+        with pytest.raises(StoreRefused, match=r"name its master in redis\.url"):
+            await store.beat(b"")
+    assert "name its master in redis.url" in await refused(replica.url)
+
+
+async def test_nobody_there_is_unavailable(start_redis: Start) -> None:
+    """Refused, silent, or not ready yet."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        store = RedisStore(
+            config(f"redis://127.0.0.1:{deaf.getsockname()[1]}"), router="r", password=None
+        )
+        with pytest.raises(StoreUnavailable, match=r"refused|Connect"):
+            await store.open()
+        deaf.listen()
+        silent = config(f"redis://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.2)
+        store = RedisStore(silent, router="r", password=None)
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            await store.open()
+    async with listening(b"-LOADING soon\r\n", to=b"HELLO") as port:
+        with pytest.raises(StoreUnavailable, match="soon"):
+            async with opened(f"redis://127.0.0.1:{port}"):
+                pass
+
+
+async def test_a_server_that_comes_back_is_used_again(start_redis: Start) -> None:
+    """Nothing has to be done about it."""
+    server = start_redis()
+    async with opened(server.url) as store:
+        server.stop()
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await store.beat(b"")
+        server.start()
+
+        assert (await store.beat(b"")).log_number == 0
+
+
+async def test_whoever_waits_when_the_server_dies_is_told(start_redis: Start) -> None:
+    """By a StoreUnavailable each, not by what the others' clean-up does to its connection."""
+    server = start_redis()
+    async with opened(server.url) as store:
+        cursor = (await store.snapshot()).cursor
+
+        async def wait(number: int) -> str:
+            try:
+                await (store.read(cursor, block_s=30) if number % 2 else _beat_on(store))
+            except StoreUnavailable:
+                return "told"
+            return "not told"
+
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(wait(number)) for number in range(12)]
+            await asyncio.sleep(0.1)
+            server.stop()
+
+        assert {task.result() for task in waiting} == {"told"}
+
+
+async def _beat_on(store: RedisStore) -> None:
+    while True:
+        await store.beat(b"")
+
+
+# -- Cluster, Sentinel ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["6.2", "7"])
+async def test_a_cluster_is_recognised_at_any_node(tmp_path: Path, version: str) -> None:
+    """And the one node that has the namespace is found, wherever it is and moves."""
+    nodes = start_cluster(binary(version), tmp_path, 3)
+    try:
+        addresses = set()
+        for namespace in ("a", "b", "c", "d"):
+            for node in nodes:
+                async with opened(node.url, namespace=namespace) as store:
+                    facts = await store.open()
+                    assert facts.mode == "cluster"
+                    addresses.add(facts.address)
+                    assert (await store.beat(b"")).routers == {"router-1"}
+        assert len(addresses) > 1
+        assert "no such database" in await refused(nodes[0].url.replace("/0", "/1"))
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+async def test_a_slot_that_moved_is_followed(tmp_path: Path) -> None:
+    """One operation fails, the next one finds it."""
+    nodes = start_cluster(binary("6.2"), tmp_path, 3)
+    try:
+        async with opened(nodes[0].url) as store:
+            before = (await store.open()).address
+            old = next(node for node in nodes if before.endswith(str(node.port)))
+            new = next(node for node in nodes if node is not old)
+            _move(old, new, nodes)
+            with pytest.raises(StoreUnavailable):
+                await store.beat(b"")
+
+            assert (await store.beat(b"")).routers == {"router-1"}
+            assert (await store.open()).address.endswith(str(new.port))
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+def _move(old: RedisServer, new: RedisServer, nodes: list[RedisServer]) -> None:
+    """Move the slot of the default namespace, its keys deleted."""
+    slot = old.client.execute_command("CLUSTER", "KEYSLOT", "{wr:default}:meta")
+    old.client.flushall()
+    target = new.client.execute_command("CLUSTER", "MYID")
+    for node in (new, old, *nodes):
+        node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target)
+
+
+@pytest.mark.parametrize("version", ["6.2", "7"])
+async def test_a_fail_over_is_followed(start_redis: Start, tmp_path: Path, version: str) -> None:
+    """The master dies: operations fail until Sentinel has another; then all goes on there."""
+    master = start_redis(version)
+    replica = start_redis(version, replicaof=f"127.0.0.1 {master.port}")
+    wait_until(
+        lambda: replica.client.info("replication")["master_link_status"] == "up", "replication"
+    )
+    sentinel = start_sentinel(binary(version), tmp_path / "sentinel", master, "main")
+    wait_until(lambda: _knows_replica(sentinel), "Sentinel to know the replica")
+    with socket.socket() as dead:  # a Sentinel that is not there
+        dead.bind(("127.0.0.1", 0))
+        sentinels = (f"127.0.0.1:{dead.getsockname()[1]}", f"127.0.0.1:{sentinel.port}")
+        try:
+            async with opened(None, sentinels=sentinels, sentinel_service="main") as store:
+                facts = await store.open()
+                assert (facts.mode, facts.address) == ("sentinel", f"127.0.0.1:{master.port}")
+                await store.hold([R1])
+                await store.write([stored(R1, 1, [1])])
+                master.client.wait(1, 10_000)
+                cursor = (await store.snapshot()).cursor
+                master.stop()
+                async with asyncio.timeout(40):
+                    while not await _beats(store):  # noqa: ASYNC110 - Sentinel decides
+                        await asyncio.sleep(0.05)
+
+                assert (await store.open()).address == f"127.0.0.1:{replica.port}"
+                assert (await store.read(cursor, block_s=0)).is_gap
+                assert await store.write([stored(R1, 2, [2])]) == [Written.OK]
+                assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1, 2}}
+        finally:
+            sentinel.stop()
+
+
+def _knows_replica(sentinel: RedisServer) -> bool:
+    told = sentinel.client.execute_command("SENTINEL", "REPLICAS", "main")
+    return len(told) == 1 and b"s_down" not in str(told).encode()
+
+
+async def _beats(store: RedisStore) -> bool:
+    try:
+        await store.beat(b"")
+    except StoreUnavailable:
+        return False
+    return True
+
+
+async def test_a_sentinel_is_told_from_a_master(start_redis: Start, tmp_path: Path) -> None:
+    """In the URL it is wrong; and a service that it does not know is named."""
+    sentinel = start_sentinel(binary("6.2"), tmp_path / "sentinel", start_redis(), "main")
+    try:
+        assert "name it in redis.sentinels" in await refused(sentinel.url)
+        assert "knows no master 'other'" in await refused(
+            None, sentinels=(f"127.0.0.1:{sentinel.port}",), sentinel_service="other"
+        )
+    finally:
+        sentinel.stop()
+
+
+async def test_a_close_that_is_cancelled_cuts_all_the_same(start_redis: Start) -> None:
+    """Nobody else knows those connections: they would stay open for as long as the process."""
+    redis = start_redis()
+    connection = RedisConnection(config(redis.url), key="k", password=None)
+    async with asyncio.TaskGroup() as tg:
+        for _ in range(3):
+            tg.create_task(connection.ask("PING"))
+    async with asyncio.TaskGroup() as tg:
+        task = tg.create_task(connection.close())
+        await asyncio.sleep(0)  # it has begun
+        task.cancel()
+
+    async with asyncio.timeout(DEADLINE_S):
+        while len(redis.client.client_list()) > 1:  # noqa: ASYNC110 (it does not tell)
+            await asyncio.sleep(0.01)

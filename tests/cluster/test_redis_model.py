@@ -1,0 +1,127 @@
+"""The shared store against a plain set of blocks: random stores, removals, clears, sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.cluster.redis_snapshot import Holder
+from router.cluster.redis_store import RedisStore, Written
+from router.messages import Delta, FeedId, TierChange
+from tests.cluster.redis_stores import POOL_FEED, blocks, opened, pack
+from tests.redis_servers import RedisServer
+
+FEEDS = [FeedId("a#0"), FeedId("a#1"), FeedId("b#0")]
+CHAIN = range(0, 24 << 14, 1 << 14)  # four keys to a bucket, no more
+
+keys = st.sets(st.sampled_from(CHAIN), max_size=12)
+prefixes = st.integers(0, len(CHAIN)).map(lambda n: set(CHAIN[:n]))
+tiers = st.sampled_from(["gpu", "cpu", "pool"])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), st.sampled_from(FEEDS), tiers, keys | prefixes),
+        st.tuples(st.just("remove"), st.sampled_from(FEEDS), tiers, keys),
+        st.tuples(st.just("clear"), st.sampled_from(FEEDS), tiers, keys),
+        st.tuples(st.just("sweep")),
+        st.tuples(st.just("stranger"), st.sampled_from(FEEDS), keys),
+    ),
+    max_size=20,
+)
+
+
+class Model:
+    """What each holder has."""
+
+    def __init__(self) -> None:
+        self.held: dict[Holder, set[int]] = {}
+        self.numbers = dict.fromkeys(FEEDS, 0)
+
+    def apply(self, delta: Delta) -> None:
+        """Apply as a follower does."""
+        if delta.cleared:
+            self.held.pop((delta.feed, "gpu"), None)
+            self.held.pop((delta.feed, "cpu"), None)
+        for change in delta.changes:
+            owner = (delta.pool or delta.feed) if change.tier == "pool" else delta.feed
+            held = self.held.setdefault((owner, change.tier), set())
+            held |= set(_unpacked(change.stored))
+            held -= set(_unpacked(change.removed))
+
+    @property
+    def present(self) -> dict[Holder, set[int]]:
+        """Holders that have something."""
+        return {holder: held for holder, held in self.held.items() if held}
+
+
+def _unpacked(packed: bytes) -> list[int]:
+    return [int.from_bytes(packed[i : i + 8], "little") for i in range(0, len(packed), 8)]
+
+
+def _delta(model: Model, step: tuple[Any, ...]) -> Delta:
+    kind, feed, tier, told = step
+    model.numbers[feed] += 1
+    packed = pack(sorted(told))
+    change = TierChange(tier, removed=packed) if kind == "remove" else TierChange(tier, packed)
+    return Delta(feed, model.numbers[feed], kind == "clear", (change,), pool=POOL_FEED)
+
+
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps)
+def test_the_store_is_a_set_of_blocks(
+    shared_redis: RedisServer, script: list[tuple[Any, ...]]
+) -> None:
+    """By snapshot, by log from any moment, and by look-up as far as prefixes are whole."""
+    asyncio.run(_play(shared_redis.url, script))
+
+
+async def _play(url: str, script: list[tuple[Any, ...]]) -> None:
+    namespace = uuid.uuid4().hex
+    async with (
+        opened(url, namespace=namespace, lease_s=3600) as store,
+        opened(url, "stranger", namespace=namespace) as stranger,
+    ):
+        await store.hold(FEEDS)
+        model, follower = Model(), Model()
+        cursor = (await store.snapshot()).cursor
+        for step in script:
+            if step[0] == "sweep":
+                await store.sweep(pause_s=0)
+            elif step[0] == "stranger":
+                change = TierChange("gpu", pack(sorted(step[2])))
+                delta = Delta(step[1], model.numbers[step[1]] + 1, True, (change,))
+                assert await stranger.write([delta]) == [Written.FENCED]
+            else:
+                delta = _delta(model, step)
+                assert await store.write([delta]) == [Written.OK]
+                model.apply(delta)
+        reading = await store.read(cursor, block_s=0)
+        for delta in reading.deltas:
+            follower.apply(delta)
+
+        assert not reading.is_gap
+        assert follower.present == model.present
+        assert await blocks(await store.snapshot()) == model.present
+        await store.sweep(pause_s=0)
+        assert await blocks(await store.snapshot()) == model.present
+        await _compare_lookup(store, model)
+
+
+async def _compare_lookup(store: RedisStore, model: Model) -> None:
+    counts = await store.lookup(pack(CHAIN), [*FEEDS, POOL_FEED])
+    for (feed, tier), count in counts.items():
+        held = set(model.held.get((feed, tier), ()))
+        if tier == "cpu":
+            held |= model.held.get((feed, "gpu"), set())
+        leading = next((i for i, key in enumerate(CHAIN) if key not in held), len(CHAIN))
+        if held == set(CHAIN[:leading]):
+            assert count == leading
+        else:  # closure is broken: never a block that is not there at the end, or right before it
+            assert all(key in held for key in CHAIN[max(0, count - 3) : count])

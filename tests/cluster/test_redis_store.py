@@ -1,0 +1,792 @@
+"""router.cluster.redis_store on real servers: blocks, leases, streams, sessions, sweeping."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+from msgspec.structs import replace
+
+from router.cluster.redis_log import Cursor
+from router.cluster.redis_store import RedisStore, Swept, Written
+from router.contracts import HashContract
+from router.errors import EMPTIED, StoreRefused, StoreUnavailable
+from router.experiments import State, Stopped, encode_state
+from router.messages import (
+    SCHEMA,
+    Alive,
+    Delta,
+    Doubted,
+    Ended,
+    FeedState,
+    Notes,
+    Position,
+    ReplicaRecord,
+    SessionState,
+    Standing,
+    TierChange,
+    decode_delta,
+    encode,
+)
+from tests.cluster.redis_stores import POOL_FEED, R1, R2, blocks, opened, pack, removed, stored
+from tests.experiments.samples import NOW_S, experiment
+from tests.redis_servers import RedisServer, Start, wait_until
+
+OK, FENCED, LOST, NO_ROOM = Written
+STANDING = Standing("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
+
+
+@pytest.fixture
+async def store(shared_redis: RedisServer, namespace: str) -> AsyncIterator[RedisStore]:
+    """Give an open store that holds the leases of two feeds."""
+    async with opened(shared_redis.url, namespace=namespace) as store:
+        await store.hold([R1, R2, POOL_FEED])
+        yield store
+
+
+# -- blocks --------------------------------------------------------------------------------------
+
+
+async def test_what_was_written_comes_back(store: RedisStore) -> None:
+    """By snapshot, by look-up and by the log, per holder, with the feed's state."""
+    begin = (await store.snapshot()).cursor
+    position = Position(7, b"mark")
+    deltas = [
+        stored(R1, 1, range(100), cleared=True, position=position, standing=STANDING),
+        stored(R2, 1, range(50), "cpu"),
+        removed(R1, 2, range(90, 100)),
+        stored(POOL_FEED, 1, range(20), "pool"),
+    ]
+
+    assert await store.write(deltas) == [OK] * 4
+    snapshot = await store.snapshot()
+    assert await blocks(snapshot) == {
+        (R1, "gpu"): set(range(90)),
+        (R2, "cpu"): set(range(50)),
+        (POOL_FEED, "pool"): set(range(20)),
+    }
+    assert snapshot.feeds == await store.feeds()
+    assert snapshot.feeds[R1] == FeedState(2, position, STANDING)
+    assert snapshot.feeds[R2] == FeedState(1, None, None)
+    assert await store.lookup(pack(range(200)), [R1, R2, POOL_FEED]) == {
+        (R1, "gpu"): 90,
+        (R1, "cpu"): 90,
+        (R2, "gpu"): 0,
+        (R2, "cpu"): 50,
+        (POOL_FEED, "pool"): 20,
+    }
+    reading = await store.read(begin, block_s=0)
+    assert reading.deltas == deltas
+    assert not reading.is_gap
+    assert store.num_garbage == 0
+
+
+async def test_a_snapshot_may_be_of_some_feeds_only(store: RedisStore) -> None:
+    """Nobody needs what he feeds himself."""
+    await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
+
+    snapshot = await store.snapshot([R2])
+
+    assert set(snapshot.feeds) == {R2}
+    assert await blocks(snapshot) == {(R2, "gpu"): {2, 3}}
+
+
+async def test_a_feed_is_fed_when_the_holder_of_its_lease_has_written(
+    shared_redis: RedisServer, namespace: str
+) -> None:
+    """What a router that is gone left is old by now; its successor says so by its first delta."""
+    url = shared_redis.url
+    async with (
+        opened(url, "gone", namespace=namespace) as gone,
+        opened(url, "next", namespace=namespace) as successor,
+    ):
+        told = []
+        await gone.hold([R1])
+        await gone.write([stored(R1, 1, [1])])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        await gone.release([R1])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        await successor.hold([R1])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        await successor.write([stored(R1, 2, [2])])
+        told.append((await successor.snapshot()).feeds[R1].is_fed)
+
+        assert told == [True, False, False, True]
+
+
+async def test_a_large_delta_goes_in_pieces_and_arrives_whole(store: RedisStore) -> None:
+    """Readers see one delta, whichever tiers and copies are in it."""
+    begin = (await store.snapshot()).cursor
+    changes = (
+        TierChange("gpu", pack(range(2_500)), pack(range(5_000, 6_500)), ((7, 3),)),  # type: ignore[arg-type]
+        TierChange("cpu", pack(range(10))),
+    )
+    delta = Delta(R1, 1, True, changes, Position(1, b"m"), STANDING)
+
+    assert await store.write([delta, stored(R1, 2, [9_999])]) == [OK, OK]
+    first, second = (await store.read(begin, block_s=0)).deltas
+    assert (first.number, first.cleared, first.position) == (1, True, delta.position)
+    assert first.standing == STANDING
+    assert b"".join(c.stored for c in first.changes if c.tier == "gpu") == changes[0].stored
+    assert b"".join(c.removed for c in first.changes) == changes[0].removed
+    assert [c.copies for c in first.changes if c.copies] == [((7, 3),)]
+    assert second.number == 2
+    assert (await store.feeds())[R1] == FeedState(2, delta.position, STANDING)
+    held = await blocks(await store.snapshot())
+    assert held[R1, "gpu"] == {*range(2_500), 9_999}
+    assert held[R1, "cpu"] == set(range(10))
+
+
+async def test_a_delta_whose_rest_never_came_is_no_position(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """Whoever takes over begins the feed anew, and may."""
+    shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"n{R1}", "3+2")
+    shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"p{R1}", encode(Position(1, b"m")))
+
+    assert (await store.feeds())[R1] == FeedState(3, None, None)
+    assert await store.write([stored(R1, 4, [1])]) == [LOST]
+    assert await store.write([stored(R1, 4, [1], cleared=True)]) == [OK]
+    assert (await store.feeds())[R1].number == 4
+
+
+async def test_copies_are_remembered_where_there_are_several(store: RedisStore) -> None:
+    """One copy again, removed or cleared: none is left."""
+    await store.write(
+        [
+            Delta(R1, 1, changes=(TierChange("gpu", copies=((1, 2), (2, 3), (3, 9))),)),  # type: ignore[arg-type]
+            Delta(R1, 2, changes=(TierChange("gpu", removed=pack([3]), copies=((2, 1),)),)),  # type: ignore[arg-type]
+        ]
+    )
+    snapshot = await store.snapshot()
+
+    assert await snapshot.copies() == {(R1, "gpu"): {1: 2}}
+    assert await blocks(snapshot) == {(R1, "gpu"): {1, 2}}
+    await store.write([Delta(R1, 3, cleared=True)])
+    assert await (await store.snapshot()).copies() == {}
+
+
+@pytest.mark.parametrize("is_filled_again", [False, True])
+async def test_a_snapshot_torn_by_a_flush_is_refused(
+    store: RedisStore, shared_redis: RedisServer, namespace: str, is_filled_again: bool
+) -> None:
+    """What was read is a part of an index that is gone; nobody may take it for the whole."""
+    await store.write([stored(R1, 1, range(5_000), position=Position(1, b"m"))])
+    snapshot = await store.snapshot()
+    parts = aiter(snapshot.slices())
+    await anext(parts)
+    shared_redis.client.delete(*shared_redis.client.keys(f"{{wr:{namespace}}}:*"))
+    if is_filled_again:
+        await store.open()
+
+    with pytest.raises(StoreUnavailable, match=EMPTIED):
+        async for _ in parts:
+            pass
+    with pytest.raises(StoreUnavailable, match=EMPTIED):
+        await snapshot.copies()
+
+
+async def test_writing_twice_does_nothing_more(store: RedisStore) -> None:
+    """What is said is absolute."""
+    for number in (1, 2):
+        await store.write([stored(R1, number, [1, 2, 3])])
+        await store.write([removed(R2, number, [3, 4])])
+
+    assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1, 2, 3}}
+
+
+async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
+    """Others' blocks, and the pool's, stay; and nothing of the old epoch comes back."""
+    await store.write(
+        [
+            stored(R1, 1, range(30)),
+            stored(R1, 2, range(40), "cpu", position=Position(1, b"m")),
+            stored(R2, 1, range(35)),
+            stored(R1, 3, range(10), "pool", pool=POOL_FEED),
+            Delta(R1, 4, cleared=True),
+            stored(R1, 5, [2]),
+        ]
+    )
+
+    assert await blocks(await store.snapshot()) == {
+        (R1, "gpu"): {2},
+        (R2, "gpu"): set(range(35)),
+        (POOL_FEED, "pool"): set(range(10)),
+    }
+    assert (await store.feeds())[R1] == FeedState(5, None, None)
+    assert await store.lookup(pack(range(40)), [R1]) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
+
+
+async def test_a_pool_of_its_own_feed_can_be_cleared(store: RedisStore) -> None:
+    """The master lost everything."""
+    await store.write([stored(POOL_FEED, 1, [1, 2], "pool"), Delta(POOL_FEED, 2, cleared=True)])
+
+    assert await blocks(await store.snapshot()) == {}
+
+
+async def test_the_pool_may_be_corrected_without_a_lease(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """A delta of number 0 counts nothing and needs nothing: somebody looked."""
+    begin = (await store.snapshot()).cursor
+    await store.write([stored(R1, 1, range(10), "pool", pool=POOL_FEED)])
+    async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
+        assert await other.write([removed(POOL_FEED, 0, [7, 8], "pool")]) == [OK]
+
+    assert await store.lookup(pack(range(10)), [POOL_FEED]) == {(POOL_FEED, "pool"): 7}
+    assert [d.feed for d in (await store.read(begin, block_s=0)).deltas] == [R1, POOL_FEED]
+    assert set(await store.feeds()) == {R1}
+
+
+async def test_several_hundred_holders_share_a_block(store: RedisStore) -> None:
+    """Each has its own bit, and only its own goes."""
+    feeds = [type(R1)(f"r{i}#0") for i in range(300)]
+    await store.hold(feeds)
+    await store.write([stored(feed, 1, [1, i + 10]) for i, feed in enumerate(feeds)])
+    await store.write([removed(feeds[7], 2, [1]), Delta(feeds[8], 2, cleared=True)])
+
+    counts = await store.lookup(pack([1]), feeds)
+
+    assert [feed for feed in feeds if not counts[feed, "gpu"]] == [feeds[7], feeds[8]]
+    assert len(await blocks(await store.snapshot())) == 299
+
+
+async def test_a_look_up_finds_holes_before_an_end(store: RedisStore) -> None:
+    """Closure can break: the blocks right before an end are looked at, and the rest bisected."""
+    await store.write([stored(R1, 1, set(range(100)) - {97, 40}), stored(R2, 1, range(64))])
+
+    counts = await store.lookup(pack(range(100)), [R1, R2])
+
+    assert counts[R1, "gpu"] in (40, 97)
+    assert counts[R2, "gpu"] == 64
+    assert (await store.lookup(pack([500]), [R1]))[R1, "gpu"] == 0
+    assert (await store.lookup(b"", [R1]))[R1, "gpu"] == 0
+    assert await store.lookup(pack([1]), []) == {}
+
+
+async def test_tier_cpu_counts_blocks_on_either_tier(store: RedisStore) -> None:
+    """The engine moves on from gpu to cpu without a seam."""
+    await store.write([stored(R1, 1, range(30)), stored(R1, 2, range(25, 60), "cpu")])
+
+    assert await store.lookup(pack(range(100)), [R1]) == {(R1, "gpu"): 30, (R1, "cpu"): 60}
+
+
+# -- who may write -------------------------------------------------------------------------------
+
+
+async def test_only_the_lease_holder_writes(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """The others are fenced, and nothing of theirs is there, not even the first piece."""
+    async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
+        assert await other.write([stored(R1, 1, range(2_000), cleared=True)]) == [FENCED]
+        assert await other.hold([R1]) == frozenset()
+        await store.release([R1])
+        assert await other.hold([R1, R2]) == {R1}
+        assert await other.write([stored(R1, 1, [5])]) == [OK]
+
+    assert await store.write([stored(R1, 2, [6])]) == [FENCED]
+    assert await blocks(await store.snapshot()) == {(R1, "gpu"): {5}}
+
+
+async def test_a_number_that_is_not_the_next_is_lost(store: RedisStore) -> None:
+    """Redis lost what was before it, or somebody else wrote."""
+    assert await store.write([stored(R1, 2, [1])]) == [LOST]
+    assert await store.write([stored(R1, 1, [1]), stored(R1, 1, [2])]) == [OK, LOST]
+    assert await store.write([stored(R1, 3, [3]), stored(R1, 2, [4])]) == [LOST, OK]
+
+    assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1, 4}}
+
+
+async def test_a_lease_is_taken_over_when_it_expires(
+    shared_redis: RedisServer, namespace: str
+) -> None:
+    """Its holder died."""
+    async with (
+        opened(shared_redis.url, "dead", namespace=namespace, lease_s=0.5) as dead,
+        opened(shared_redis.url, "alive", namespace=namespace, lease_s=60) as alive,
+    ):
+        await dead.hold([R1])
+        async with asyncio.timeout(20):
+            while not await alive.hold([R1]):  # noqa: ASYNC110 - Redis's clock
+                await asyncio.sleep(0.02)
+
+        assert await dead.hold([R1]) == frozenset()
+
+
+# -- the streams ---------------------------------------------------------------------------------
+
+
+async def test_reading_waits_for_what_comes(store: RedisStore) -> None:
+    """Entries wake the reader; without any it returns when its time is over."""
+    cursor = (await store.snapshot()).cursor
+    nothing = await store.read(cursor, block_s=0.01)
+
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(store.read(nothing.cursor, block_s=30))
+        await asyncio.sleep(0.05)
+        await store.write([stored(R1, 1, [1])])
+
+    assert (nothing.deltas, nothing.notes, nothing.is_gap) == ([], [], False)
+    assert [delta.number for delta in reading.result().deltas] == [1]
+    assert not (await store.read(reading.result().cursor, block_s=0)).deltas
+
+
+async def test_notes_come_from_the_others(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """What a router told itself it knows."""
+    cursor = (await store.snapshot()).cursor
+    async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
+        await other.tell([Ended(3, True), Doubted(R1, "wrong")])
+        await store.tell([Alive((1, 2))])
+        mine = await store.read(cursor, block_s=1)
+        theirs = await other.read(cursor, block_s=1)
+
+    assert mine.notes == [Notes("router-2", (Ended(3, True), Doubted(R1, "wrong")))]
+    assert theirs.notes == [Notes("router-1", (Alive((1, 2)),))]
+    assert mine.cursor.work_id == theirs.cursor.work_id != cursor.work_id
+
+
+async def test_what_was_trimmed_is_a_gap(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """Who is too far behind is told."""
+    cursor = (await store.snapshot()).cursor
+    await store.write([stored(R1, n, [n]) for n in (1, 2, 3)])
+    shared_redis.client.xtrim(f"{{wr:{namespace}}}:log", maxlen=1, approximate=False)
+
+    assert (await store.read(cursor, block_s=0)).is_gap
+
+
+async def test_a_log_that_was_rolled_back_is_a_gap(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """A replica took over that lacked the last entries."""
+    begin = (await store.snapshot()).cursor
+    await store.write([stored(R1, 1, [1])])
+    cursor = (await store.read(begin, block_s=0)).cursor
+    shared_redis.client.hset(f"{{wr:{namespace}}}:meta", "log", "0")
+
+    assert (await store.read(cursor, block_s=0)).is_gap
+
+
+async def test_the_streams_are_trimmed(start_redis: Start) -> None:
+    """By the number of entries."""
+    server = start_redis()
+    async with opened(server.url, log_entries=1000) as store:
+        await store.hold([R1])
+        await store.write([stored(R1, n, [n]) for n in range(1, 2_501)])
+        for _ in range(2_500):
+            await store.tell([Alive()])
+
+    assert server.client.xlen("{wr:default}:log") < 1_200
+    assert server.client.xlen("{wr:default}:work") < 1_200
+
+
+# -- emptied, restarted, hung --------------------------------------------------------------------
+
+
+async def test_a_flush_is_seen_by_everybody(start_redis: Start) -> None:
+    """By the writer, by the reader, by the heartbeat; and all begin again."""
+    server = start_redis()
+    async with opened(server.url) as store:
+        await store.hold([R1])
+        await store.write([stored(R1, 1, [1])])
+        cursor = (await store.snapshot()).cursor
+        before = await store.beat(b"")
+        server.client.flushall()
+        server.client.script_flush()
+
+        assert (await store.read(cursor, block_s=0)).is_gap
+        assert await store.write([stored(R1, 2, [2])]) == [LOST]
+        after = await store.beat(b"")
+        assert after.incarnation != before.incarnation
+        assert (before.log_number, after.log_number) == (1, 0)
+        await store.hold([R1])
+        assert await store.write([stored(R1, 2, [2])]) == [LOST]
+        assert await store.write([stored(R1, 1, [2], cleared=True)]) == [OK]
+        assert await blocks(await store.snapshot()) == {(R1, "gpu"): {2}}
+
+
+async def test_a_restart_is_a_gap_even_if_nothing_seems_to_be_missing(start_redis: Start) -> None:
+    """The last writes before it may be gone, and others in their place."""
+    server = start_redis(appendonly="yes", appendfsync="always")
+    async with opened(server.url) as store:
+        await store.hold([R1])
+        await store.write([stored(R1, 1, [1])])
+        cursor = (await store.snapshot()).cursor
+        server.stop()
+        with pytest.raises(StoreUnavailable):
+            await store.beat(b"")
+        server.start()
+        wait_until(lambda: _answers(server), "the server has loaded its data")
+
+        assert (await store.read(cursor, block_s=0)).is_gap
+        assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1}}
+
+
+def _answers(server: RedisServer) -> bool:
+    try:
+        return bool(server.client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start) -> None:
+    """Whatever is asked; and when it goes on, so do we, each reply where it belongs."""
+    server = start_redis()
+    async with opened(server.url) as store:
+        await store.hold([R1])
+        await store.write([stored(R1, 1, [1])])
+        cursor = (await store.snapshot()).cursor
+    async with opened(server.url, timeout_s=0.5, lookup_timeout_s=0.05) as store:
+        server.pause()
+        with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
+            await store.lookup(pack([1]), [R1])
+        for question in (
+            store.beat(b""),
+            store.hold([R1]),
+            store.write([stored(R1, 2, [2])]),
+            store.read(cursor, block_s=0.1),
+            store.open(),
+        ):
+            with pytest.raises(StoreUnavailable, match="did not answer"):
+                await question
+        server.resume()
+    async with opened(server.url) as store:
+        assert await store.lookup(pack([1]), [R1]) == {(R1, "gpu"): 1, (R1, "cpu"): 1}
+
+
+async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Start) -> None:
+    """Its connection is cut."""
+    async with opened(start_redis().url) as store:
+        cursor = (await store.snapshot()).cursor
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(store.read(cursor, block_s=30)) for _ in range(8)]
+            await asyncio.sleep(0.05)
+            for task in waiting:
+                task.cancel()
+
+        for _ in range(20):
+            assert (await store.beat(b"")).routers == {"router-1"}
+            assert await store.feeds() == {}
+
+
+async def test_forgotten_scripts_are_loaded_again(start_redis: Start) -> None:
+    """A server that was restarted does not know them."""
+    server = start_redis()
+    async with opened(server.url) as store:
+        await store.hold([R1])
+        server.client.script_flush()
+
+        assert await store.write([stored(R1, n, [n]) for n in (1, 2, 3)]) == [OK, OK, OK]
+
+
+# -- load, sessions, replicas --------------------------------------------------------------------
+
+
+async def test_living_routers_know_each_other_and_their_load(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """One that leaves is gone at once, one that dies when its lease is over."""
+    async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
+        await other.beat(b"much")
+        beat = await store.beat(b"little")
+
+        assert beat.routers == {"router-1", "router-2"}
+        assert await store.loads() == {"router-2": b"much"}
+        assert await other.loads() == {"router-1": b"little"}
+        await other.hold([R2, type(R1)("r9#0")])
+        await other.leave([R2, type(R1)("r9#0")])
+        assert (await store.beat(b"")).routers == {"router-1"}
+        assert await store.loads() == {}
+        assert await store.hold([R2, type(R1)("r9#0")]) == {R2, "r9#0"}
+
+
+async def test_a_router_that_dies_is_forgotten(shared_redis: RedisServer, namespace: str) -> None:
+    """After its lease, with its load."""
+    async with (
+        opened(shared_redis.url, "dead", namespace=namespace, lease_s=0.5) as dead,
+        opened(shared_redis.url, "alive", namespace=namespace) as alive,
+    ):
+        await dead.beat(b"x")
+        async with asyncio.timeout(20):
+            while "dead" in (await alive.beat(b"")).routers:  # noqa: ASYNC110 - Redis's clock
+                await asyncio.sleep(0.02)
+
+        assert await alive.loads() == {}
+
+
+async def test_sessions_are_shared_and_expire(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """The latest counts; what cannot be read is counted and skipped."""
+    state = SessionState(R1, 3, 1.5)
+    await store.put_sessions(dict.fromkeys(range(1200), state), 3600)
+    await store.put_sessions({5: SessionState(R2, 4, None), 2**63: state}, 3600)
+    await store.put_sessions({}, 3600)
+    key = f"{{wr:{namespace}}}:sessions"
+    shared_redis.client.hset(key, "77", b"\x00\x00\x00\x00" + encode(state))  # long over
+    shared_redis.client.hset(key, "78", b"\xff\xff\xff\xffgarbage")
+    shared_redis.client.hset(key, "x", b"\xff\xff\xff\xff" + encode(state))
+
+    found = dict([pair async for pair in store.sessions()])
+
+    assert found.keys() == {*range(1_200), 2**63} - {77, 78}
+    assert found[5] == SessionState(R2, 4, None)
+    assert found[6] == state
+    assert store.num_garbage == 2
+    assert not shared_redis.client.hexists(key, "77")
+
+
+async def test_replicas_are_registered(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """Added, changed, taken out; what cannot be read is counted and skipped."""
+    record = ReplicaRecord(url="http://127.0.0.1:1", draining=True)
+    await store.put_replica("a", ReplicaRecord(url="http://127.0.0.1:1"))
+    await store.put_replica("a", record)
+    await store.put_replica("b", record)
+    await store.put_replica("b", None)
+    shared_redis.client.hset(f"{{wr:{namespace}}}:replicas", "c", "garbage")
+
+    assert await store.replicas() == {"a": record}
+    assert store.num_garbage == 1
+
+
+async def test_experiments_are_kept(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """As they were; what cannot be read is counted and skipped."""
+    state = State(id="1", definition=experiment(), started_s=NOW_S)
+    stopped = replace(state, stopped={"b": Stopped(at_s=NOW_S, reason="slow")})
+    await store.put_experiment("e", state)
+    await store.put_experiment("e", stopped)
+    key = f"{{wr:{namespace}}}:experiments"
+    shared_redis.client.hset(key, "f", "garbage")
+    shared_redis.client.hset(key, b"\xff", encode_state(state))
+
+    assert await store.experiments() == {"e": stopped}
+    assert store.num_garbage == 2
+
+
+# -- sweeping ------------------------------------------------------------------------------------
+
+
+async def test_a_sweep_takes_out_what_nobody_holds(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """Dead bits are cleared and freed; what others hold stays."""
+    await store.write(
+        [
+            stored(R1, 1, range(3_000)),
+            stored(R2, 1, range(2_900, 3_100)),
+            Delta(R1, 2, cleared=True),
+            stored(R1, 3, [1]),
+        ]
+    )
+    swept = await store.sweep(pause_s=0)
+
+    assert swept == Swept(is_ours=True, num_changed=101, num_dropped=2_899, num_bits=1)
+    assert await blocks(await store.snapshot()) == {
+        (R1, "gpu"): {1},
+        (R2, "gpu"): set(range(2_900, 3_100)),
+    }
+    buckets = shared_redis.client.keys(f"{{wr:{namespace}}}:b:*")
+    assert sum(shared_redis.client.hlen(bucket) for bucket in buckets) == 201
+    await store.write([stored(R1, 4, [2], "cpu")])  # takes the bit that was freed
+    assert (await blocks(await store.snapshot()))[R1, "cpu"] == {2}
+    assert await store.sweep(pause_s=0) == Swept(is_ours=True)
+
+
+async def test_one_router_sweeps_at_a_time(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """One that lost the lease in between stops."""
+    key = f"{{wr:{namespace}}}:sweeper"
+    shared_redis.client.set(key, "router-2")
+    assert await store.sweep() == Swept(is_ours=False)
+    shared_redis.client.delete(key)
+    await store.write([stored(R1, 1, range(3_000)), Delta(R1, 2, cleared=True)])
+
+    async with asyncio.TaskGroup() as group:
+        sweeping = group.create_task(store.sweep(pause_s=0.05))
+        while not shared_redis.client.exists(key):  # noqa: ASYNC110 - a key in Redis
+            await asyncio.sleep(0)
+        shared_redis.client.set(key, "router-2")
+
+    assert not sweeping.result().is_ours
+    assert sweeping.result().num_dropped < 3_000
+
+
+async def test_a_feed_that_nobody_feeds_is_forgotten(store: RedisStore) -> None:
+    """After a while, with its blocks; one that somebody feeds again is not."""
+    await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
+    await store.release([R1, R2])
+    assert (await store.sweep(forget_after_s=0)).num_feeds == 0
+    await store.hold([R2])
+    await store.sweep(forget_after_s=0)
+    await store.release([R2])
+
+    swept = await store.sweep(pause_s=0, forget_after_s=0)
+
+    assert swept.num_feeds == 0
+    assert set(await store.feeds()) == {R2}
+    assert await blocks(await store.snapshot()) == {(R2, "gpu"): {2, 3}}
+
+
+# -- what may be wrong ---------------------------------------------------------------------------
+
+
+async def test_keys_of_others_are_left_alone(shared_redis: RedisServer, namespace: str) -> None:
+    """Other programs', and other namespaces'."""
+    shared_redis.client.set(f"{{wr:{namespace}}}other", "x")
+    async with (
+        opened(shared_redis.url, namespace=namespace) as one,
+        opened(shared_redis.url, namespace=namespace + "-2") as two,
+    ):
+        await one.hold([R1])
+        await two.hold([R1])
+        await one.write([stored(R1, 1, [1])])
+        await two.write([stored(R1, 1, [2])])
+        await one.sweep()
+
+        assert await blocks(await one.snapshot()) == {(R1, "gpu"): {1}}
+        assert await blocks(await two.snapshot()) == {(R1, "gpu"): {2}}
+    assert shared_redis.client.get(f"{{wr:{namespace}}}other") == b"x"
+
+
+async def test_garbage_under_our_keys_is_counted_and_skipped(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """Other types, odd fields, entries that say nothing."""
+    base = f"{{wr:{namespace}}}:"
+    client = shared_redis.client
+    cursor = (await store.snapshot()).cursor
+    client.set(f"{base}b:".encode() + pack([0x0101])[:2], "not a hash")
+    client.hset(f"{base}b:".encode() + pack([0x0202])[:2], mapping={"x": "y", b"\0" * 6: "z" * 99})
+    client.hset(f"{base}holders", mapping={"400": "nonsense", "401": "gpu "})
+    client.hset(f"{base}feeds", mapping={"nbad": "x", "nr9": "1", "pr9": "garbage", "zz": "1"})
+    client.xadd(f"{base}log", {"hello": "world"})
+    client.xadd(f"{base}work", {"hello": "world"})
+
+    assert await store.write([stored(R1, 1, [0x0101, 0x0202, 5])]) == [OK]
+    assert store.num_garbage == 1
+    assert await store.write([removed(R1, 2, [0x0101])]) == [OK]
+    assert store.num_garbage == 2
+    assert (await store.lookup(pack([0x0101]), [R1]))[R1, "gpu"] == 0
+    snapshot = await store.snapshot()
+    held = await blocks(snapshot)
+    assert {0x0202, 5} <= held[R1, "gpu"]
+    assert snapshot.num_garbage >= 6
+    reading = await store.read(cursor, block_s=0)
+    assert len(reading.deltas) == 2
+    assert not reading.is_gap
+    assert reading.num_garbage == 2
+    assert set(await store.feeds()) == {R1}
+    client.hset(f"{base}copies:0", "short", "x")
+    assert await (await store.snapshot()).copies() == {}
+    assert (await store.sweep(pause_s=0)).is_ours
+
+
+async def test_an_entry_that_cannot_be_read_is_a_gap(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """What it said is lost."""
+    cursor = (await store.snapshot()).cursor
+    shared_redis.client.xadd(f"{{wr:{namespace}}}:log", {"n": "1", "d": "garbage"})
+
+    assert (await store.read(cursor, block_s=0)).is_gap
+
+
+async def test_something_else_under_a_key_is_refused(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """With what to do about it."""
+    shared_redis.client.set(f"{{wr:{namespace}}}:log", "x")
+    with pytest.raises(StoreRefused, match=r"redis\.namespace"):
+        await store.write([stored(R1, 1, [1])])
+    shared_redis.client.set(f"{{wr:{namespace}}}:replicas", "x")
+    with pytest.raises(StoreRefused, match=r"redis\.namespace"):
+        await store.replicas()
+    with pytest.raises(StoreRefused, match=r"redis\.namespace"):
+        await store.read(Cursor("", "", "0-0", 0, "0-0"), block_s=0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [(SCHEMA - 1, "delete the keys"), (SCHEMA + 1, "update this router"), ("x", "is not ours")],
+)
+async def test_another_schema_is_refused(
+    shared_redis: RedisServer, namespace: str, schema: object, said: str
+) -> None:
+    """Rather than misread; the message says which and what to do."""
+    shared_redis.client.hset(f"{{wr:{namespace}}}:meta", "schema", str(schema))
+
+    with pytest.raises(StoreRefused, match=said) as caught:
+        async with opened(shared_redis.url, namespace=namespace):
+            pass
+
+    assert f"has schema {schema}, this router has {SCHEMA}" in caught.value.message
+
+
+@pytest.mark.parametrize("version", ["6.2", "7"])
+async def test_a_full_redis_is_read_and_relieved(start_redis: Start, version: str) -> None:
+    """Stores have no room; removals, leases, heartbeats and notes go through."""
+    server = start_redis(version)
+    async with opened(server.url) as store:
+        await store.hold([R1])
+        await store.write([stored(R1, 1, range(5_000))])
+        server.client.config_set("maxmemory-policy", "noeviction")
+        server.client.config_set("maxmemory", "1mb")
+
+        assert await store.write([stored(R1, 2, [1, 2])]) == [NO_ROOM]
+        assert await store.write([stored(R1, 2, range(9_000, 12_000))]) == [NO_ROOM]
+        assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 5_000
+        assert await store.hold([R1]) == {R1}
+        assert (await store.beat(b"")).routers == {"router-1"}
+        await store.tell([Alive()])
+        assert await store.write([removed(R1, 2, range(4_000))]) == [OK]
+        assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 1_000
+        with pytest.raises(StoreRefused, match="raise maxmemory"):
+            await store.put_sessions({1: SessionState(R1, 1, None)}, 60)
+
+
+async def test_a_redis_that_evicts_is_refused_or_warned_of(start_redis: Start) -> None:
+    """Evicting holders would credit blocks to others; evicting leases only costs."""
+    server = start_redis(maxmemory="100mb", maxmemory_policy="volatile-lru")
+    async with opened(server.url) as store:
+        facts = await store.open()
+        assert facts.max_bytes == 100 * 2**20
+        assert facts.warnings
+        server.client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(StoreRefused, match="allkeys-lru may evict"):
+            await store.open()
+
+
+async def test_the_log_says_what_was_written(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """Entry by entry, in msgpack."""
+    delta = stored(R1, 1, [1, 2, 3])
+    await store.write([delta])
+
+    ((_, fields),) = shared_redis.client.xrange(f"{{wr:{namespace}}}:log")
+
+    assert decode_delta(fields[b"d"]) == delta
+    assert fields[b"n"] == b"1"
+
+
+async def test_buckets_stay_compact(
+    store: RedisStore, shared_redis: RedisServer, namespace: str
+) -> None:
+    """One encoding for hashes of few short fields, before Redis 7 and since."""
+    await store.write([stored(R1, 1, range(0, 300 << 16, 1 << 16))])
+
+    (bucket,) = shared_redis.client.keys(f"{{wr:{namespace}}}:b:*")
+
+    assert shared_redis.client.hlen(bucket) == 300
+    assert shared_redis.client.object("encoding", bucket) in (b"ziplist", b"listpack")

@@ -1,0 +1,284 @@
+"""router.discovery.engine_api against servers that tell much, little, or nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpx
+import pytest
+from aiohttp import web
+
+from router.discovery import engine_api, engine_pages
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_pages import EventSource, ServedModel
+from router.engine_key import EngineKey
+from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from router.hosts import HostRules
+from tests.conftest import Serve
+from tests.ports import free_port
+
+# As vLLM 0.32.0 writes it, shortened.
+METRICS = """# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
+process_start_time_seconds 1.79516382478e+09
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 9.0
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0",num_gpu_blocks="1200",prefix_caching_hash_algo="sha256"} 1.0
+"""  # noqa: E501
+SOURCES = {
+    "0": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": None},
+    "1": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5558", "topic": "kv"},
+}
+MODELS = {"data": [{"id": "tiny", "root": "/models/tiny", "parent": None, "max_model_len": 4096}]}
+
+Replica = Callable[[dict[str, object]], Awaitable[str]]
+
+
+@pytest.fixture
+def replica(serve: Serve) -> Replica:
+    """Serve fixed answers by path; gives the base URL. A tuple is (status, text)."""
+
+    async def start(pages: dict[str, object]) -> str:
+        async def handler(request: web.Request) -> web.Response:
+            page = pages.get(request.path, (404, "not found"))
+            if isinstance(page, tuple):
+                return web.Response(status=page[0], text=page[1])
+            return web.json_response(page)
+
+        return await serve(handler)
+
+    return start
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[EngineApi]:
+    """A client with a short deadline."""
+    async with EngineApi(timeout_s=2) as client:
+        yield client
+
+
+async def test_a_vllm_replica_tells_everything(replica: Replica, api: EngineApi) -> None:
+    """Models, block size, capacity, ranks, event sources, start time."""
+    url = await replica(
+        {
+            "/v1/models": MODELS,
+            "/version": {"version": "0.32.0"},
+            "/kv_event_sources": SOURCES,
+            "/metrics": (200, METRICS),
+        }
+    )
+
+    facts = await api.facts("r1", url)
+    load = await api.load("r1", url)
+
+    assert facts.models == (ServedModel("tiny", "/models/tiny", None, 4096),)
+    assert (facts.version, facts.block_size, facts.num_gpu_blocks) == ("0.32.0", 32, 1200)
+    assert (facts.prefix_caching, facts.hash_algorithm, facts.num_ranks) == (True, "sha256", 2)
+    assert facts.event_sources == {
+        0: EventSource("tcp://*:5557"),
+        1: EventSource("tcp://*:5558", topic="kv"),
+    }
+    assert load is not None
+    assert load.started_s == facts.started_s == 1795163824.78
+    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+
+
+async def test_a_server_that_tells_little_is_served_with_less(
+    replica: Replica, api: EngineApi
+) -> None:
+    """Only a model list: everything else is unknown, not wrong."""
+    url = await replica({"/v1/models": MODELS, "/version": (200, "x"), "/kv_event_sources": [1]})
+
+    facts = await api.facts("r1", url)
+
+    assert facts.models[0].id == "tiny"
+    assert (facts.version, facts.block_size, facts.num_gpu_blocks, facts.started_s) == (None,) * 4
+    assert (facts.num_ranks, facts.event_sources) == (1, {})
+    assert await api.load("r1", url) is None
+
+
+@pytest.mark.parametrize("page", [(200, "<html>"), (404, "no"), {"data": []}, {"models": 1}])
+async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page: object) -> None:
+    """The message says what was asked and what came."""
+    url = await replica({"/v1/models": page})
+
+    with pytest.raises(UpstreamBroken, match="/v1/models"):
+        await api.facts("r1", url)
+
+
+async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineApi) -> None:
+    """If it is configured, or its host may have it; else the message says which setting to make."""
+
+    async def handler(request: web.Request) -> web.Response:
+        is_known = request.headers.get("Authorization") == "Bearer sesame"
+        return web.json_response(MODELS if is_known else {}, status=200 if is_known else 401)
+
+    url = await serve(handler)
+    nowhere = HostRules(())
+    keys = [
+        EngineKey("sesame", [url + "/"], nowhere),
+        EngineKey("sesame", [], HostRules(["loopback"])),
+        EngineKey("sesame", ["http://127.0.0.1:9"], nowhere),
+    ]
+    configured, by_host, other = [EngineApi(timeout_s=2, key=key) for key in keys]
+    async with configured, by_host, other:
+        for without in (api, other):
+            with pytest.raises(UpstreamBroken, match=r"401.*engine\.api_key_file"):
+                await without.facts("r1", url)
+        found = [(await client.facts("r1", url)).models[0].id for client in (configured, by_host)]
+
+    assert found == ["tiny", "tiny"]
+
+
+async def test_nobody_there_is_unreachable(api: EngineApi) -> None:
+    """A refused connection is told from a wrong answer."""
+    with pytest.raises(UpstreamUnreachable, match="refused"):
+        await api.ping("r1", f"http://127.0.0.1:{free_port()}")
+
+
+async def test_health_is_the_engines_own_word(replica: Replica, api: EngineApi) -> None:
+    """200 is healthy, anything else is not."""
+    await api.ping("r1", await replica({"/health": (200, "")}))
+    with pytest.raises(UpstreamBroken, match="503"):
+        await api.ping("r1", await replica({"/health": (503, "")}))
+
+
+async def test_an_engine_tokenizes_for_us(replica: Replica, api: EngineApi) -> None:
+    """Ids come back as they are."""
+    url = await replica({"/tokenize": {"count": 2, "tokens": [5, 6], "max_model_len": 1}})
+
+    assert await api.tokenize("r1", url, b"{}", timeout_s=1) == [5, 6]
+
+
+async def test_a_prompt_the_engine_refuses_is_the_clients_fault(
+    replica: Replica, api: EngineApi
+) -> None:
+    """Its reason is passed on; a server error is not the client's."""
+    refusal = json.dumps({"error": {"message": "bad role", "code": 400}})
+
+    with pytest.raises(BadRequest, match="bad role"):
+        await api.tokenize("r1", await replica({"/tokenize": (400, refusal)}), b"", timeout_s=1)
+    with pytest.raises(BadRequest, match="no reason given"):
+        await api.tokenize("r1", await replica({"/tokenize": (422, "x")}), b"", timeout_s=1)
+    with pytest.raises(UpstreamBroken, match="500"):
+        await api.tokenize("r1", await replica({"/tokenize": (500, "x")}), b"", timeout_s=1)
+
+
+async def test_a_connection_cut_as_it_is_made_is_a_broken_replica(
+    api: EngineApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """anyio then fails with an AttributeError, which ended the router that probed."""
+
+    def cut(request: httpx.Request) -> httpx.Response:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    monkeypatch.setattr(api._client, "_transport", httpx.MockTransport(cut))
+
+    with pytest.raises(UpstreamBroken, match="AttributeError"):
+        await api.ping("r1", "http://127.0.0.1:1")
+
+
+async def test_answers_have_a_size(
+    replica: Replica, api: EngineApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond it nothing more is read."""
+    monkeypatch.setattr(engine_api, "_MAX_PAGE_BYTES", 10)
+    monkeypatch.setattr(engine_api.EngineApi._send, "__kwdefaults__", {"max_bytes": 10})
+    await api.ping("r1", await replica({"/health": (200, "a" * 10)}))
+    with pytest.raises(UpstreamBroken, match="more than 10 bytes"):
+        await api.ping("r1", await replica({"/health": (200, "a" * 11)}))
+
+
+async def test_compressed_answers_are_refused(serve: Serve, api: EngineApi) -> None:
+    """Nobody asked for one, and a kilobyte may be a gigabyte."""
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        bomb = gzip.compress(bytes(10_000_000))
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    with pytest.raises(UpstreamBroken, match="compressed"):
+        await api.facts("r1", await serve(handler))
+
+
+async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
+    """Each byte comes in time; the whole does not."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"a")
+            await asyncio.sleep(0.02)
+
+    async with EngineApi(timeout_s=0.1) as api:
+        with pytest.raises(UpstreamTimeout):
+            await api.ping("r1", await serve(handler))
+
+
+async def test_cookies_are_not_kept(serve: Serve, api: EngineApi) -> None:
+    """An engine may set as many as it likes."""
+    cookies: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        cookies.append(request.headers.get("Cookie"))
+        return web.Response(headers={"Set-Cookie": f"a{len(cookies)}=1; Path=/"})
+
+    url = await serve(handler)
+    for _ in range(3):
+        await api.ping("r1", url)
+
+    assert cookies == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:cache_config_info{block_size="²",num_gpu_blocks="' + "9" * 5000 + '"} 1.0',
+        'vllm:cache_config_info{block_size="-16",num_gpu_blocks="x"} 1.0',
+        'vllm:cache_config_info{block_size="0",num_gpu_blocks="1e5"} 1.0',
+        'vllm:cache_config_info{block_size="99999999"} 1.0',
+    ],
+)
+async def test_figures_that_are_none_are_left_out(
+    replica: Replica, api: EngineApi, line: str
+) -> None:
+    """More digits than int takes, digits of another script, sizes of no engine."""
+    url = await replica({"/v1/models": MODELS, "/metrics": (200, "# x\n" + line)})
+
+    facts = await api.facts("r1", url)
+
+    assert (facts.block_size, facts.num_gpu_blocks) == (None, None)
+
+
+async def test_too_many_models_are_refused(replica: Replica, api: EngineApi) -> None:
+    """A tokenizer is loaded for each base model."""
+    many = [{"id": f"m{number}"} for number in range(engine_pages.MAX_MODELS + 1)]
+
+    with pytest.raises(UpstreamBroken, match="the limit is 1024"):
+        await api.facts("r1", await replica({"/v1/models": {"data": many}}))
+
+
+async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
+    """Each is a candidate with sockets of its own; what is beyond is left out."""
+    lines = [f'vllm:num_requests_running{{engine="{rank}"}} 1e308' for rank in range(1_000)]
+    sources = {str(rank): {"endpoint": "tcp://*:1"} for rank in (-1, 0, 255, 256, 10**9)}
+    url = await replica(
+        {
+            "/v1/models": MODELS,
+            "/metrics": (200, "\n".join(lines)),
+            "/kv_event_sources": sources,
+        }
+    )
+
+    facts = await api.facts("r1", url)
+    load = await api.load("r1", url)
+
+    assert facts.num_ranks <= engine_pages.MAX_RANKS
+    assert set(facts.event_sources) == {0, 255}
+    assert load is not None
+    assert set(load.num_running.values()) == {0}

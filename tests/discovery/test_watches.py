@@ -1,0 +1,325 @@
+"""router.discovery.watches in a whole router: replicas that come and go while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from loadtest.emulator.emulator import Emulator
+from router.discovery.engine_api import EngineFacts
+from router.discovery.watch import ReplicaWatch
+from router.messages import ReplicaRecord
+from router.replicas.replica import Replica
+from tests.faults.stage import (
+    SLOW,
+    STUCK,
+    Engines,
+    Stage,
+    arm,
+    chat,
+    num_running,
+    on_stage,
+    streamed,
+    words,
+)
+
+EMPTY = {"admin__allow_empty": True, "ready": False}
+
+
+async def add(stage: Stage, engine: Emulator, **fields: object) -> str:
+    reply = await stage.admin("/admin/replicas", {"url": engine.url, **fields})
+    assert reply.status == 201, reply.body
+    name: str = reply.json()["name"]
+    return name
+
+
+async def remove(stage: Stage, name: str, query: str = "") -> None:
+    reply = await stage.admin(f"/admin/replicas/{name}{query}", method="DELETE")
+    assert (reply.status, reply.json()) == (202, {"name": name, "leaving": True})
+
+
+def nothing_of(stage: Stage, name: str) -> bool:
+    """Say whether a replica has left nothing behind."""
+    router = stage.router
+    return (
+        name not in [replica.name for replica in router.fleet.replicas]
+        and router.registry.find(name) is None
+        and router.caches.stream(name) is None  # type: ignore[arg-type]
+        and not router.caches.index._holdings.get(name)  # type: ignore[call-overload]
+        and name not in router._waiting
+        and not any(task.get_name().endswith(f" {name}") for task in asyncio.all_tasks())
+    )
+
+
+async def test_a_router_that_starts_empty_is_given_replicas() -> None:
+    """It is not ready, says so, and serves as soon as one is added; no restart."""
+    async with Engines(1) as (engine,), on_stage(**EMPTY) as stage:
+        ready = await stage.ask(None, "/readyz", method="GET")
+        refused = await stage.ask(chat(words(1)))
+        assert await add(stage, engine) == "r1"
+        await stage.ready()
+        served = await stage.ask(chat(words(1)))
+        await stage.settled(engine)
+
+        assert (ready.status, ready.body) == (503, b"no replica\n")
+        assert refused.status == 503
+        assert (served.status, stage.state("r1")) == (200, "exact")
+
+
+async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that breaks its own watch: the other one is served, then both are."""
+    register = ReplicaWatch._register
+    broken = {"r1"}
+
+    def fail(self: ReplicaWatch, facts: EngineFacts) -> Replica:
+        if self._name in broken:
+            broken.clear()
+            raise RecursionError
+        return register(self, facts)
+
+    monkeypatch.setattr(ReplicaWatch, "_register", fail)
+    async with Engines(2) as engines, on_stage(*engines, ready=False) as stage:
+        await stage.until(
+            lambda: stage.metric("warmroute_follower_failures_total", follower="replica") == 1
+        )
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.ready()
+
+        assert (await stage.ask(chat(words(1)))).status == 200
+        assert "r1" not in stage.router._waiting
+        assert "follower failed: it starts again follower=replica replica=r1" in stage.log
+
+
+async def test_an_added_replica_takes_its_share() -> None:
+    """Beside those configured, under the name it was given."""
+    async with Engines(2) as engines, on_stage(engines[0], policy__name="round_robin") as stage:
+        assert await add(stage, engines[1], name="east") == "east"
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.ready()
+        replies = [await stage.ask(chat(words(number))) for number in range(4)]
+
+        assert {reply.replica for reply in replies} == {"r1", "east"}
+        shown = (await stage.admin("/admin/replicas")).json()["replicas"]
+        assert [(told["name"], told["leaving"]) for told in shown] == [
+            ("r1", False),
+            ("east", False),
+        ]
+
+
+async def test_a_removed_replica_finishes_its_answers() -> None:
+    """New requests go elsewhere; when the last answer is out, nothing of it stays behind."""
+    async with Engines(2, time_model=SLOW) as engines, on_stage(*engines) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        body = streamed(chat(words(1), max_tokens=20, ignore_eos=True))
+        async with stage.asking(body) as answer:
+            name = answer.headers["x-warmroute-replica"]
+            await remove(stage, name)
+            shown = (await stage.admin("/admin/replicas")).json()["replicas"]
+            elsewhere = await stage.ask(chat(words(1), max_tokens=1))
+            assert b"[DONE]" in await answer.content.read()
+        await stage.until(lambda: nothing_of(stage, name))
+
+        assert [told["leaving"] for told in shown].count(True) == 1
+        assert elsewhere.replica != name
+        assert (await stage.admin(f"/admin/replicas/{name}", method="DELETE")).status == 404
+        assert "replica removed" in stage.log
+
+
+async def test_removing_now_waits_for_nobody() -> None:
+    """Who waits for a first byte there moves on; its blocks are forgotten at once."""
+    async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        async with stage.hanging_up(streamed(chat(words(1)))):
+            await stage.until(lambda: any(map(num_running, engines)))
+            first, other = engines if num_running(engines[0]) else reversed(engines)
+            name = next(r.name for r in stage.router.fleet.replicas if r.url == first.url)
+            await remove(stage, name, "?now=1")
+            await stage.until(lambda: num_running(other))
+            await stage.until(lambda: nothing_of(stage, name))
+            assert stage.metric("warmroute_failovers_total", replica=name) == 1
+
+
+async def test_a_removed_replica_may_come_back() -> None:
+    """Under its old name, with its cache known again from its replay."""
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        await stage.ask(chat(words(1)))
+        for _ in range(3):
+            await remove(stage, "r1")
+            assert await add(stage, engine) == "r1"
+            await stage.ready()
+            await stage.settled(engine)
+        reply = await stage.ask(chat(words(1)))
+
+        assert reply.predicted == reply.reported > 0
+        assert stage.state("r1") == "exact"
+
+
+async def test_adding_back_stops_the_leaving() -> None:
+    """While an answer still runs there: it never went."""
+    async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
+        body = streamed(chat(words(1), max_tokens=20, ignore_eos=True))
+        async with stage.asking(body) as answer:
+            await remove(stage, "r1")
+            assert await add(stage, engine) == "r1"
+            assert stage.router.watches.is_offered("r1")
+            assert b"[DONE]" in await answer.content.read()
+
+        assert (await stage.ask(chat(words(1), max_tokens=1))).status == 200
+        assert "replica removed" not in stage.log
+
+
+async def test_one_that_is_not_found_yet_may_go() -> None:
+    """Nothing listens there; it is not looked for any more."""
+    async with Engines(1) as engines, on_stage("http://127.0.0.1:9", *engines) as stage:
+        await stage.until(lambda: "replica not usable yet" in stage.log)
+        await remove(stage, "r1")
+        await stage.until(lambda: nothing_of(stage, "r1"))
+
+        assert (await stage.ask(chat(words(1)))).replica == "r2"
+
+
+async def test_removed_before_it_was_ever_watched() -> None:
+    """Added and gone in one breath, and again: one task at most, none in the end."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        watches = stage.router.watches
+        for _ in range(3):
+            watches.apply({"east": ReplicaRecord(url="http://127.0.0.1:9")})
+            watches.apply({"east": ReplicaRecord(url="http://127.0.0.1:9", removed=True)})
+        await stage.until(lambda: nothing_of(stage, "east"))
+
+
+async def test_the_last_one_may_go() -> None:
+    """Then nobody is there: 503, not ready."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await remove(stage, "r1")
+        await stage.until(lambda: nothing_of(stage, "r1"))
+        ready = await stage.ask(None, "/readyz", method="GET")
+
+        assert (await stage.ask(chat(words(1)))).status == 503
+        assert (ready.status, ready.body) == (503, b"no replica\n")
+
+
+async def test_an_order_reaches_all_routers() -> None:
+    """Added, drained and removed on one, followed by the other from its records."""
+    async with (
+        Engines(2) as (engine, added),
+        on_stage(engine) as a,
+        on_stage("http://127.0.0.1:9", engine, ready=False) as b,
+    ):
+        b.router.watches.apply(a.router.registry.records)
+        await a.ready()
+        await add(a, added, name="east")
+        await a.admin("/admin/replicas/r1/drain", {"draining": True})
+        for _ in range(2):
+            b.router.watches.apply(a.router.registry.records)
+        await b.until(lambda: any(r.name == "east" for r in b.router.fleet.replicas))
+        await b.ready()
+        assert not b.router.watches.is_offered("r2")  # r1 there is r2 here
+        assert (await b.ask(chat(words(1)))).replica == "east"
+
+        await remove(a, "east")
+        b.router.watches.apply(a.router.registry.records)
+        await b.until(lambda: nothing_of(b, "east"))
+        assert "replica ordered elsewhere" in b.log
+
+
+async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
+    """The name stays, the caches do not."""
+    async with Engines(2) as (old, new), on_stage(**EMPTY) as stage:
+        watches = stage.router.watches
+        watches.apply({"east": ReplicaRecord(url=old.url)})
+        await stage.ready()
+        await stage.ask(chat(words(1)))
+        await stage.settled(old)
+        watches.apply({"east": ReplicaRecord(url=new.url)})
+        await stage.until(lambda: [r.url for r in stage.router.fleet.replicas] == [new.url])
+        await stage.ready()
+        reply = await stage.ask(chat(words(1)))
+
+        assert (reply.replica, reply.predicted, reply.reported) == ("east", 0, 0)
+
+
+async def test_records_of_no_replica_are_told_once() -> None:
+    """And the others are followed."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for _ in range(2):
+            stage.router.watches.apply({"a b": ReplicaRecord(url="http://127.0.0.1:9")})
+
+        assert stage.log.count("record of a replica not followed") == 2  # in two log forms
+        assert len(stage.router.registry.entries) == 1
+
+
+async def test_one_drained_before_it_is_found_drains_on() -> None:
+    """The order is the operator's, not the replica's state; likewise through a restart."""
+    quick = {"health__interval_s": 0.05, "health__timeout_s": 0.5}
+    async with Engines(2) as engines, on_stage(**EMPTY, **quick) as stage:
+        for engine in engines:
+            name = await add(stage, engine)
+            if engine is engines[0]:
+                await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.ready()
+        assert (await stage.ask(chat(words(1)))).replica == "r2"
+
+        arm(engines[0], "restart", down_s=0.2)
+        await stage.until(lambda: "replica restarted" in stage.log)
+        await stage.until(lambda: stage.log.count("replica found") == 6)  # in two log forms
+        assert (await stage.ask(chat(words(2)))).replica == "r2"
+
+
+async def test_readiness_does_not_wait_for_a_removed_ones_tokenizer() -> None:
+    """Its model is loaded all the same: another replica may serve it."""
+    async with Engines(2) as (first, second), on_stage(**EMPTY) as stage:
+        await add(stage, first)
+        await stage.until(lambda: stage.router.fleet.replicas)
+        await remove(stage, "r1", "?now=1")
+        await add(stage, second)
+        await stage.ready()
+        await stage.until(lambda: stage.router.prompters.get("tiny") is not None)
+
+        assert (await stage.ask(chat(words(1)))).status == 200
+
+
+async def test_two_routers_tell_one_another() -> None:
+    """A prompt being computed for one is joined by the other; in the end nothing is left."""
+    async with (
+        Engines(2, time_model=SLOW) as engines,
+        on_stage(*engines, peer_name="a") as a,
+        on_stage(*engines, peer_name="b", policy__name="longest_prefix") as b,
+    ):
+        for stage in (a, b):
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)  # noqa: B023
+        carried = [0]
+
+        async def carry() -> None:
+            """Be Redis: what one tells the other hears, a few milliseconds later."""
+            from router.cluster.peers import Peers
+            from router.messages import Notes
+
+            pa, pb = a.router.peers, b.router.peers
+            assert isinstance(pa, Peers)
+            assert isinstance(pb, Peers)
+            now = asyncio.get_running_loop().time
+            while True:
+                await asyncio.sleep(0.002)
+                for teller, hearer in ((pa, pb), (pb, pa)):
+                    if notes := teller.take():
+                        carried[0] += len(notes)
+                        hearer.apply(Notes(teller.name, notes), now())
+
+        async with asyncio.TaskGroup() as tg:
+            carrier = tg.create_task(carry())
+            first = tg.create_task(a.ask(streamed(chat(words(1, 400), "ok", words(2, 5)))))
+            await b.until(lambda: b.metric("warmroute_peer_notes_total", kind="began"))
+            replies = [
+                await b.ask(streamed(chat(words(1, 400), "ok", words(3 + number, 5))))
+                for number in range(2)
+            ]
+            reply = await first
+            await a.until(lambda: not a.leftovers() and not b.leftovers())
+            carrier.cancel()
+
+        assert {r.replica for r in (reply, *replies)} == {reply.replica}
+        assert replies[0].predicted > 0
+        assert carried[0] == 9

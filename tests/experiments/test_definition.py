@@ -1,0 +1,140 @@
+"""router.experiments.definition: what is wrong with an experiment is said with the field's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router import config
+from router.errors import ConfigError
+from router.experiments.definition import Experiment, check_all, check_replicas, conflict
+from tests.experiments.samples import experiment, partition
+
+A = {"name": "a", "policy": "kv_aware"}
+B = {"name": "b", "policy": "kv_aware", "params": {"alpha": 0}}
+
+
+def load(**fields: Any) -> Experiment:
+    """Read a definition as the configuration does."""
+    tree = {"experiment": {"definitions": [{"name": "e", "arms": [A, B]} | fields]}}
+    flags = {("experiment", "definitions"): tree["experiment"]["definitions"]}
+    (found,) = config.load(flags=flags).experiment.definitions
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"arms": [A]}, "arms: Expected `array` of length >= 2"),
+        ({"arms": [A, A]}, "arms[1].name: 'a' is used twice"),
+        ({"arms": [A, B | {"name": "a b"}]}, "arms[1].name: Expected `str` matching regex"),
+        ({"arms": [A, B | {"policy": "kv_awar"}]}, "arms[1].policy: unknown policy: 'kv_awar'"),
+        ({"arms": [A, B | {"params": {"alpha": -1}}]}, "arms[1].policy: policy 'kv_aware'"),
+        ({"arms": [A, B | {"share": 0.5}]}, "arms[0].share: give all arms a share, or none"),
+        ({"arms": [A | {"share": 0.6}, B | {"share": 0.5}]}, "arms[].share: shares sum to 1.1"),
+        ({"arms": [A | {"share": 1.5}, B]}, "arms[0].share: Expected `float` <= 1"),
+        ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "nobody takes part"),
+        ({"arms": [A | {"replicas": ["r1"]}, B]}, "arms[0].replicas: only design partition"),
+        ({"control": "c"}, "control: 'c' is no arm; arms: a, b"),
+        ({"desing": "split"}, "did you mean 'design'? Known here: name, arms"),
+        ({"design": "ab"}, "design: Invalid enum value 'ab'"),
+        ({"holdout": 1}, "holdout: Expected `float` <= 0.99"),
+        ({"ramp": [{"after_s": 1, "shares": {"c": 1}}]}, "ramp[0].shares.c: there is no such arm"),
+        ({"ramp": [{"after_s": 1, "shares": {"a": 0.9}}]}, "ramp[0].shares: shares sum to 1.4"),
+        (
+            {"ramp": [{"after_s": s, "shares": {"a": 0.1}} for s in (9, 3)]},
+            "ramp[1].after_s: 3 comes before 9",
+        ),
+        ({"wash_out_s": 600}, "wash_out_s: must be less than slot_s, 600"),
+        ({"slot_s": 0}, "slot_s: Expected `float` >= 0.1"),
+        ({"guardrails": {"max_error_rate": 0}}, "max_error_rate: Expected `float` > 0"),
+        ({"guardrails": {"max_ttft_ratio": 0.5}}, "max_ttft_ratio: Expected `float` >= 1"),
+        ({"guardrails": {"max_ttft": 3}}, "did you mean 'max_ttft_s'?"),
+        ({"design": "partition"}, "arms[0].replicas: design partition gives each arm some"),
+        (
+            {
+                "design": "partition",
+                "arms": [A | {"replicas": ["http://h/"]}, B | {"replicas": ["http://h"]}],
+            },
+            "arms[1].replicas: 'http://h' is 'a''s already",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], said: str) -> None:
+    """Field and reason, in one line."""
+    with pytest.raises(ConfigError) as caught:
+        load(**fields)
+
+    assert said in caught.value.message
+    assert caught.value.message.startswith(("experiment.definitions", "unknown key 'experiment."))
+    assert "\n" not in caught.value.message
+
+
+def test_two_that_claim_the_same_are_refused() -> None:
+    """The same name, all requests, or one model of several."""
+    pairs = [
+        ([experiment(), experiment(models=("m",))], "x[1].name: 'e' is x[0]'s name, too"),
+        ([experiment(), experiment(name="f")], "'f' and 'e' (x[0]) both claim all requests"),
+        (
+            [experiment(models=("m", "n")), experiment(name="f", models=("n", "o"))],
+            "both claim requests for n",
+        ),
+    ]
+    for both, said in pairs:
+        with pytest.raises(ConfigError) as caught:
+            check_all(both, "x")
+        assert said in caught.value.message
+    check_all([experiment(models=("m",)), experiment(name="f", models=("n",))], "x")
+    assert conflict(experiment(models=("m",)), experiment(models=("n",))) is None
+
+
+def test_shares_are_equal_by_default() -> None:
+    """Of what is not held out; they never sum to more."""
+    third = [A, B, {"name": "c", "policy": "random"}]
+
+    assert load().shares() == {"a": 0.5, "b": 0.5}
+    assert load(holdout=0.1).shares() == {"a": 0.45, "b": 0.45}
+    assert sum(load(arms=third).shares().values()) <= 1
+    assert load(design="switchback", slot_s=50).wash_out == 5.0
+
+
+def test_replicas_of_arms_are_known() -> None:
+    """By name or base URL, at the start if no others may come."""
+    known = [("r1", "http://h1"), ("r2", "http://h2"), ("r3", "http://h3")]
+    check_replicas(partition(), known)
+    with pytest.raises(ConfigError, match=r"arms\[1\].replicas: no replica 'r3'; known: r1, r2"):
+        check_replicas(partition(), known[:2])
+
+    flags = {
+        ("replicas",): ["http://h1", "http://h2"],
+        ("experiment", "definitions"): [
+            {
+                "name": "e",
+                "design": "partition",
+                "arms": [A | {"replicas": ["r1"]}, B | {"replicas": ["r9"]}],
+            }
+        ],
+    }
+    with pytest.raises(ConfigError, match="no replica 'r9'; known: r1, r2"):
+        config.load(flags=flags)
+    assert config.load(flags=flags | {("admin", "allow_empty"): True})
+
+
+def test_a_definition_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    """Named by a flag; what is wrong in it is said alike."""
+    file = tmp_path / "alpha.yaml"
+    file.write_text("name: alpha\narms: [{name: a, policy: random}, {name: b, policy: kv_aware}]\n")
+    (found,) = config.load(
+        flags={("experiment", "definitions"): [str(file)]}
+    ).experiment.definitions
+    assert found.name == "alpha"
+    file.write_text("name: alpha\n")
+    with pytest.raises(ConfigError, match="missing required field `arms`"):
+        config.load(environ={"WARMROUTE_EXPERIMENT_DEFINITIONS": str(file)})
+    with pytest.raises(ConfigError, match="No such file"):
+        config.load(flags={("experiment", "definitions"): [str(tmp_path / "nowhere")]})
+    file.write_text("- a\n")
+    with pytest.raises(ConfigError, match="must be a mapping of name, arms, design"):
+        config.load(flags={("experiment", "definitions"): [str(file)]})

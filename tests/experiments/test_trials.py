@@ -1,0 +1,486 @@
+"""router.experiments.trials: experiments in a whole router, from the header to the record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadtest.emulator.time_model import TimeModel
+from loadtest.experiments import Options, RecordsError, Report, load, make_report
+from policies.view import CandidateId
+from router.api.sessions import session_hash
+from router.records.outcome import Outcome
+from router.records.record import DecisionRecord
+from tests.faults.stage import (
+    SECRET,
+    Engines,
+    Json,
+    Reply,
+    Stage,
+    arm,
+    chat,
+    on_stage,
+    on_stages,
+    streamed,
+    words,
+)
+from tests.redis_servers import Start
+
+A = {"name": "a", "policy": "least_loaded"}
+B = {"name": "b", "policy": "kv_aware", "params": {"alpha": 0.5}}
+
+
+def settings(**fields: Any) -> Json:
+    definition = {"name": "e", "arms": [A, B]} | fields
+    return {"experiment__definitions": [definition]}
+
+
+def read(file: Path) -> list[DecisionRecord]:
+    decode = msgspec.json.Decoder(DecisionRecord).decode
+    return [decode(line) for line in file.read_bytes().splitlines()]
+
+
+async def turn(stage: Stage, session: int, number: int = 0, **fields: Any) -> Reply:
+    headers = {"X-Session-ID": f"{SECRET}-{session}"}
+    return await stage.ask(streamed(chat(words(session), **fields)), headers=headers)
+
+
+async def described(stage: Stage, name: str = "e") -> Json:
+    found: Json = (await stage.admin(f"/admin/experiments/{name}")).json()
+    return found
+
+
+# -- split ---------------------------------------------------------------------------------------
+
+
+async def test_a_session_stays_in_its_arm(tmp_path: Path) -> None:
+    """Header, record, log and metrics say which; its policy decides."""
+    file = tmp_path / "decisions.jsonl"
+    async with (
+        Engines(2) as engines,
+        on_stage(*engines, log__decisions=file, **settings()) as stage,
+    ):
+        arms: dict[int, set[str]] = {}
+        for number in range(60):
+            reply = await turn(stage, number % 20)
+            arms.setdefault(number % 20, set()).add(reply.headers["x-warmroute-arm"])
+        counted = stage.metric("warmroute_arm_requests_total", experiment="e", outcome="ok")
+        tokens = stage.metric("warmroute_arm_tokens_total", kind="prompt")
+        recomputed = stage.metric("warmroute_arm_tokens_total", kind="recomputed")
+        seen = stage.metric("warmroute_arm_ttft_seconds_count", experiment="e")
+        shares = stage.metric("warmroute_experiment_share_ratio", experiment="e", arm="a")
+        assert '"arm":"e/a"' in stage.log
+    records = read(file)
+
+    assert all(len(each) == 1 for each in arms.values())
+    assert {each for own in arms.values() for each in own} == {"e/a", "e/b"}
+    assert (counted, seen, shares) == (60, 60, 0.5)
+    assert 0 < recomputed < tokens
+    for record in records:
+        assigned = record.assignment
+        assert assigned is not None
+        assert (assigned.experiment, assigned.design, assigned.share) == ("e", "split", 0.5)
+        assert assigned.unit == f"{record.snapshot.request.session_hash:016x}"
+        expected = {"a": "least_loaded", "b": "kv_aware"}[assigned.arm]
+        assert record.policy == expected
+        assert record.policy_params.get("alpha") == (0.5 if assigned.arm == "b" else None)
+
+
+async def test_without_a_session_the_conversation_is_the_unit(tmp_path: Path) -> None:
+    """All turns that begin alike, whatever follows; completions are in no arm."""
+    file = tmp_path / "decisions.jsonl"
+    async with (
+        Engines(2) as engines,
+        on_stage(*engines, log__decisions=file, session__headers=(), **settings()) as stage,
+    ):
+        arms = []
+        for number in range(12):
+            texts = [words(number), "ok", words(50 + number), "ok", words(99)]
+            replies = [await stage.ask(chat(*texts[:length])) for length in (1, 3, 5)]
+            arms.append({reply.headers["x-warmroute-arm"] for reply in replies})
+        completion = await stage.ask({"model": "tiny", "prompt": words(1)}, "/v1/completions")
+        monologue = await stage.ask(
+            chat(words(1)) | {"messages": [{"role": "system", "content": "x"}]}
+        )
+
+    assert all(len(each) == 1 for each in arms)
+    assert len(set.union(*arms)) == 2
+    for reply in (completion, monologue):
+        assert "x-warmroute-arm" not in reply.headers
+        assert reply.headers["x-warmroute-policy"] == "kv_aware"
+    assert len({r.assignment.unit for r in read(file) if r.assignment is not None}) == 12
+
+
+async def test_what_is_held_out_or_passed_through_is_as_without() -> None:
+    """The default policy decides; no header, no count."""
+    held = settings(arms=[A | {"share": 0.005}, B | {"share": 0.005}], holdout=0.99)
+    async with Engines(2) as engines, on_stage(*engines, **held) as stage:
+        for number in range(8):
+            reply = await turn(stage, number)
+            assert reply.headers.get("x-warmroute-arm") in (None, "e/a", "e/b")
+        passed = await stage.ask(None, "/v1/responses/r1", method="GET")
+
+        assert "x-warmroute-arm" not in passed.headers
+        assert stage.metric("warmroute_arm_requests_total") <= 2
+
+
+async def test_explaining_tells_the_arm() -> None:
+    """And changes nothing."""
+    async with Engines(2) as engines, on_stage(*engines, **settings()) as stage:
+        headers = {"X-Session-ID": f"{SECRET}-3"}
+        told = (await stage.admin("/admin/explain", chat(words(3)), headers)).json()
+        reply = await turn(stage, 3)
+
+        assert f"e/{told['assignment']['arm']}" == reply.headers["x-warmroute-arm"]
+        assert told["policy"] == reply.headers["x-warmroute-policy"]
+        assert stage.metric("warmroute_arm_requests_total") == 1
+
+
+# -- partition -----------------------------------------------------------------------------------
+
+PARTED = {
+    "design": "partition",
+    "arms": [A | {"replicas": ["r1", "r2"]}, B | {"replicas": ["r3"]}],
+}
+
+
+async def test_an_arm_keeps_to_its_replicas_until_they_are_gone(tmp_path: Path) -> None:
+    """Then others take its requests, which do not count."""
+    file = tmp_path / "decisions.jsonl"
+    own = {"e/a": {"r1", "r2"}, "e/b": {"r3"}}
+    async with (
+        Engines(3) as engines,
+        on_stage(*engines, log__decisions=file, **settings(**PARTED)) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        for number in range(30):
+            reply = await turn(stage, number)
+            assert reply.replica in own[reply.headers["x-warmroute-arm"]]
+        outside = await stage.ask(
+            {"model": "tiny", "prompt": words(1)}, "/v1/completions", headers={"X-Session-ID": ""}
+        )
+        assert outside.status == 200
+        await stage.admin("/admin/replicas/r3/drain", {"draining": True})
+        moved = [await turn(stage, number) for number in range(30)]
+        lost = sum(reply.headers["x-warmroute-arm"] == "e/b" for reply in moved)
+        assert {reply.replica for reply in moved} <= {"r1", "r2"}
+        beyond = stage.metric("warmroute_arm_not_counted_total", reason="beyond_partition")
+    marked = [r.assignment for r in read(file) if r.assignment and r.assignment.not_counted]
+
+    assert beyond == lost > 0
+    assert len(marked) == lost
+    assert all(a.is_wash_out and a.not_counted == "beyond_partition" for a in marked)
+
+
+async def test_failing_over_leaves_the_partition_last() -> None:
+    """A try that failed goes to another of the arm's replicas, then to anyone."""
+    async with Engines(3) as engines, on_stage(*engines, **settings(**PARTED)) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        mine = next(number for number in range(50) if arm_of(stage, number) == "b")
+        arm(engines[2], "status", status=503, count=1)
+        reply = await turn(stage, mine)
+
+        assert reply.status == 200
+        assert reply.replica in ("r1", "r2")
+        assert reply.headers["x-warmroute-arm"] == "e/b"
+        assert stage.metric("warmroute_arm_not_counted_total", reason="beyond_partition") == 1
+
+
+def arm_of(stage: Stage, session: int) -> str | None:
+    """Tell a session's arm without a request."""
+    digest = session_hash(f"{SECRET}-{session}", "tiny")
+    enrolment = stage.router.trials.experiments.enrol("tiny", digest, 4e9)
+    return enrolment.arm if enrolment is not None else None
+
+
+# -- guardrails ----------------------------------------------------------------------------------
+
+
+async def test_an_arm_that_fails_is_stopped() -> None:
+    """Its requests are the default policy's from then on; log, metric and admin port say why."""
+    fields = settings(guardrails={"max_error_rate": 0.01, "min_samples": 3}, **PARTED)
+    async with (
+        Engines(3) as engines,
+        on_stage(*engines, forward__max_tries=1, **fields) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        arm(engines[2], "status", status=500)
+        for number in range(200):
+            await turn(stage, number)
+            if (await described(stage))["standing"] == "ended":
+                break
+        told = await described(stage)
+        after = await turn(stage, 1)
+
+        assert told["standing"] == "ended"
+        assert told["ended"]["guardrail"] == "errors"
+        assert told["arms"][1]["stopped"]["reason"].endswith("max_error_rate is 0.01")
+        assert told["arms"][0]["stopped"] is None
+        assert "x-warmroute-arm" not in after.headers
+        assert stage.metric("warmroute_experiment_stops_total", arm="b", guardrail="errors") == 1
+        assert stage.metric("warmroute_experiment_running") == 0
+        assert "arm stopped" in stage.log
+        assert "experiment ended" in stage.log
+
+
+SLOT_S = 0.5
+SLOW = CandidateId("r1")
+SLOWLY = TimeModel(base_ms=800.0)  # a first token takes 0.8 s; elsewhere a few ms
+
+
+def switchback(**fields: Any) -> Json:
+    """One arm follows sessions to the slow replica, the other one avoids it: it is busy."""
+    arms = [
+        {"name": "idle", "policy": "least_loaded"},
+        {"name": "home", "policy": "session_sticky"},
+    ]
+    base = {"design": "switchback", "slot_s": SLOT_S, "wash_out_s": 0.05, "arms": arms}
+    return settings(**(base | fields))
+
+
+@asynccontextmanager
+async def slow_homes(
+    file: Path, time_model: TimeModel = SLOWLY, **fields: Any
+) -> AsyncIterator[Stage]:
+    """A fleet whose first replica is slow and never idle, and sessions that live there."""
+    async with (
+        Engines(1, time_model=time_model) as (slow,),
+        Engines(2) as fast,
+        on_stage(slow, *fast, log__decisions=file, **switchback(**fields)) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        for number in range(8):
+            home(stage, number)
+        fleet, now_s = stage.router.fleet, asyncio.get_running_loop().time()
+        busy = fleet.begin(SLOW, num_uncached_tokens=0, num_cached_tokens=0, now_s=now_s)
+        try:
+            yield stage
+        finally:
+            fleet.end(busy, now_s, Outcome.CLIENT_GONE)
+
+
+def home(stage: Stage, session: int) -> None:
+    """Let a session's last turn have run on the slow replica."""
+    loop = asyncio.get_running_loop()
+    digest = session_hash(f"{SECRET}-{session}", "tiny")
+    stage.router.sessions.note(digest, SLOW, loop.time())
+
+
+async def traffic(
+    stage: Stage, is_over: Any, *, num_clients: int = 4, limit_s: float = 50.0
+) -> None:
+    """Let clients ask one after the other until something is so."""
+
+    async def client(number: int) -> None:
+        while not is_over():
+            await turn(stage, number, max_tokens=1)
+            home(stage, number)
+            await asyncio.sleep(0.02)
+
+    async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tg:
+        for number in range(num_clients):
+            tg.create_task(client(number))
+
+
+async def test_a_switchback_is_ended_by_its_guardrail(tmp_path: Path) -> None:
+    """Some slots of the slow arm are enough; the good arm is never blamed."""
+    file = tmp_path / "decisions.jsonl"
+    rules = {"max_ttft_s": 0.4, "ttft_quantile": 0.9, "min_samples": 2}
+    async with slow_homes(file, guardrails=rules) as stage:
+        trials = stage.router.trials
+        await traffic(stage, lambda: trials.experiments.is_empty)
+        told = await described(stage)
+        reply = await turn(stage, 20)
+
+        assert told["standing"] == "ended"
+        assert told["ended"]["guardrail"] == "ttft"
+        assert told["arms"][1]["stopped"] is not None
+        assert "slots' first tokens came after 0.4 s" in told["arms"][1]["stopped"]["reason"]
+        assert told["arms"][0]["stopped"] is None
+        assert stage.metric("warmroute_experiment_stops_total", arm="home") == 1
+        assert reply.headers["x-warmroute-policy"] == "kv_aware"
+
+
+@pytest.mark.timeout(180)
+async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
+    """Whoever watches the report stops it once the verdict is there: the records are enough."""
+    file = tmp_path / "decisions.jsonl"
+    homely = {"time_model": TimeModel(base_ms=200.0), "slot_s": 0.4, "wash_out_s": 0.04}
+    async with slow_homes(file, **homely) as stage:
+        trials = stage.router.trials
+
+        async def watch() -> Report:
+            """Report again and again on records as they come; end what is decided."""
+            while True:
+                report = await asyncio.to_thread(reported, file)
+                if report is not None and report.verdicts[0].is_final:
+                    reason = {"reason": report.verdicts[0].text}
+                    stopped = await stage.admin("/admin/experiments/e/stop", reason)
+                    assert stopped.status == 200
+                    return report
+                await asyncio.sleep(0.5)
+
+        async with asyncio.timeout(150), asyncio.TaskGroup() as tg:
+            watching = tg.create_task(watch())
+            tg.create_task(traffic(stage, lambda: trials.experiments.is_empty, limit_s=150))
+        report = watching.result()
+        told = await described(stage)
+        reply = await turn(stage, 20)
+
+        assert told["standing"] == "ended"
+        assert told["ended"]["reason"] == report.verdicts[0].text
+        assert "x-warmroute-arm" not in reply.headers
+    records = [r for r in read(file) if r.assignment is not None]
+
+    (verdict,), (comparison,) = report.verdicts, report.comparisons
+    assert (verdict.baseline, verdict.arm, verdict.kind) == ("idle", "home", "worse")
+    assert verdict.text.startswith("home is slower by ")
+    assert comparison.p_value < 0.05
+    assert {r.assignment.trial for r in records if r.assignment} == {told["id"]}
+    assert any(r.assignment.not_counted == "wash_out" for r in records if r.assignment)
+    for record in records:
+        assigned = record.assignment
+        assert assigned is not None
+        assert assigned.unit == str(assigned.slot)
+        assert record.policy == {"idle": "least_loaded", "home": "session_sticky"}[assigned.arm]
+    by_slot: dict[int, set[str]] = {}
+    for record in records:
+        assert record.assignment is not None
+        assert record.assignment.slot is not None
+        by_slot.setdefault(record.assignment.slot, set()).add(record.assignment.arm)
+    assert all(len(arms) == 1 for arms in by_slot.values())
+    pairs = [
+        by_slot[slot] | by_slot[slot + 1] for slot in by_slot if not slot % 2 if slot + 1 in by_slot
+    ]
+    assert all(pair == {"idle", "home"} for pair in pairs)  # as the report takes them to be
+    assert len(pairs) >= 8
+
+
+def reported(file: Path) -> Report | None:
+    """Report as `warmroute report` does; None: there is nothing to compare yet."""
+    try:
+        return make_report(load([str(file)]), options=Options(effect=0.5))[0]
+    except RecordsError:
+        return None
+
+
+# -- several routers -----------------------------------------------------------------------------
+
+
+async def test_orders_at_one_router_hold_at_all(start_redis: Start) -> None:
+    """Start, ramp, stop of an arm; a router that joins later knows them; all assign alike."""
+    redis = start_redis()
+    definition = {"name": "e", "arms": [A, B, {"name": "c", "policy": "random"}]}
+    async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
+        first, second = stages
+        assert (await first.admin("/admin/experiments", definition)).status == 201
+        await second.until(lambda: not second.router.trials.experiments.is_empty)
+        for number in range(12):
+            replies = [await turn(stage, number) for stage in stages]
+            assert replies[0].headers["x-warmroute-arm"] == replies[1].headers["x-warmroute-arm"]
+        conflict = await second.admin("/admin/experiments", definition | {"name": "f"})
+        assert conflict.status == 409
+        await second.admin("/admin/experiments/e/stop", {"arm": "b", "reason": "slow"})
+        await first.until(lambda: "b" in state_of(first).stopped)
+        await first.admin("/admin/experiments/e/ramp", {"shares": {"c": 0.1}})
+        await second.until(lambda: state_of(second).changes)
+        async with on_stage(*engines, redis=redis) as late:
+            await late.until(lambda: not late.router.trials.experiments.is_empty)
+            assert state_of(late) == state_of(first) == state_of(second)
+        await first.admin("/admin/experiments/e", method="DELETE")
+        await second.until(lambda: second.router.trials.experiments.is_empty)
+        assert (await second.admin("/admin/experiments")).json() == {"experiments": []}
+
+
+async def test_a_redis_that_lost_experiments_gets_them_again(start_redis: Start) -> None:
+    """Whoever knows them stores them again; nonsense beside them is told once."""
+    redis = start_redis()
+    async with Engines(1) as engines, on_stage(*engines, redis=redis) as stage:
+        await stage.until(lambda: stage.metric("warmroute_redis_up") == 1)
+        await stage.admin("/admin/experiments", {"name": "e", "arms": [A, B]})
+        key = "{wr:default}:experiments"
+        await stage.until(lambda: redis.client.hexists(key, "e"))
+        state = redis.client.hget(key, "e")
+        redis.client.flushall()
+        await stage.until(lambda: redis.client.hexists(key, "e"))
+        redis.client.hset(key, "other", state)  # type: ignore[arg-type]
+        redis.client.hset(key, "garbage", b"\xc1")
+        redis.client.client_kill_filter(_type="normal", skipme=True)
+        await stage.until(lambda: "experiment not followed" in stage.log)
+
+        assert stage.metric("warmroute_sharing_total", kind="garbage") >= 1
+        assert state_of(stage).is_running
+
+
+def state_of(stage: Stage) -> Any:
+    return stage.router.trials.experiments.find("e").state
+
+
+# -- orders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("", {"name": "e"}, 400, "missing required field `arms`"),
+        ("", {"name": "e", "arms": [A, B], "desing": 1}, 400, "did you mean 'design'?"),
+        ("", {"name": "f", "arms": [A, A]}, 400, "arms[1].name: 'a' is used twice"),
+        ("", {"name": "f", "arms": [A, B]}, 409, "'e' claims all requests already"),
+        ("", {"name": "e", "arms": [A, B]}, 409, "stop it first"),
+        ("", {"name": "f"} | PARTED, 400, "no replica 'r2'; known: r1"),
+        ("", b"[]", 400, "send {"),
+        ("/e/ramp", {"shares": {"a": 0.9}}, 400, "shares sum to 1.4"),
+        ("/e/ramp", {"shares": {}}, 400, "length >= 1"),
+        ("/e/stop", {"arm": "x"}, 400, "no such arm"),
+        ("/e/stop", {"why": "x"}, 400, "unknown field `why`"),
+        ("/x/stop", {}, 404, "no experiment 'x'; known: e"),
+        ("/x/ramp", {"shares": {"a": 0.1}}, 404, "no experiment 'x'"),
+    ],
+)
+async def test_wrong_orders_are_refused(
+    path: str, body: Json | bytes, status: int, said: str
+) -> None:
+    """In the usual error shape; the experiment stays as it is."""
+    async with Engines(1) as engines, on_stage(*engines, **settings()) as stage:
+        reply = await stage.admin(f"/admin/experiments{path}", body)
+
+        assert (reply.status, reply.error["code"]) == (status, status)
+        assert said in reply.error["message"]
+        assert (await described(stage))["standing"] == "running"
+
+
+async def test_a_removed_experiment_leaves_no_series() -> None:
+    """Its names are labels; those of others stay."""
+    async with Engines(1) as engines, on_stage(*engines, **settings(models=["tiny"])) as stage:
+        await stage.admin("/admin/experiments", {"name": "f", "models": ["x"], "arms": [A, B]})
+        await turn(stage, 1)
+        assert stage.metric("warmroute_arm_requests_total", experiment="e") == 1
+        unknown = await stage.admin("/admin/experiments/x", method="DELETE")
+        removed = await stage.admin("/admin/experiments/e", method="DELETE")
+        page = stage.router.metrics.render().decode()
+
+        assert (unknown.status, removed.status) == (404, 200)
+        assert 'experiment="e"' not in page
+        assert 'experiment="f"' in page
+
+
+async def test_a_clock_that_is_set_marks_its_slot() -> None:
+    """Requests of that slot do not count."""
+    slots = settings(design="switchback", slot_s=3600, wash_out_s=0, arms=[A, B])
+    async with Engines(1) as engines, on_stage(*engines, **slots) as stage:
+        trials, ahead_s = stage.router.trials, 0.0
+        real = trials._wall
+        trials._wall = lambda: real() + ahead_s
+        await turn(stage, 1)
+        ahead_s = 3.0
+        await turn(stage, 1)
+        await turn(stage, 1)
+
+        assert stage.metric("warmroute_arm_not_counted_total", reason="clock_step") == 2
+        assert stage.log.count('"message":"the wall clock was set"') == 1

@@ -1,0 +1,220 @@
+"""router.index.cache_view: what is claimed, given back, believed and no longer believed."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.view import CandidateId
+from router.index.block_index import BlockIndex
+from router.index.cache_view import DISTRUST_BELOW, LINGER_S, MIN_AUDITS, Caches
+from router.kv_events.stream import RankStream
+from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
+
+R1, R2 = CandidateId("r1"), CandidateId("r2")
+CHAIN = CONTRACT.extend(None, prompt(1))[0]
+EVENT = batch(stored(prompt(1)))
+
+
+def caches(*candidates: CandidateId, has_replay: bool = True) -> Caches:
+    """Answer for candidates whose streams have nothing heard yet."""
+    made = Caches(BlockIndex())
+    for candidate in candidates:
+        stream = RankStream(
+            candidate, made.index, block_size=BLOCK_SIZE, capacity_blocks=4, has_replay=has_replay
+        )
+        made.add(candidate, stream)
+    return made
+
+
+def heard(made: Caches, *payloads: bytes, candidate: CandidateId = R1) -> Caches:
+    """Let a candidate's engine say something, from its first batch on."""
+    stream = made.stream(candidate)
+    assert stream is not None
+    stream.opened(has_replay=False)
+    for sequence, payload in enumerate(payloads):
+        stream.receive(sequence, payload)
+    return made
+
+
+def num_matched(made: Caches, candidate: CandidateId = R1) -> int:
+    return made.match(CHAIN, [candidate])[candidate].num_gpu_blocks
+
+
+def test_a_candidate_nobody_added_is_unknown() -> None:
+    """No contract, blind, nothing held; audits and claims of it do no harm."""
+    made = caches()
+
+    made.audit(R1, 1, 2)
+    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+
+    assert (made.contract(R1), made.state(R1), made.stream(R1)) == (None, "blind", None)
+    assert made.trust(R1) == 1.0
+    assert num_matched(made) == 0
+
+
+def test_what_a_stream_says_is_matched() -> None:
+    """State and contract are the stream's."""
+    made = heard(caches(R1, R2), EVENT)
+
+    assert (num_matched(made), num_matched(made, R2)) == (3, 0)
+    assert (made.state(R1), made.state(R2)) == ("exact", "blind")
+    assert made.contract(R1) == CONTRACT
+
+
+def test_a_claim_counts_as_held_there_and_nowhere_else() -> None:
+    """From the moment the request is sent."""
+    made = heard(caches(R1, R2))
+
+    made.claim(R1, CHAIN, 0)
+
+    assert (num_matched(made), num_matched(made, R2)) == (3, 0)
+
+
+def test_a_claim_on_what_is_held_takes_nothing() -> None:
+    """There is nothing to compute, nothing to give back."""
+    made = heard(caches(R1), EVENT)
+
+    claim = made.claim(R1, CHAIN, 3)
+    made.release(claim, computed=False, now_s=0.0)
+
+    assert claim.speculation is None
+    assert num_matched(made) == 3
+
+
+def test_a_failed_requests_claim_ends_with_it() -> None:
+    """Nobody computed anything."""
+    made = heard(caches(R1), batch(stored(prompt(2))))
+
+    made.release(made.claim(R1, CHAIN, 0), computed=False, now_s=0.0)
+
+    assert num_matched(made) == 0
+
+
+def test_a_finished_requests_claim_waits_for_its_events() -> None:
+    """A next turn that comes before them finds the blocks; then the events speak."""
+    made = heard(caches(R1), batch(stored(prompt(2))))
+    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+
+    before = num_matched(made)
+    made.settle(LINGER_S / 2)
+    meanwhile = num_matched(made)
+    stream = made.stream(R1)
+    assert stream is not None
+    stream.receive(1, EVENT)
+    made.settle(LINGER_S / 2)
+    stream.receive(2, batch(removed([int(key) for key in CHAIN])))
+
+    assert (before, meanwhile, num_matched(made)) == (3, 3, 0)
+
+
+def test_events_that_do_not_come_are_not_waited_for_long() -> None:
+    """The engine may have evicted at once, or cache nothing at all."""
+    made = heard(caches(R1), batch(stored(prompt(2))))
+    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+
+    made.settle(LINGER_S)
+
+    assert num_matched(made) == 0
+
+
+def test_events_that_came_first_end_the_claim_at_once() -> None:
+    """Nothing lingers."""
+    made = heard(caches(R1), batch(stored(prompt(2))))
+    claim = made.claim(R1, CHAIN, 0)
+    stream = made.stream(R1)
+    assert stream is not None
+    stream.receive(1, EVENT)
+
+    made.release(claim, computed=True, now_s=0.0)
+    stream.receive(2, batch(removed([int(key) for key in CHAIN])))
+
+    assert num_matched(made) == 0
+
+
+def test_a_blind_candidate_is_guessed_within_its_capacity() -> None:
+    """What it computed is remembered, what is more than it can hold is not."""
+    made = caches(R1)
+
+    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+    first = num_matched(made)
+    other = CONTRACT.extend(None, prompt(2))[0]
+    made.release(made.claim(R1, other, 0), computed=True, now_s=0.0)
+
+    assert first == 3
+    assert made.match(other, [R1])[R1].num_gpu_blocks == 3
+    assert num_matched(made) == 1  # of four blocks, three are the newer prompt's
+
+
+def test_a_dropped_candidate_leaves_nothing() -> None:
+    """Nor do claims that outlive it."""
+    made = heard(caches(R1), EVENT)
+    claim = made.claim(R1, CONTRACT.extend(None, prompt(2))[0], 0)
+
+    made.drop(R1)
+    made.release(claim, computed=True, now_s=0.0)
+    made.settle(0.0)
+
+    assert made.state(R1) == "blind"
+    assert num_matched(made) == 0
+    assert made.index.num_blocks(R1) == 0
+
+
+@pytest.mark.parametrize("has_replay", [True, False])
+def test_wrong_predictions_end_belief_until_history_is_read_again(has_replay: bool) -> None:
+    """Where it can be read; where not, everything is forgotten at once."""
+    made = heard(caches(R1), EVENT)
+    stream = made.stream(R1)
+    assert stream is not None
+    stream.opened(has_replay=has_replay)
+
+    for _ in range(MIN_AUDITS - 1):
+        made.audit(R1, 0, 12)
+    before = (num_matched(made), stream.is_distrusted)
+    for _ in range(MIN_AUDITS):
+        made.audit(R1, 0, 12)
+
+    assert before == (3, False)
+    assert num_matched(made) == 0
+    assert stream.is_distrusted is has_replay
+    assert stream.wanted_replay == (0 if has_replay else None)
+
+
+def test_an_eviction_overtakes_a_prediction() -> None:
+    """The first block that the engine lacked went between decision and schedule."""
+    made = heard(caches(R1), EVENT)
+    claim = made.claim(R1, CHAIN, 3)
+    assert not made.was_overtaken(claim, BLOCK_SIZE)
+    made.index.remove(R1, CHAIN[1:2])
+
+    assert made.was_overtaken(claim, BLOCK_SIZE)
+    assert not made.was_overtaken(claim, 0)
+    assert not made.was_overtaken(claim, 3 * BLOCK_SIZE)
+    made.drop(R1)
+    assert not made.was_overtaken(claim, BLOCK_SIZE)
+
+
+def test_few_wrong_predictions_are_life() -> None:
+    """Evictions between decision and schedule cost some: trust falls, belief stays."""
+    made = heard(caches(R1), EVENT)
+
+    for number in range(200):
+        made.audit(R1, 12, 12 if number % 4 else 0)
+
+    assert DISTRUST_BELOW < made.trust(R1) < 1.0
+    assert num_matched(made) == 3
+
+
+def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
+    """They are known; trust is counted anew."""
+    made = caches(R1)
+    stream = made.stream(R1)
+    assert stream is not None
+    stream.opened(has_replay=False)
+    stream.receive(7, EVENT)
+
+    for _ in range(3 * MIN_AUDITS):
+        made.audit(R1, 0, 12)
+
+    assert made.state(R1) == "degraded"
+    assert not stream.is_distrusted
+    assert num_matched(made) == 3

@@ -1,0 +1,162 @@
+"""router.pool.directory: what one model's directory holds, through stores, removals, listings."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.contracts import BlockKey
+from router.pool.directory import PoolDirectory
+
+
+def keys(*numbers: int) -> list[BlockKey]:
+    return [BlockKey(number) for number in numbers]
+
+
+def chain(num_blocks: int) -> list[BlockKey]:
+    return keys(*range(1, num_blocks + 1))
+
+
+def swept(directory: PoolDirectory) -> None:
+    while directory.sweep(3):
+        pass
+
+
+def test_matches_the_leading_blocks() -> None:
+    """From block 0 on, whatever lies behind a gap."""
+    directory = PoolDirectory("m")
+    directory.stored(chain(10))
+
+    assert directory.match(chain(20)) == 10
+    assert directory.match(chain(4)) == 4
+    assert directory.match(chain(20)[1:]) == 9
+    assert directory.match([]) == 0
+    assert directory.match(keys(99, 1, 2)) == 0
+    assert PoolDirectory("n").match(chain(3)) == 0
+    assert len(directory) == 10
+    assert 3 in directory
+
+
+def test_a_hole_anywhere_ends_the_match() -> None:
+    """The master evicts each object by its own last use: closure does not hold."""
+    directory = PoolDirectory("m")
+    directory.stored(chain(100))
+
+    assert directory.removed(keys(18, 60, 500)) == 2
+    assert directory.match(chain(100)) == 17
+    directory.stored(keys(18))
+    assert directory.match(chain(100)) == 59
+    directory.removed(keys(2))
+    assert directory.match(chain(100)) == 1
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)), st.integers(0, 41))
+def test_the_match_is_the_walk(stored: set[int], removed: set[int], length: int) -> None:
+    """Once anything was removed, the match is exact for any pattern of holes."""
+    directory = PoolDirectory("m")
+    directory.stored(keys(*stored, 1000, 1001))
+    directory.removed(keys(*removed, 1001))
+    blocks = keys(*range(length))
+
+    expected = next((i for i in range(length) if i not in stored - removed), length)
+    assert directory.match(blocks) == expected
+
+
+def test_a_listing_drops_what_it_does_not_show() -> None:
+    """But not what was stored while it ran, and it does not bring back what was removed then."""
+    directory = PoolDirectory("m")
+    directory.stored(chain(8))
+    directory.begin_listing()
+    directory.stored(keys(50))
+    directory.removed(keys(3, 4))
+    directory.stored(keys(4))
+    directory.listed(keys(1, 2, 3, 60))
+    swept(directory)
+
+    assert sorted(directory.keys()) == keys(1, 2, 4, 50, 60)
+
+
+def test_a_listing_that_breaks_off_drops_nothing() -> None:
+    """It confirms what it showed; the next one is a new one."""
+    directory = PoolDirectory("m")
+    directory.stored(chain(4))
+    directory.begin_listing()
+    directory.listed(keys(1, 9))
+    directory.abandon_listing()
+    assert sorted(directory.keys()) == keys(1, 2, 3, 4, 9)
+
+    directory.begin_listing()
+    directory.listed(keys(9))
+    swept(directory)
+    assert directory.keys() == keys(9)
+
+
+def test_clear_forgets_everything() -> None:
+    """And closure holds again, for nothing was removed since."""
+    directory = PoolDirectory("m")
+    directory.stored(chain(5))
+    directory.clear()
+
+    assert len(directory) == 0
+    directory.stored(chain(5))
+    assert directory.match(chain(7)) == 5
+
+
+def test_the_oldest_go_where_there_are_too_many() -> None:
+    """A master that cannot be listed must not fill the memory."""
+    directory = PoolDirectory("m", max_blocks=128)
+    directory.stored(chain(130))
+
+    assert len(directory) <= 128
+    assert 1 not in directory
+    assert 130 in directory
+
+
+def test_another_router_follows_the_journal() -> None:
+    """Whatever happens here, in whatever pieces it is taken, happens there."""
+    dice = random.Random(7)
+    here, there = PoolDirectory("m"), PoolDirectory("m")
+    here.stored(chain(10))
+    here.journal(True)
+    there.load(here.keys())
+    there.journal(True)
+    for _ in range(50):
+        some = keys(*(dice.randrange(40) for _ in range(5)))
+        dice.choice((here.stored, here.removed))(some)
+        if dice.random() < 0.2:
+            here.begin_listing()
+            here.listed(some)
+            swept(here)
+        while (change := here.take_changes()) is not None:
+            there.apply(change)
+            there.apply(change)
+    assert sorted(there.keys()) == sorted(here.keys())
+    assert there.take_changes() is None  # what is applied is not told again
+    here.journal(False)
+    here.stored(keys(77))
+    assert here.take_changes() is None
+
+
+def test_many_changes_are_taken_in_parts() -> None:
+    """None of them larger than a message should be."""
+    here, there = PoolDirectory("m"), PoolDirectory("m")
+    here.journal(True)
+    here.stored(chain(120_000))
+    num_parts = 0
+    while (change := here.take_changes()) is not None:
+        assert len(change.stored) <= 8 * 50_000
+        there.apply(change)
+        num_parts += 1
+
+    assert num_parts == 3
+    assert len(there) == 120_000
+
+
+def test_a_snapshot_is_walked() -> None:
+    """Nobody says that what was loaded has no holes."""
+    directory = PoolDirectory("m")
+    directory.load(keys(1, 2, 4, 5, 6, 7, 8))
+
+    assert directory.match(chain(8)) == 2

@@ -1,0 +1,285 @@
+"""router.pool.follower: what the master says fills the directories; its failures are survived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from router.config import MooncakeConfig
+from router.contracts import block_key
+from router.metrics import Metrics
+from router.pool.catalog import SharedPool
+from router.pool.follower import PoolFollower
+from router.pool.master import MasterApi
+from tests.kv_events.publisher import Publisher
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def names(*numbers: int) -> list[str]:
+    return [f"tiny@tp_rank:0@{digest(number).hex()}" for number in numbers]
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rig:
+    """A follower of one master, taken step by step."""
+
+    def __init__(self, master: PoolMaster, api: MasterApi, config: MooncakeConfig) -> None:
+        self.master = master
+        self.api = api
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.pool = SharedPool()
+        self.pool.add_model("tiny", ())
+        self.follower = PoolFollower(self.pool, api, config, self.metrics, clock=self.clock)
+
+    async def step(self, after_s: float = 1.0) -> None:
+        self.clock.now_s += after_s
+        await self.follower.step()
+
+    def held(self, *numbers: int) -> int:
+        return self.pool.match("tiny", [block_key(digest(number)) for number in numbers])
+
+    def num_listings(self) -> int:
+        return self.master.num_asked.get("/get_all_keys", 0)
+
+    def failures(self, code: str) -> float:
+        value = self.metrics.registry.get_sample_value(
+            "warmroute_pool_failures_total", {"code": code}
+        )
+        return value or 0.0
+
+
+@asynccontextmanager
+async def rigged(**fields: object) -> AsyncIterator[Rig]:
+    async with PoolMaster(EmulatedPool(capacity_bytes=16_384 * 8)) as master:
+        config = msgspec.convert({"master": master.url, "timeout_s": 0.3, **fields}, MooncakeConfig)
+        async with MasterApi(master.url, timeout_s=0.3) as api:
+            yield Rig(master, api, config)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+async def test_lists_at_the_start_and_then_rarely() -> None:
+    """As long as nothing gives reason for doubt."""
+    async with rigged(list_s=10) as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2))
+        assert rig.held(1, 2) == 0
+        await rig.step()
+        assert rig.held(1, 2) == 2
+        for _ in range(5):
+            await rig.step()
+        assert rig.num_listings() == 1
+        await rig.step(after_s=10)
+        assert rig.num_listings() == 2
+        assert rig.pool.listed_s == rig.clock.now_s
+        assert rig.pool.bytes_per_block("tiny") == 16_384
+
+
+async def test_an_eviction_is_a_reason_to_list() -> None:
+    """The master's counters tell that there was one; not which."""
+    async with rigged() as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(*range(1, 9)))
+        await rig.step()
+        assert rig.held(*range(1, 9)) == 8
+
+        rig.master.pool.put(names(20))
+        await rig.step()
+        assert rig.held(*range(1, 9)) == 0  # the first of them went
+        rig.master.pool.remove(names(20))
+        await rig.step()
+        assert rig.held(20) == 0
+
+
+async def test_listings_take_a_small_part_of_the_time() -> None:
+    """However often they are wanted."""
+    async with rigged() as rig:
+        await rig.step()
+        assert rig.num_listings() == 1
+        rig.follower._list_again_s = rig.clock.now_s + 19.0  # as after one that took a second
+        rig.pool.wants_listing = True
+        await rig.step(after_s=10)
+        assert rig.num_listings() == 1
+        await rig.step(after_s=10)
+        assert rig.num_listings() == 2
+
+
+async def test_a_restart_is_seen_and_empties_the_directories() -> None:
+    """Counters fall, even if it was away between two looks only."""
+    async with rigged() as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2, 3))
+        await rig.step()
+        rig.master.pool.restart()
+        rig.master.pool.put(names(1))
+        await rig.step()
+
+        assert rig.pool.counters.num_restarts == 1
+        assert rig.held(1, 2, 3) == 1
+
+
+async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCaptureFixture) -> None:
+    """At once; said once; and when it is back it is listed before it is believed."""
+    caplog.set_level("INFO")
+    async with rigged() as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2))
+        await rig.step()
+        await rig.master.stop()
+        for _ in range(3):
+            await rig.step()
+        assert rig.held(1, 2) == 0
+        assert rig.failures("pool_gone") == 3
+        assert "/metrics" in rig.pool.reason
+        rig.master.pool.remove(names(2))
+        await rig.master.start()
+        await rig.step()
+
+        assert rig.held(1, 2) == 1
+        told = [record.message for record in caplog.records if "pool" in record.message]
+        assert told == [
+            "pool keys known",
+            "pool found",
+            "pool lost: nothing is counted on there",
+            "pool found",
+        ]
+
+
+@pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
+async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
+    """Then it is not counted on, and what was known stays for its return."""
+    async with rigged() as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2))
+        await rig.step()
+        rig.master.fault = fault  # type: ignore[assignment]
+        await rig.step()
+        assert rig.held(1, 2) == 2
+        await rig.step()
+        assert rig.held(1, 2) == 0
+        assert rig.failures("pool_error") == 2
+        rig.master.fault = "none"
+        await rig.step()
+        assert rig.held(1, 2) == 2
+
+
+async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
+    """And is tried again."""
+    async with rigged(list_s=1) as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2, 3))
+        await rig.step()
+
+        async def breaks_off(take: object) -> int:
+            rig.master.fault = "half"
+            return await MasterApi.list_keys(rig.api, take)  # type: ignore[arg-type]
+
+        rig.api.list_keys = breaks_off  # type: ignore[method-assign]
+        await rig.step(after_s=60)
+        assert rig.held(1, 2, 3) == 3
+        assert rig.pool.wants_listing
+        assert rig.pool.counters.num_listings == 1
+
+
+async def test_only_one_of_several_routers_lists() -> None:
+    """The others list once, to learn what objects are called; then they count on what is told."""
+    async with rigged() as rig:
+        rig.follower.is_lister = False
+        rig.pool.directory("tiny").load([block_key(digest(1))])
+        rig.master.pool.put(names(1))
+        await rig.step()
+        rig.master.pool.put(names(2))
+        await rig.step()
+        rig.master.pool.restart()
+        await rig.step()
+
+        assert rig.num_listings() == 1
+        assert rig.held(1) == 1
+
+
+async def test_the_event_stream_is_followed() -> None:
+    """Stores and removals at once; a gap or a new connection is a reason to list.
+
+    The master holds what it tells of: a listing that its new connection asks for may come late.
+    """
+
+    def message(*events: tuple[str, str | None]) -> bytes:
+        maps = [{"event_type": kind, "object_key": key} for kind, key in events]
+        return msgspec.msgpack.encode([0, maps, 0])
+
+    with Publisher(topic=b"") as publisher:
+        async with rigged(events=publisher.endpoint, poll_s=0.02, list_s=3600) as rig:
+            rig.pool.add_model("tiny", ("tiny",))
+            rig.master.pool.put(names(1))
+            async with asyncio.TaskGroup() as tg:
+                task = tg.create_task(rig.follower.run())
+                await until(lambda: rig.held(1) == 1 and publisher.subscribed.is_set())
+                rig.master.pool.put(names(2))
+                publisher.publish(
+                    message(("stored", names(2)[0]), ("removed", None), ("compacted", names(9)[0]))
+                )
+                await until(lambda: rig.held(1, 2) == 2)
+                rig.master.pool.remove(names(1))
+                publisher.publish(message(("removed", names(1)[0])))
+                await until(lambda: rig.held(1, 2) == 0)
+                await until(lambda: not rig.pool.wants_listing)
+                rig.clock.now_s += 100
+                num_listings = rig.num_listings()
+                publisher.lose(message(("stored", names(3)[0])))
+                publisher.publish(message(("stored", names(4)[0])))
+                await until(lambda: rig.num_listings() > num_listings)
+                rig.follower.is_lister = False
+                publisher.publish(message(("stored", names(7)[0])))
+                publisher.lose(b"")
+                publisher.publish(message())
+                await until(lambda: rig.pool.wants_listing)
+                assert rig.held(7) == 0
+                task.cancel()
+
+
+async def test_names_are_learned_without_waiting_for_the_next_look() -> None:
+    """What engines tell of cannot be verified before a listing says what it is called."""
+    async with rigged(poll_s=3600) as rig:
+        rig.master.pool.put(names(1))
+        async with asyncio.TaskGroup() as tg:
+            task = tg.create_task(rig.follower.run())
+            await until(lambda: rig.num_listings() == 1 and not rig.pool.wants_listing)
+            rig.clock.now_s += 100
+            rig.pool.stored("tiny", [block_key(digest(1)), block_key(digest(2))])  # 2 was evicted
+            await until(lambda: rig.held(1, 2) == 1)
+            task.cancel()
+
+        assert rig.pool.names("tiny", digest(1)) == names(1)
+
+
+async def test_what_people_may_ask() -> None:
+    """Whatever the master has to say about itself."""
+    async with rigged() as rig:
+        told = await rig.follower.describe_master()
+
+    assert told["segments"] == ["127.0.0.1:12345"]
+    assert told["publishes_events"] is False

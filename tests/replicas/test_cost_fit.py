@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies import CostModel
+from router.replicas.cost_fit import PRIOR, CostFit, Work, mtoken2
+
+ENGINES = {
+    "datacenter": CostModel(
+        base_ms=8.0,
+        ms_per_token=0.02,
+        ms_per_mtoken2=0.05,
+        ms_per_running=0.3,
+        ms_per_fetched_token=0.0005,
+    ),
+    "desktop": CostModel(
+        base_ms=60.0,
+        ms_per_token=2.0,
+        ms_per_mtoken2=20.0,
+        ms_per_running=5.0,
+        ms_per_fetched_token=0.05,
+    ),
+    "tiny": CostModel(
+        base_ms=3.0, ms_per_token=0.001, ms_per_mtoken2=0.0, ms_per_fetched_token=0.0
+    ),
+}
+
+
+def draw_work(random: Random) -> Work:
+    """Draw a request as agents send them: long contexts, short additions, some queue."""
+    own = int(random.lognormvariate(7.0, 1.5))
+    cached = random.choice([0, 0, 5000, 50_000])
+    ahead = random.choice([0, 0, random.randint(0, 20_000)])
+    return Work(
+        num_tokens=own + ahead,
+        num_mtoken2=mtoken2(own, cached) + mtoken2(ahead, 0),
+        num_running=random.randint(0, 20),
+        num_fetched_tokens=random.choice([0, 0, random.randint(0, 20_000)]),
+    )
+
+
+def teach(
+    fit: CostFit, engine: CostModel, random: Random, number: int, hiccup: float = 1.0
+) -> None:
+    """Let an engine answer `number` requests, 10 % off each; one in twenty by `hiccup` too."""
+    for _ in range(number):
+        work = draw_work(random)
+        ttft_ms = work.predict_ms(engine) * random.lognormvariate(0.0, 0.1)
+        if random.random() < 0.05:
+            ttft_ms *= hiccup
+        fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+
+
+def mean_error(model: CostModel, engine: CostModel) -> float:
+    """Compare predictions with the engine's truth on requests not seen: mean relative error."""
+    random = Random(99)
+    works = [draw_work(random) for _ in range(200)]
+    return sum(abs(w.predict_ms(model) / w.predict_ms(engine) - 1.0) for w in works) / 200
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("hiccup", [1.0, 20.0, 0.1], ids=["none", "slow", "fast"])
+def test_converges_within_a_hundred_observations(engine: CostModel, hiccup: float) -> None:
+    """From a prior up to 500 times off, in spite of noise and outliers of either kind."""
+    fit = CostFit()
+
+    teach(fit, engine, Random(1), 100, hiccup)
+
+    assert mean_error(fit.model, engine) < 0.15
+
+
+def test_keeps_the_prior_until_there_is_enough_to_trust() -> None:
+    """Fifteen observations change nothing but the known error; the sixteenth does."""
+    fit, engine = CostFit(trusted_after=16), ENGINES["tiny"]
+    random = Random(2)
+    teach(fit, engine, random, 15)
+    before = fit.model
+    teach(fit, engine, random, 1)
+
+    assert before == PRIOR
+    assert fit.num_observations == 16
+    assert fit.model != PRIOR
+
+
+def test_carries_its_own_error() -> None:
+    """error_ms tells how far recent predictions were off, and shrinks as the fit gets better."""
+    fit, engine = CostFit(), ENGINES["desktop"]
+    random = Random(3)
+    teach(fit, engine, random, 16)
+    early = fit.model.error_ms
+    teach(fit, engine, random, 200)
+
+    assert early > 0.0
+    assert fit.model.error_ms < early
+
+
+def test_follows_an_engine_that_changes() -> None:
+    """After a restart with another configuration the old observations lose their weight."""
+    fit = CostFit()
+    random = Random(4)
+    teach(fit, ENGINES["desktop"], random, 200)
+    teach(fit, ENGINES["datacenter"], random, 256)
+
+    assert mean_error(fit.model, ENGINES["datacenter"]) < 0.1
+
+
+def test_is_stable_when_all_requests_are_alike() -> None:
+    """Collinear features: the one kind of request is predicted well, nothing runs away."""
+    fit, engine, random = CostFit(), ENGINES["datacenter"], Random(5)
+    work = Work(
+        num_tokens=2000, num_mtoken2=mtoken2(2000, 50_000), num_running=3, num_fetched_tokens=0
+    )
+    truth_ms = work.predict_ms(engine)
+    for _ in range(1000):
+        fit.observe(work, truth_ms * random.lognormvariate(0.0, 0.1), work.predict_ms(fit.model))
+
+    assert work.predict_ms(fit.model) == pytest.approx(truth_ms, rel=0.05)
+    other = Work(num_tokens=500, num_mtoken2=0.1, num_running=0, num_fetched_tokens=0)
+    assert 0.0 < other.predict_ms(fit.model) < truth_ms
+
+
+def test_the_prior_counts_queue_and_own_work_alike() -> None:
+    """Before anything is learned, a token ahead and a token of one's own take the same time."""
+    own = Work(num_tokens=500, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
+    ahead = Work(num_tokens=300 + 200, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
+
+    assert own.predict_ms(PRIOR) == ahead.predict_ms(PRIOR)
+    assert PRIOR.ms_per_fetched_token < PRIOR.ms_per_token
+
+
+@pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -math.inf, 0.0, -3.0])
+def test_impossible_times_are_ignored(ttft_ms: float) -> None:
+    """What no clock can have measured teaches nothing."""
+    fit = CostFit()
+    fit.observe(draw_work(Random(6)), ttft_ms, 1.0)
+
+    assert fit.num_observations == 0
+
+
+_POSITIVE = st.floats(1e-3, 1e7)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seen=st.lists(
+        st.tuples(
+            st.integers(0, 10**6),
+            st.integers(0, 10**6),
+            st.integers(0, 1000),
+            st.integers(0, 10**6),
+            _POSITIVE,
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float]]) -> None:
+    """Whatever is observed: finite, non-negative, and more work never takes less time."""
+    fit = CostFit(trusted_after=1)
+    for own, cached, running, fetched, ttft_ms in seen:
+        work = Work(
+            num_tokens=own,
+            num_mtoken2=mtoken2(own, cached),
+            num_running=running,
+            num_fetched_tokens=fetched,
+        )
+        fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+
+    model = fit.model
+    for value in (
+        model.base_ms,
+        model.ms_per_token,
+        model.ms_per_mtoken2,
+        model.ms_per_running,
+        model.ms_per_fetched_token,
+        model.error_ms,
+    ):
+        assert math.isfinite(value)
+        assert value >= 0.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(scale=st.floats(0.01, 100.0))
+def test_a_wrong_scale_of_the_prior_is_unlearned(scale: float) -> None:
+    """An engine any factor from 0.01 to 100 of the prior is learned alike."""
+    engine = CostModel(
+        base_ms=scale * PRIOR.base_ms,
+        ms_per_token=scale * PRIOR.ms_per_token,
+        ms_per_mtoken2=scale * PRIOR.ms_per_mtoken2,
+        ms_per_fetched_token=scale * PRIOR.ms_per_fetched_token,
+    )
+    fit = CostFit()
+
+    teach(fit, engine, Random(7), 100)
+
+    assert mean_error(fit.model, engine) < 0.15
+
+
+def test_others_teach_at_a_bounded_pace() -> None:
+    """All of them until the window is full, then 20 a second."""
+    fit = CostFit()
+    work = Work(num_tokens=100.0, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
+    for _ in range(128):
+        fit.observe_elsewhere(work, 50.0, 50.0, 0.0)
+    assert fit.num_observations == 128
+
+    for millisecond in range(1000):
+        fit.observe_elsewhere(work, 50.0, 50.0, 1.0 + millisecond / 1000.0)
+    assert fit.num_observations == pytest.approx(148, abs=1)
+    fit.observe(work, 50.0, 50.0)
+    assert fit.num_observations == pytest.approx(149, abs=1)

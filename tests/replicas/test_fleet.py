@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from policies import CandidateId, RequestView, Snapshot, create
+from router.errors import NoReplicaAvailable, UnknownModel
+from router.records.outcome import Outcome
+from router.replicas import (
+    EngineLoad,
+    Fleet,
+    HealthRules,
+    Match,
+    ProbeFailure,
+    Replica,
+    ServedModel,
+)
+from tests.replicas.work import UNIT, fleet_of, replica, send
+
+A = CandidateId("a")
+
+
+def load(running: int, waiting: int, at_s: float = 0.0) -> EngineLoad:
+    return EngineLoad(num_running=running, num_waiting=waiting, at_s=at_s)
+
+
+def test_a_request_goes_its_way() -> None:
+    """Candidates, views, decision, begin, first token, end: and nothing is left."""
+    fleet = fleet_of("a", "b")
+    candidates = fleet.candidates("m", 0.0)
+    views = fleet.views(candidates, {CandidateId("b"): Match(800, 900)}, 0.0)
+    asked = Snapshot(
+        now_s=0.0, number=0, seed=0, request=RequestView(num_tokens=1000), replicas=views
+    )
+    decision = create("kv_aware").decide(asked)
+    lease = send(fleet, decision.candidate, 0.0)
+
+    assert decision.candidate == "b"
+    assert (views[1].num_gpu_tokens, views[1].num_cpu_tokens) == (800, 900)
+    (busy,) = [v for v in fleet.views(candidates, {}, 0.0) if v.id == "b"]
+    assert (busy.num_requests, busy.num_waiting, busy.queue_ms) == (1, 1, 100.0)
+    fleet.first_token(lease, 0.1)
+    assert fleet.end(lease, 0.2, Outcome.OK)
+    assert not fleet.end(lease, 0.2, Outcome.OK)
+    assert all(status.num_requests == 0 for status in fleet.status(0.2))
+    assert fleet.is_idle("b")
+
+
+def test_offers_the_models_replicas_in_order() -> None:
+    """Each model has its own replicas; None asks for any; ranks are candidates."""
+    fleet = Fleet(order=("c", "a"))
+    fleet.add(replica("a", models=("m", "lora")))
+    fleet.add(replica("b", models=("n",)))
+    fleet.add(replica("c", num_ranks=2))
+
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["c#0", "c#1", "a"]
+    assert [c.id for c in fleet.candidates("lora", 0.0)] == ["a"]
+    assert [c.id for c in fleet.candidates(None, 0.0)] == ["c#0", "c#1", "a", "b"]
+    assert [r.name for r in fleet.replicas] == ["c", "a", "b"]
+    assert [entry["id"] for entry in fleet.models()] == ["m", "lora", "n"]
+    assert fleet.model("n") == ServedModel(id="n")
+    assert fleet.model("x") is None
+    assert fleet.replica("b").name == "b"
+
+
+def test_an_unknown_model_is_the_clients_fault() -> None:
+    """404, with the names there are."""
+    with pytest.raises(UnknownModel, match=r"`x` does not exist \(served: m\)") as caught:
+        fleet_of("a").candidates("x", 0.0)
+
+    assert caught.value.param == "model"
+
+
+def test_an_undiscovered_replica_may_have_the_model() -> None:
+    """While some replica has not said what it serves, no model is unknown: 503, not 404."""
+    fleet = fleet_of("a")
+    fleet.add(Replica(name="late", url="http://late"))
+
+    with pytest.raises(NoReplicaAvailable, match="No replica of `x`"):
+        fleet.candidates("x", 0.0)
+
+
+@pytest.mark.parametrize("model", ["m", None])
+def test_an_empty_fleet_has_nobody(model: str | None) -> None:
+    """Nothing configured is the operator's fault, whatever the client asked for."""
+    with pytest.raises(NoReplicaAvailable, match="No replica"):
+        Fleet().candidates(model, 0.0)
+
+
+def test_says_when_to_ask_again() -> None:
+    """Retry-After is the first breaker's pause, between one and thirty seconds."""
+    fleet = fleet_of("a", rules=HealthRules(backoff_s=12.0))
+    fleet.end(send(fleet, "a", 0.0), 0.0, Outcome.REPLICA_UNREACHABLE, jitter=1.0)
+
+    with pytest.raises(NoReplicaAvailable) as caught:
+        fleet.candidates("m", 2.0)
+    assert caught.value.retry_after_s == pytest.approx(10.0)
+    assert [c.id for c in fleet.candidates("m", 12.0)] == ["a"]
+
+
+def test_failover_excludes_those_tried() -> None:
+    """A replica that failed a request is not asked again for it, ranks and all."""
+    fleet = fleet_of("a", "b")
+    fleet.add(replica("c", num_ranks=2))
+
+    assert [c.id for c in fleet.candidates("m", 0.0, exclude={"c", "a"})] == ["b"]
+    with pytest.raises(NoReplicaAvailable):
+        fleet.candidates("m", 0.0, exclude={"a", "b", "c"})
+
+
+def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
+    """It leaves the offer but not the fleet; a rediscovery does not bring it back."""
+    fleet = fleet_of("a", "b")
+    lease = send(fleet, "a", 0.0)
+    fleet.drain("a")
+    fleet.add(replace(replica("a"), version="0.32.1"))
+
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["b"]
+    assert fleet.status(0.0)[0].draining
+    assert not fleet.is_idle("a")
+    fleet.end(lease, 1.0, Outcome.OK)
+    assert fleet.is_idle("a")
+    fleet.drain("a", draining=False)
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["a", "b"]
+
+
+def test_draining_all_makes_a_model_unavailable_not_unknown() -> None:
+    """The model exists; nobody can take it now."""
+    fleet = fleet_of("a")
+    fleet.drain("a")
+
+    with pytest.raises(NoReplicaAvailable):
+        fleet.candidates("m", 0.0)
+
+
+def test_unknown_names() -> None:
+    """Draining a stranger is an error; news of one that left is not."""
+    fleet = fleet_of("a")
+
+    with pytest.raises(KeyError):
+        fleet.drain("x")
+    assert not fleet.remove("x")
+    fleet.probe_ok("x", 0.0)
+    fleet.probe_failed("x", ProbeFailure.REFUSED, 0.0)
+    fleet.note_engine_load(CandidateId("x"), load(1, 1))
+    assert not fleet.is_up("x", 0.0)
+
+
+def test_leases_outlive_their_replica() -> None:
+    """A removed replica's requests end without effect, even if its name is taken again."""
+    fleet = fleet_of("a", "b")
+    lease = send(fleet, "a", 0.0)
+    assert fleet.remove("a")
+    fleet.first_token(lease, 0.1)
+    assert not fleet.end(lease, 0.1, Outcome.REPLICA_FAILED)
+
+    fleet.add(replace(replica("a"), url="http://elsewhere"))
+    send(fleet, "a", 0.2)
+    assert not fleet.end(lease, 0.3, Outcome.REPLICA_FAILED)
+    assert fleet.status(0.3)[1].num_requests == 1
+
+
+def test_a_new_description_keeps_load_a_new_address_does_not() -> None:
+    """The same server described anew goes on; another server starts afresh."""
+    fleet = fleet_of("a")
+    send(fleet, "a", 0.0)
+    fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
+    fleet.add(replica("a", models=("m", "n")))
+    kept = fleet.status(0.0)[0]
+    fleet.add(replace(replica("a"), url="http://elsewhere"))
+    fresh = fleet.status(0.0)[0]
+
+    assert (kept.num_requests, kept.state) == (1, "down")
+    assert (fresh.num_requests, fresh.state) == (0, "up")
+
+
+def test_ranks_come_and_go_with_the_description() -> None:
+    """A replica restarted with other data parallelism has other candidates."""
+    fleet = fleet_of("a")
+    fleet.add(replica("a", num_ranks=2))
+
+    assert [status.id for status in fleet.status(0.0)] == ["a#0", "a#1"]
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["a#0", "a#1"]
+
+
+def test_an_outage_and_back() -> None:
+    """Probes take a replica out and bring it back; is_up says so."""
+    fleet = fleet_of("a", "b")
+    fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["b"]
+    assert not fleet.is_up("a", 0.0)
+
+    fleet.probe_ok("a", 5.0)
+    assert fleet.is_up("a", 5.0)
+    assert [c.id for c in fleet.candidates("m", 100.0)] == ["a", "b"]
+    fleet.end(send(fleet, "a", 100.0), 100.0, Outcome.OK)
+    assert [c.id for c in fleet.candidates("m", 100.0)] == ["a", "b"]
+
+
+def test_first_tokens_teach_the_class() -> None:
+    """Replicas of one class share what one of them learned; other classes do not."""
+    fleet = fleet_of("a", "b")
+    fleet.add(replace(replica("c"), cost_class="other"))
+    for number in range(20):
+        lease = send(fleet, "a", float(number), tokens=100 * (number + 1))
+        fleet.first_token(lease, number + 0.5)
+        fleet.first_token(lease, number + 0.6)
+        fleet.end(lease, number + 0.7, Outcome.OK)
+
+    a, b, c = fleet.status(100.0)
+    assert (a.num_observations, b.num_observations, c.num_observations) == (20, 20, 0)
+    assert a.cost == b.cost != UNIT
+    assert c.cost == UNIT
+
+
+def test_unseen_first_tokens_teach_nothing() -> None:
+    """An answer in one piece tells its end, not its first token."""
+    fleet = fleet_of("a")
+    lease = send(fleet, "a", 0.0, streams=False)
+    fleet.first_token(lease, 60.0)
+
+    assert fleet.status(60.0)[0].num_observations == 0
+
+
+def test_a_recovering_replicas_first_token_ends_its_trial() -> None:
+    """A long answer does not keep the others away."""
+    fleet = fleet_of("a", "b", "c", rules=HealthRules(failures_to_open=1, backoff_s=1.0))
+    fleet.end(send(fleet, "a", 0.0), 0.0, Outcome.REPLICA_FAILED)
+    lease = send(fleet, "a", 2.0)
+    assert [c.id for c in fleet.candidates("m", 2.0)] == ["b", "c"]
+
+    fleet.first_token(lease, 3.0)
+    assert fleet.is_up("a", 3.0)
+
+
+def test_load_of_others_is_taken_from_the_engine() -> None:
+    """What the engine counts beyond the ledger is foreign, priced like our own requests."""
+    fleet = fleet_of("a")
+    for number in range(50):
+        fleet.end(send(fleet, "a", float(number), tokens=1000), float(number), Outcome.OK)
+    lease = send(fleet, "a", 100.0, tokens=1000)
+    fleet.first_token(lease, 100.5)
+    fleet.note_engine_load(A, load(running=3, waiting=2, at_s=101.0))
+
+    (view,) = fleet.views(fleet.candidates("m", 101.0), {}, 101.0)
+    assert (view.num_requests, view.num_waiting) == (5, 2)
+    assert view.num_queued_tokens == pytest.approx(2000, rel=0.01)
+    assert view.queue_ms == pytest.approx(2000, rel=0.01)
+    booked = send(fleet, "a", 101.0, tokens=10)
+    assert booked.work.num_tokens == pytest.approx(2010, rel=0.01)
+    assert booked.work.num_running == 1 + 2
+
+
+def test_an_old_reading_counts_no_more() -> None:
+    """A reading is believed for a while, and one that shows nothing foreign not at all."""
+    fleet = fleet_of("a")
+    fleet.note_engine_load(A, load(running=3, waiting=0))
+    (fresh,) = fleet.views(fleet.candidates("m", 14.9), {}, 14.9)
+    (stale,) = fleet.views(fleet.candidates("m", 15.0), {}, 15.0)
+    fleet.note_engine_load(A, load(running=0, waiting=0, at_s=16.0))
+    (idle,) = fleet.views(fleet.candidates("m", 16.0), {}, 16.0)
+
+    assert (fresh.num_requests, stale.num_requests, idle.num_requests) == (3, 0, 0)
+    assert send(fleet, "a", 16.0).work.num_running == 0
+
+
+def test_own_requests_are_not_foreign() -> None:
+    """What the ledger has itself is not counted twice."""
+    fleet = fleet_of("a")
+    send(fleet, "a", 0.0)
+    send(fleet, "a", 0.0)
+    fleet.note_engine_load(A, load(running=1, waiting=1))
+
+    (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
+    assert view.num_requests == 2
+    assert fleet.status(0.0)[0].engine_load == load(1, 1)
+
+
+def test_cache_pressure_rises_with_work_and_fades() -> None:
+    """Tokens computed or fetched over capacity (1,600 tokens here), forgotten in minutes."""
+    fleet = fleet_of("a")
+    candidates = fleet.candidates("m", 0.0)
+    (before,) = fleet.views(candidates, {}, 0.0)
+    send(fleet, "a", 0.0, tokens=600, fetched=200)
+    (after,) = fleet.views(candidates, {}, 0.0)
+    (later,) = fleet.views(candidates, {}, 600.0)
+
+    assert before.cache_pressure == 0.0
+    assert after.cache_pressure == pytest.approx(0.5)
+    assert later.cache_pressure == pytest.approx(0.5 * 2.718281828**-2)
+
+
+def test_busy_is_time_with_a_prefill_at_work() -> None:
+    """It rises from dispatch to first token, and is kept for a moment only."""
+    fleet = fleet_of("a")
+    candidates = fleet.candidates("m", 0.0)
+    fleet.views(candidates, {}, 0.0)
+    lease = send(fleet, "a", 0.0)
+    (busy,) = fleet.views(candidates, {}, 60.0)
+    fleet.first_token(lease, 60.0)
+    (kept,) = fleet.views(candidates, {}, 60.05)
+    (idle,) = fleet.views(candidates, {}, 120.0)
+
+    assert busy.busy_ratio == kept.busy_ratio == pytest.approx(1 - 2.718281828**-1)
+    assert idle.busy_ratio == pytest.approx(busy.busy_ratio * 2.718281828**-1)
+    assert fleet.status(120.0)[0].busy_ratio == pytest.approx(idle.busy_ratio)
+
+
+def test_cache_pressure_needs_a_known_capacity() -> None:
+    """Where the size of the cache is not known, nothing is said about it."""
+    fleet = Fleet()
+    fleet.add(replace(replica("a"), num_blocks=None))
+    send(fleet, "a", 0.0)
+
+    assert fleet.status(0.0)[0].cache_pressure == 0.0
+
+
+def test_other_routers_requests_count_as_ours() -> None:
+    """Queue, cache pressure, cost; ended once, and never for a replica that is gone."""
+    fleet = fleet_of("a")
+    lease = fleet.begin_elsewhere(A, num_uncached_tokens=400, num_cached_tokens=0, now_s=0.0)
+    assert lease is not None
+    assert fleet.has(A)
+    (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
+    assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
+
+    fleet.first_token_elsewhere(lease, 0.5, 450.0)
+    fleet.first_token_elsewhere(lease, 0.5, 450.0)
+    assert fleet.status(0.5)[0].num_observations == 1
+    assert fleet.end_elsewhere(lease, 1.0)
+    assert not fleet.end_elsewhere(lease, 1.0)
+    fleet.remove("a")
+    fleet.first_token_elsewhere(lease, 2.0, 1.0)
+    assert not fleet.end_elsewhere(lease, 2.0)
+    nobody = fleet.begin_elsewhere(A, num_uncached_tokens=1, num_cached_tokens=0, now_s=2.0)
+    assert nobody is None
+
+
+def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
+    """Nobody sees its first token, so it leaves the queue when it is due."""
+    fleet = fleet_of("a")
+    lease = fleet.begin_elsewhere(
+        A, num_uncached_tokens=100, num_cached_tokens=0, streams=False, now_s=0.0
+    )
+    assert lease is not None
+    (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)
+
+    assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)
+    fleet.first_token_elsewhere(lease, 2.0, None)
+    assert fleet.end_elsewhere(lease, 2.0)

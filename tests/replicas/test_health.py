@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import pytest
+
+from router.records.outcome import Outcome
+from router.replicas.health import Health, HealthRules, ProbeFailure, State
+
+RULES = HealthRules(failures_to_open=3, backoff_s=1.0, max_backoff_s=5.0, slow_start_s=10.0)
+
+
+def opened(*, outcome: Outcome = Outcome.REPLICA_FAILED) -> Health:
+    """Open a breaker at time 0, without jitter's half: the pause is 0.5 s."""
+    health = Health(RULES)
+    for number in range(3):
+        health.ended(number, outcome, 0.0, 0.0)
+    return health
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CLIENT_ERROR, Outcome.CLIENT_GONE])
+def test_the_client_never_counts(outcome: Outcome) -> None:
+    """A thousand client errors open nothing, and they do not hide failures either."""
+    health = Health(RULES)
+    for number in range(1000):
+        health.ended(number, outcome, 0.0, 0.0)
+    assert health.is_settled
+
+    health.ended(1, Outcome.REPLICA_FAILED, 0.0, 0.0)
+    health.ended(2, outcome, 0.0, 0.0)
+    health.ended(3, Outcome.REPLICA_FAILED, 0.0, 0.0)
+    health.ended(4, Outcome.REPLICA_FAILED, 0.0, 0.0)
+    assert health.state(0.0) is State.SUSPECT
+
+
+def test_failures_in_a_row_open_the_breaker() -> None:
+    """A success between two failures starts the count again."""
+    health = Health(RULES)
+    for number in range(10):
+        health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
+        health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
+        health.ended(number, Outcome.OK, 0.0, 0.0)
+
+    assert health.state(0.0) is State.UP
+    assert opened().state(0.0) is State.SUSPECT
+    assert opened().reason == "replica_failed"
+
+
+def test_a_refused_connection_opens_at_once() -> None:
+    """Nothing listens: one such request is enough, and a panic does not help."""
+    health = Health(RULES)
+    health.ended(1, Outcome.REPLICA_UNREACHABLE, 0.0, 0.0)
+
+    assert health.state(0.0) is State.DOWN
+    assert not health.can_accept_in_panic(0.0)
+    assert opened().can_accept_in_panic(0.0)
+
+
+def test_one_request_at_a_time_tries_a_suspect() -> None:
+    """After the pause one request is let through, and decides at its first token."""
+    health = opened()
+    assert not health.can_accept(0.49)
+    assert health.can_accept(0.5)
+
+    health.began(7, 0.5)
+    assert not health.can_accept(0.6)
+    health.answered(8, 0.7)
+    assert health.state(0.7) is State.TRIAL
+    health.answered(7, 0.7)
+    assert health.state(0.7) is State.UP
+    assert health.reason == ""
+
+
+def test_a_trial_may_also_end_well_without_a_first_token() -> None:
+    """An answer in one piece is a success at its end."""
+    health = opened()
+    health.began(7, 1.0)
+    health.ended(7, Outcome.OK, 2.0, 0.0)
+
+    assert health.state(2.0) is State.UP
+
+
+def test_failed_trials_wait_longer_and_longer_up_to_the_cap() -> None:
+    """1, 2, 4, then 5 s, each halved by jitter 0 and whole at jitter 1."""
+    health, now_s, pauses = opened(), 0.0, []
+    for number in range(10, 14):
+        now_s = health.retry_at_s
+        health.began(number, now_s)
+        health.ended(number, Outcome.REPLICA_FAILED, now_s, 1.0)
+        pauses.append(health.retry_at_s - now_s)
+
+    assert pauses == pytest.approx([2.0, 4.0, 5.0, 5.0])
+    for number in range(2000):  # the exponent has a cap of its own
+        now_s = health.retry_at_s
+        health.began(number, now_s)
+        health.ended(number, Outcome.REPLICA_FAILED, now_s, 1.0)
+    assert health.retry_at_s - now_s == pytest.approx(5.0)
+
+
+def test_a_success_forgets_past_pauses() -> None:
+    """After a recovery and one more success the next pause is the first again."""
+    health = opened()
+    health.began(7, 1.0)
+    health.ended(7, Outcome.OK, 1.0, 0.0)
+    health.ended(8, Outcome.OK, 2.0, 0.0)
+    for number in range(3):
+        health.ended(number, Outcome.REPLICA_FAILED, 3.0, 1.0)
+
+    assert health.retry_at_s == pytest.approx(4.0)
+
+
+def test_a_trial_whose_client_left_makes_room_for_the_next() -> None:
+    """Neither trust nor blame: somebody else tries."""
+    health = opened()
+    health.began(7, 1.0)
+    health.ended(7, Outcome.CLIENT_GONE, 1.0, 0.0)
+    health.probe_ok(1.0)
+
+    assert health.state(1.0) is State.TRIAL
+    assert health.can_accept(1.0)
+
+
+def test_requests_sent_before_say_nothing_once_it_is_out() -> None:
+    """Stragglers of a dying replica neither close its breaker nor push its pause on."""
+    health = opened()
+    retry_at_s = health.retry_at_s
+    health.ended(50, Outcome.OK, 0.1, 0.0)
+    for number in range(51, 60):
+        health.ended(number, Outcome.REPLICA_FAILED, 0.2, 1.0)
+
+    assert health.state(0.3) is State.SUSPECT
+    assert health.retry_at_s == retry_at_s
+    assert health.state(0.5) is State.TRIAL
+    health.ended(60, Outcome.OK, 0.6, 0.0)
+    assert health.state(0.6) is State.TRIAL
+
+
+def test_refused_probes_take_a_replica_out_until_one_succeeds() -> None:
+    """What a probe found, a probe must take back: time alone does not."""
+    health = Health(RULES)
+    health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
+
+    assert health.state(1e9) is State.DOWN
+    assert health.reason == "probe refused"
+    health.probe_ok(1e9)
+    assert health.state(1e9) is State.UP
+
+
+@pytest.mark.parametrize("failure", [ProbeFailure.TIMEOUT, ProbeFailure.BAD_STATUS])
+def test_other_failed_probes_need_three_in_a_row(failure: ProbeFailure) -> None:
+    """A busy engine may miss a probe; three make it suspect, not down."""
+    health = Health(RULES)
+    for _ in range(2):
+        health.probe_failed(failure, 0.0, 0.0)
+    health.probe_ok(0.0)
+    for _ in range(2):
+        health.probe_failed(failure, 0.0, 0.0)
+    assert health.is_settled
+
+    health.probe_failed(failure, 0.0, 0.0)
+    assert health.state(0.0) is State.SUSPECT
+    assert health.can_accept_in_panic(0.0)
+
+
+def test_a_probe_does_not_close_what_requests_opened() -> None:
+    """/health may be fine while every request fails: only a request can tell."""
+    health = opened()
+    health.probe_ok(0.1)
+
+    assert health.state(0.1) is State.SUSPECT
+
+
+def test_a_probe_lets_a_restarted_replica_be_tried_at_once() -> None:
+    """Requests found nobody there; a probe finds somebody: try, before the pause is over."""
+    health = opened(outcome=Outcome.REPLICA_UNREACHABLE)
+    health.probe_ok(0.1)
+
+    assert health.state(0.1) is State.TRIAL
+
+
+def test_down_outranks_suspect() -> None:
+    """Late failures of another kind do not make a dead replica look alive."""
+    health = Health(RULES)
+    health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
+    for number in range(5):
+        health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
+        health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
+    assert health.state(0.0) is State.DOWN
+
+    suspect = opened()
+    suspect.probe_failed(ProbeFailure.REFUSED, 0.1, 0.0)
+    assert suspect.state(9.0) is State.DOWN
+
+
+def test_failing_in_a_panic_changes_nothing() -> None:
+    """Requests sent to a suspect in a panic are no trial."""
+    health = opened()
+    health.began(9, 0.1)
+    health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.2, 1.0)
+
+    assert health.state(0.2) is State.DOWN
+    assert health.retry_at_s == 0.5
+
+
+def test_slow_start_ramps_to_full_weight() -> None:
+    """A recovered replica takes a tenth at first, all of its share after ten seconds."""
+    health = Health(RULES)
+    assert health.weight(0.0) == 1.0
+    health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
+    health.probe_ok(100.0)
+
+    assert not health.is_settled
+    assert [health.weight(at_s) for at_s in (100.0, 105.0, 110.0)] == [0.1, 0.5, 1.0]
+    assert health.is_settled
+
+
+def test_a_failure_that_is_taken_back_never_was() -> None:
+    """Neither before the breaker opens, nor after, as often as it may be."""
+    health = Health(RULES)
+    for number in range(7):
+        health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
+    for number in range(7):
+        health.absolve(number, 0.1)
+
+    assert health.state(0.1) is State.UP
+    assert health.is_settled
+    for number in (7, 8):
+        health.ended(number, Outcome.REPLICA_FAILED, 0.2, 0.0)
+        health.absolve(number, 0.2)
+    health.ended(9, Outcome.REPLICA_FAILED, 0.2, 0.0)
+    health.ended(10, Outcome.REPLICA_FAILED, 0.2, 0.0)
+    assert health.state(0.2) is State.UP
+    health.ended(11, Outcome.REPLICA_FAILED, 0.2, 0.0)
+    assert health.state(0.2) is State.SUSPECT
+    assert health.retry_at_s == pytest.approx(0.7)  # its first time
+
+
+def test_a_trial_that_failed_through_its_request_is_still_to_be_made() -> None:
+    """The next request tries it, at once."""
+    health = opened()
+    health.began(7, 1.0)
+    health.ended(7, Outcome.REPLICA_FAILED, 1.1, 0.0)
+    assert not health.can_accept(1.2)
+
+    health.absolve(7, 1.2)
+    assert health.state(1.2) is State.TRIAL
+    assert health.can_accept(1.2)
+
+
+def test_what_a_probe_found_is_not_taken_back() -> None:
+    """Nor what a refused connection says."""
+    health = opened()
+    for _ in range(3):
+        health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
+    health.absolve(0, 0.1)
+    assert health.state(0.1) is State.SUSPECT
+
+    health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.1, 0.0)
+    health.absolve(1, 0.2)
+    assert health.state(0.2) is State.DOWN

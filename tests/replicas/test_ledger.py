@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import CostModel
+from router.replicas.ledger import Foreign, Lease, Ledger
+from tests.replicas.work import UNIT, book
+
+
+def test_counts_waiting_and_decoding() -> None:
+    """A request waits until its first token, then decodes until its end."""
+    ledger = Ledger()
+    lease = book(ledger, 1, 0.0)
+    book(ledger, 2, 0.0, tokens=50)
+
+    assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (2, 2, 150)
+    assert ledger.first_token(lease, 0.1)
+    assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (2, 1, 50)
+    assert ledger.end(lease, 0.2)
+    assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (1, 1, 50)
+
+
+def test_transitions_happen_once() -> None:
+    """First token and end have an effect once, in whatever order they come again."""
+    ledger = Ledger()
+    lease = book(ledger, 1, 0.0)
+
+    assert ledger.first_token(lease, 0.1)
+    assert not ledger.first_token(lease, 0.1)
+    assert ledger.end(lease, 0.2)
+    assert not ledger.end(lease, 0.2)
+    assert not ledger.first_token(lease, 0.3)
+    assert ledger.num_requests == 0
+
+
+def test_queue_shrinks_as_the_head_is_computed() -> None:
+    """The oldest's time is discounted by what has passed; the others' is not."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=100)
+    book(ledger, 2, 0.0, tokens=30)
+
+    assert ledger.queue_ms(UNIT, 0.0) == pytest.approx(130.0)
+    assert ledger.queue_ms(UNIT, 0.06) == pytest.approx(70.0)
+
+
+def test_a_late_head_keeps_a_remainder_that_grows() -> None:
+    """An engine that hangs does not look idle: a tenth of the work, then of the time taken."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=100)
+
+    assert ledger.queue_ms(UNIT, 0.1) == pytest.approx(10.0)
+    assert ledger.queue_ms(UNIT, 20.0) == pytest.approx(2000.0)
+
+
+def test_the_next_head_starts_when_the_one_before_is_done() -> None:
+    """A request's own waiting is not taken for progress."""
+    ledger = Ledger()
+    first = book(ledger, 1, 0.0, tokens=100)
+    book(ledger, 2, 0.0, tokens=80)
+    ledger.first_token(first, 0.1)
+
+    assert ledger.queue_ms(UNIT, 0.1) == pytest.approx(80.0)
+    assert ledger.queue_ms(UNIT, 0.13) == pytest.approx(50.0)
+
+
+def test_one_that_overtakes_leaves_the_head_alone() -> None:
+    """A short prompt that is done before the oldest changes the sum only."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=100)
+    short = book(ledger, 2, 0.0, tokens=10)
+    ledger.first_token(short, 0.05)
+
+    assert ledger.queue_ms(UNIT, 0.05) == pytest.approx(50.0)
+
+
+def test_base_is_latency_not_queue() -> None:
+    """What every first token waits anyway is not waited for again by those behind."""
+    model = CostModel(base_ms=500.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
+    ledger = Ledger()
+    lease = book(ledger, 1, 0.0, tokens=100, model=model)
+
+    assert ledger.queue_ms(model, 0.0) == pytest.approx(100.0)
+    assert lease.predicted_ms == pytest.approx(600.0)
+
+
+def test_a_new_model_counts_at_once() -> None:
+    """Work is kept in tokens and pairs, so what is in flight is priced by today's model."""
+    model = CostModel(base_ms=0.0, ms_per_token=2.0, ms_per_mtoken2=1e6)
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=10, cached=5)
+
+    assert ledger.queue_ms(UNIT, 0.0) == pytest.approx(10.0)
+    assert ledger.queue_ms(model, 0.0) == pytest.approx(20.0 + 10 * (5 + 5))
+
+
+def test_work_holds_everything_in_front_of_the_first_token() -> None:
+    """Own tokens, what is left of those ahead, running decodes, and what others sent."""
+    ledger = Ledger()
+    ledger.first_token(book(ledger, 1, 0.0, tokens=7), 0.0)
+    book(ledger, 2, 0.0, tokens=100)
+    foreign = Foreign(num_requests=3, num_waiting=1, num_queued_tokens=20)
+    lease = book(ledger, 3, 0.04, tokens=10, foreign=foreign)
+
+    assert lease.work.num_tokens == pytest.approx(60 + 20 + 10)
+    assert lease.work.num_running == 1 + 2
+    assert lease.work.num_mtoken2 == pytest.approx((0.6 * 100 * 50 + 10 * 5) * 1e-6)
+    assert lease.predicted_ms == pytest.approx(90.0)
+
+
+def test_a_head_without_work_takes_no_time() -> None:
+    """A request whose tokens are not known holds nobody up."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=0)
+    lease = book(ledger, 2, 0.0, tokens=10)
+
+    assert lease.work.num_tokens == 10
+    assert ledger.queue_ms(UNIT, 0.0) == pytest.approx(10.0)
+
+
+def test_unseen_first_tokens_are_presumed_when_due() -> None:
+    """A request that answers all at once queues for its prefill, not for its decoding."""
+    ledger = Ledger()
+    whole = book(ledger, 1, 0.0, tokens=100, streams=False)
+    book(ledger, 2, 0.0, tokens=50, streams=False)
+    book(ledger, 3, 0.0, tokens=30)
+
+    assert ledger.queue_ms(UNIT, 0.04) == pytest.approx(140.0)
+    assert ledger.queue_ms(UNIT, 0.16) == pytest.approx(20.0)
+    assert (ledger.num_requests, ledger.num_waiting) == (3, 1)
+    assert ledger.end(whole, 9.0)
+    assert ledger.num_requests == 2
+
+
+def test_presumes_until_nobody_waits() -> None:
+    """When the last unseen first token is due, the queue is empty."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=100, streams=False)
+
+    assert ledger.queue_ms(UNIT, 5.0) == 0.0
+    assert (ledger.num_requests, ledger.num_waiting) == (1, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "whole", "first", "end"]),
+            st.integers(0, 30),
+            st.integers(0, 5000),
+            st.floats(-0.5, 2.0),
+        ),
+        max_size=60,
+    )
+)
+def test_any_play_keeps_the_sums(steps: list[tuple[str, int, int, float]]) -> None:
+    """Whatever happens in whatever order, sums match the leases; nothing is ever negative.
+
+    Time may even step back (it must not, but a clock is somebody else's)."""
+    ledger, leases, now_s = Ledger(), [], 100.0
+    for number, (what, index, tokens, pause_s) in enumerate(steps):
+        now_s += pause_s
+        if what in ("begin", "whole"):
+            streams = what == "begin"
+            leases.append(book(ledger, number, now_s, tokens=tokens, streams=streams))
+        elif leases:
+            lease = leases[index % len(leases)]
+            ledger.first_token(lease, now_s) if what == "first" else ledger.end(lease, now_s)
+        assert ledger.queue_ms(UNIT, now_s) >= 0.0
+        assert 0 <= ledger.num_waiting <= ledger.num_requests <= len(leases)
+        assert ledger.num_queued_tokens >= 0
+    _end_all(ledger, leases, now_s)
+
+
+def _end_all(ledger: Ledger, leases: list[Lease], now_s: float) -> None:
+    for lease in leases:
+        ledger.end(lease, now_s)
+    assert ledger.num_requests == ledger.num_waiting == ledger.num_queued_tokens == 0
+    assert ledger.queue_ms(UNIT, now_s) == 0.0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.replicas.recent import RecentShare, RecentSum
+
+
+def test_terms_fade() -> None:
+    """After one time constant a term counts 1/e; later terms are added to what is left."""
+    recent = RecentSum(10.0)
+    assert recent.at(5.0) == 0.0
+    recent.add(4.0, 0.0)
+    recent.add(1.0, 10.0)
+
+    assert recent.at(10.0) == pytest.approx(4.0 * exp(-1) + 1.0)
+    assert recent.at(20.0) == pytest.approx(4.0 * exp(-2) + exp(-1))
+    assert recent.at(0.0) == recent.at(10.0)
+
+
+def test_share_rises_while_on_and_falls_while_off() -> None:
+    """The share nears 1 while it is on and 0 while it is off, at the same pace."""
+    recent = RecentShare(10.0)
+    assert recent.at(99.0) == 0.0
+    recent.switch(True, 100.0)
+    recent.switch(True, 105.0)
+    assert recent.at(110.0) == pytest.approx(1 - exp(-1))
+
+    recent.switch(False, 110.0)
+    assert recent.at(120.0) == pytest.approx((1 - exp(-1)) * exp(-1))
+    assert recent.at(100.0) == recent.at(110.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps=st.lists(st.tuples(st.booleans(), st.floats(-5.0, 100.0)), max_size=30))
+def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
+    """Whatever is switched when, the share is in [0, 1]."""
+    recent, now_s = RecentShare(10.0), 0.0
+    for is_on, pause_s in steps:
+        now_s += pause_s
+        recent.switch(is_on, now_s)
+        assert 0.0 <= recent.at(now_s + 1.0) <= 1.0

@@ -1,0 +1,275 @@
+"""router.replicas.registry: what is configured, what is ordered, and whose word counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.config import ReplicaConfig
+from router.errors import ConfigError, ReplicaConflict, UnknownReplica
+from router.messages import ReplicaRecord
+from router.replicas.registry import Registry
+
+X, Y, Z = "http://x:1", "http://y:1", "http://z:1"
+
+
+def registry(*replicas: ReplicaConfig | str) -> Registry:
+    configured = [r if isinstance(r, ReplicaConfig) else ReplicaConfig(url=r) for r in replicas]
+    return Registry(configured)
+
+
+def named(name: str, url: str) -> ReplicaConfig:
+    return ReplicaConfig(url=url, name=name)
+
+
+def at(url: str) -> ReplicaConfig:
+    return ReplicaConfig(url=url)
+
+
+def names(made: Registry) -> dict[str, str]:
+    return {entry.name: entry.replica.url for entry in made.entries}
+
+
+def offered(made: Registry) -> list[str]:
+    return [entry.name for entry in made.entries if entry.is_offered]
+
+
+# -- orders given here ---------------------------------------------------------------------------
+
+
+def test_the_configured_ones_are_there() -> None:
+    """By name, else numbered by their place; identity is the given name, else the address."""
+    made = registry(X, named("east", f"{Y}/"))
+
+    assert names(made) == {"r1": X, "east": Y}
+    assert [entry.identity for entry in made.entries] == [X, "east"]
+    assert (made.unsaved, made.records) == ({}, {})
+
+
+def test_added_ones_get_names_that_nobody_had() -> None:
+    """Also not the name of one that left, unless it is the same again."""
+    made = registry(X)
+    assert made.add(at(Y))[0].name == "r2"
+    made.remove("r2")
+    made.forget("r2")
+
+    assert made.add(named("r3", "http://w:1"))[0].name == "r3"
+    assert made.add(at(Z))[0].name == "r4"
+    assert made.add(at(Y))[0].name == "r2"
+    assert made.find("r4") == made.of_identity(Z)
+    assert made.of_identity("http://nowhere") is None
+
+
+def test_adding_again_changes_nothing() -> None:
+    """With or without its name; there is nothing to tell others."""
+    told: list[str] = []
+    made = registry(X)
+    made.on_change = lambda identity, record: told.append(identity)
+    first = made.add(named("east", Y))
+
+    assert first == (made.find("east"), True)
+    assert made.add(named("east", f"{Y}/")) == (made.find("east"), False)
+    assert made.add(at(Y)) == (made.find("east"), False)
+    assert made.add(at(X)) == (made.find("r1"), False)
+    assert told == ["east"]
+
+
+@pytest.mark.parametrize(
+    ("replica", "param"),
+    [(named("r1", Y), "name"), (named("east", X), "url"), (named("west", Y), "name")],
+)
+def test_what_is_another_s_is_refused(replica: ReplicaConfig, param: str) -> None:
+    """A name that is taken, an address that is there, a configured name elsewhere."""
+    made = registry(X, named("west", Z))
+    made.remove("west")
+    made.forget("west")
+
+    with pytest.raises(ReplicaConflict) as caught:
+        made.add(replica)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("replica", "param"),
+    [
+        (at("ftp://x"), "url"),
+        (at("http://u:pw@x"), "url"),
+        (named("a b", Y), "name"),
+        (named("pool", Y), "name"),
+        (ReplicaConfig(url=Y, events=("x:1",)), "events"),
+        (ReplicaConfig(url=Y, replay=("tcp://x:1",)), "replay"),
+    ],
+)
+def test_what_cannot_be_a_replica_is_refused(replica: ReplicaConfig, param: str) -> None:
+    """As in the configuration, under the order's own field names."""
+    with pytest.raises(ConfigError) as caught:
+        registry().add(replica)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(param)
+
+
+def test_strangers_get_no_orders() -> None:
+    """The error names those there are."""
+    made = registry(X)
+    for order in (lambda: made.drain("r9", draining=True), lambda: made.remove("r9")):
+        with pytest.raises(UnknownReplica, match="no replica 'r9'; known: r1"):
+            order()
+    with pytest.raises(UnknownReplica, match="none yet"):
+        registry().remove("r1")
+
+
+def test_draining_and_leaving() -> None:
+    """Neither is offered; one that is added again before it is gone is back."""
+    made = registry(X, Y)
+    made.drain("r1", draining=True)
+    made.remove("r2")
+    assert offered(made) == []
+
+    made.drain("r1", draining=False)
+    assert made.add(at(Y))[1]
+    assert offered(made) == ["r1", "r2"]
+
+
+def test_a_configured_one_comes_back_as_configured() -> None:
+    """With its name and its events, although the order says only where it is."""
+    east = ReplicaConfig(url=X, name="east", events=("tcp://x:5557",))
+    made = registry(east)
+    made.remove("east")
+    made.forget("east")
+    assert made.entries == ()
+
+    entry, _ = made.add(named("east", X))
+    assert entry.replica == east
+
+
+def test_orders_wait_until_they_are_stored() -> None:
+    """A newer one of the same replica waits on."""
+    made = registry(X)
+    made.drain("r1", draining=True)
+    old = made.unsaved[X]
+    made.drain("r1", draining=False)
+    made.saved(X, old)
+    assert made.unsaved == {X: ReplicaRecord(url=X)}
+
+    made.saved(X, ReplicaRecord(url=X))
+    made.saved(X, ReplicaRecord(url=X))
+    assert made.unsaved == {}
+    assert made.records == {X: ReplicaRecord(url=X)}
+
+
+# -- orders given elsewhere ----------------------------------------------------------------------
+
+
+def test_all_follow_what_one_ordered() -> None:
+    """Add, drain, remove; by identity, however the replicas are numbered."""
+    a, b = registry(X, Y), registry(Y, X)
+    a.add(at(Z))
+    a.add(named("east", "http://e:1"))
+    a.drain("r1", draining=True)
+    a.remove("r2")
+    b.apply(a.records)
+
+    assert names(b) == {"r1": Y, "r2": X, "r3": Z, "east": "http://e:1"}
+    assert offered(b) == ["r3", "east"]
+    assert [entry.leaving for entry in b.entries] == [True, False, False, False]
+    assert b.apply(a.records) == ()
+    assert b.unsaved == {}
+
+
+def test_a_record_that_is_gone_takes_nothing_away() -> None:
+    """A store that was flushed knows nothing; this router can tell it all again."""
+    a, b = registry(), registry()
+    a.add(at(Z))
+    b.apply(a.records)
+    b.apply({})
+
+    assert names(b) == {"r1": Z}
+    assert b.records == a.records
+
+
+def test_a_removed_one_is_removed_from_the_configuration_too() -> None:
+    """Also at a router that starts later."""
+    a = registry(X)
+    a.remove("r1")
+    late = registry(X, Y)
+    late.apply(a.records)
+
+    assert offered(late) == ["r2"]
+    assert registry(Y).apply(a.records) == ()
+
+
+def test_what_is_ordered_here_is_newer_than_what_is_read() -> None:
+    """Until it is stored."""
+    made = registry(X)
+    made.drain("r1", draining=True)
+    made.apply({X: ReplicaRecord(url=X, draining=False)})
+    assert offered(made) == []
+
+    made.saved(X, made.unsaved[X])
+    made.apply({X: ReplicaRecord(url=X, draining=False)})
+    assert offered(made) == ["r1"]
+
+
+def test_a_name_may_move_to_another_address() -> None:
+    """Unless it is configured here: then the configuration is right about its replica."""
+    moved = {"east": ReplicaRecord(url=Y, draining=True)}
+    dynamic, configured = registry(), registry(named("east", X))
+    dynamic.add(named("east", X))
+    dynamic.saved("east", dynamic.unsaved["east"])
+    dynamic.apply(moved)
+    configured.apply(moved)
+
+    assert (names(dynamic), offered(dynamic)) == ({"east": Y}, [])
+    assert (names(configured), offered(configured)) == ({"east": X}, ["east"])
+
+
+def test_a_name_that_is_taken_here_is_another_one() -> None:
+    """Their `r1` is a given name, ours a number; they are not the same replica."""
+    made = registry(X)
+    made.apply({"r1": ReplicaRecord(url=Y)})
+
+    assert names(made) == {"r1": X, "r2": Y}
+    assert made.of_identity("r1") == made.find("r2")
+
+
+def test_there_is_one_replica_at_an_address() -> None:
+    """Named there and not here: the order reaches it; two identities of one: its own counts."""
+    made = registry(X)
+    made.apply({"east": ReplicaRecord(url=X, draining=True)})
+    assert (names(made), offered(made)) == ({"r1": X}, [])
+
+    again = registry()
+    again.apply({Y: ReplicaRecord(url=Y, removed=True), "east": ReplicaRecord(url=Y)})
+    again.apply({"east": ReplicaRecord(url=Y), Y: ReplicaRecord(url=Y, removed=True)})
+    assert (names(again), offered(again)) == ({"east": Y}, ["east"])
+
+
+@pytest.mark.parametrize(
+    ("identity", "record"),
+    [
+        ("a b", ReplicaRecord(url=X)),
+        ("pool", ReplicaRecord(url=X)),
+        ("east", ReplicaRecord(url="file:///etc/passwd")),
+        (Y, ReplicaRecord(url=X)),
+        ("east", ReplicaRecord(url=X, events=("nowhere",))),
+    ],
+)
+def test_records_of_no_possible_replica_are_left_out(identity: str, record: ReplicaRecord) -> None:
+    """Whoever writes to the store."""
+    made = registry()
+
+    assert made.refused(identity, record) is not None
+    assert made.apply({identity: record, Z: ReplicaRecord(url=Z)}) == made.entries
+    assert names(made) == {"r1": Z}
+    assert identity not in made.records
+
+
+def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
+    """Whoever can write to Redis cannot have prompts sent anywhere; configured ones stay."""
+    inside, outside = "http://gpu.example:1", "http://169.254.169.254"
+    made = Registry([ReplicaConfig(url=inside)])
+    made.apply(
+        {inside: ReplicaRecord(url=inside, draining=True), outside: ReplicaRecord(url=outside)}
+    )
+
+    assert names(made) == {"r1": inside}
+    assert made.entries[0].draining

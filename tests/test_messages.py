@@ -1,0 +1,72 @@
+"""What routers tell one another survives the way through Redis."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.contracts import HashContract
+from router.messages import (
+    Began,
+    Delta,
+    Ended,
+    FeedId,
+    FeedState,
+    Notes,
+    Position,
+    Standing,
+    TierChange,
+    decode_delta,
+    decode_notes,
+    decode_state,
+    encode,
+    pack_keys,
+    unpack_keys,
+)
+
+STANDING = Standing("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
+
+
+@given(st.lists(st.integers(0, 2**60 - 1)))
+def test_keys_come_back_as_they_were_packed(keys: list[int]) -> None:
+    """Eight bytes a key, in order."""
+    packed = pack_keys(keys)
+
+    assert len(packed) == 8 * len(keys)
+    assert unpack_keys(packed) == keys
+
+
+def test_half_a_key_is_refused() -> None:
+    """A torn entry is not read as other keys."""
+    with pytest.raises(ValueError, match="multiple"):
+        unpack_keys(b"12345")
+
+
+def test_delta_and_state_come_back() -> None:
+    """Nested structs, contract included, survive."""
+    delta = Delta(
+        FeedId("r1#0"),
+        7,
+        True,
+        (TierChange("gpu", pack_keys([1, 2]), pack_keys([3]), ((2, 2),)),),
+        Position(41, b"\x93\xcb12345678"),
+        STANDING,
+    )
+    state = FeedState(7, delta.position, STANDING)
+
+    assert decode_delta(encode(delta)) == delta
+    assert decode_state(encode(state)) == state
+
+
+def test_notes_come_back_by_their_tags() -> None:
+    """Each kind of note is told from the others."""
+    notes = Notes("router-1", (Began(1, FeedId("r1"), 10, 90, 0, True, b"", 3, 5), Ended(1, True)))
+
+    assert decode_notes(encode(notes)) == notes
+
+
+def test_garbage_is_refused() -> None:
+    """Bytes that are something else raise what the reader counts."""
+    with pytest.raises(ValueError, match="not decodable"):
+        decode_delta(b"\xc1garbage")

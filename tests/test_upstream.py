@@ -1,0 +1,367 @@
+"""router.upstream against a real server: phases, errors by name, nothing left open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+
+from router import upstream as module
+from router.config import ForwardConfig
+from router.discovery.engine_api import EngineApi
+from router.errors import (
+    NotAsked,
+    OutOfConnections,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from router.upstream import Answer, Upstream, end_to_end
+from tests.conftest import Serve
+from tests.ports import free_port
+
+
+def test_hop_by_hop_headers_stay_here() -> None:
+    """Also those that Connection names; everything else goes on, twice if it came twice."""
+    kept = end_to_end(
+        [
+            ("Connection", "close, X-Private"),
+            ("x-private", "1"),
+            ("Transfer-Encoding", "chunked"),
+            ("Host", "a"),
+            ("X-A", "1"),
+            ("x-a", "2"),
+            ("X-Warmroute-Arm", "e/a"),
+        ],
+        drop_prefix="x-warmroute-",
+        drop=frozenset({"host"}),
+    )
+
+    assert list(kept.items()) == [("X-A", "1"), ("x-a", "2")]
+
+
+@pytest.mark.parametrize("size", [0, 10, 3 * 1024 * 1024])
+async def test_the_body_and_the_query_arrive_as_they_are(serve: Serve, size: int) -> None:
+    """Byte for byte, with a declared length, large bodies in pieces."""
+    sent = bytes(range(256)) * (size // 256 + 1)
+    got: dict[str, object] = {}
+
+    async def handler(request: web.Request) -> web.Response:
+        got["body"] = await request.read()
+        got["path"] = request.raw_path
+        got["length"] = request.headers.get("Content-Length")
+        got["agent"] = request.headers.get("User-Agent")
+        return web.Response(body=b"ok")
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open(
+            "r1", f"{url}/a%20b?x=%2F&y", method="POST", headers=CIMultiDict(), body=sent
+        )
+        await answer.gather(1 << 20)
+        answer.close()
+
+    assert got == {
+        "body": sent,
+        "path": "/a%20b?x=%2F&y",
+        "length": str(len(sent)),
+        "agent": None,
+    }
+    assert (answer.status, answer.first, answer.complete) == (200, b"ok", True)
+
+
+async def test_nobody_there_is_unreachable() -> None:
+    """A refused connection says so."""
+    async with Upstream(ForwardConfig()) as upstream:
+        with pytest.raises(UpstreamUnreachable, match="refused") as caught:
+            await upstream.open(
+                "r1",
+                f"http://127.0.0.1:{free_port()}/",
+                method="GET",
+                headers=CIMultiDict(),
+                body=None,
+            )
+
+    assert caught.value.replica == "r1"
+
+
+async def test_silence_before_the_first_byte_is_a_timeout(serve: Serve) -> None:
+    """Headers alone are not a first byte."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(60)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(first_byte_timeout_s=0.1)) as upstream:
+        with pytest.raises(UpstreamTimeout, match="silent before its first byte"):
+            await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+
+
+async def test_a_replica_found_dead_fails_its_waiting_requests_at_once(serve: Serve) -> None:
+    """`abort` does not wait for the first-byte deadline."""
+    reached = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        reached.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    url = await serve(handler)
+    async with (
+        Upstream(ForwardConfig(first_byte_timeout_s=50)) as upstream,
+        asyncio.TaskGroup() as tg,
+    ):
+
+        async def ask() -> None:
+            with pytest.raises(UpstreamTimeout):
+                await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+
+        tg.create_task(ask())
+        await reached.wait()
+        upstream.abort("r2")
+        upstream.abort("r1")
+
+
+@pytest.mark.parametrize("after", [b"", b"data: 1\n\n"])
+async def test_a_cut_connection_is_broken(serve: Serve, after: bytes) -> None:
+    """Before or after the first byte, the error names the replica."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if after:
+            await response.prepare(request)
+            await response.write(after)
+            await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream:
+
+        async def read() -> None:
+            answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+            assert answer.is_event_stream
+            assert answer.first == after
+            try:
+                async for _ in answer.chunks():
+                    pass
+            finally:
+                answer.close()
+
+        with pytest.raises(UpstreamBroken, match="r1 broke off"):
+            await read()
+
+
+async def test_silence_inside_an_answer_is_a_timeout(serve: Serve) -> None:
+    """The idle deadline starts anew with every piece."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"a")
+        await asyncio.sleep(60)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        with pytest.raises(UpstreamTimeout, match="inside its answer"):
+            await answer.gather(100)
+        answer.close()
+
+
+async def test_an_answer_may_take_longer_than_its_idle_deadline(serve: Serve) -> None:
+    """What counts is the wait for the next piece."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(5):
+            await response.write(b"a")
+            await asyncio.sleep(0.15)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.6)) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        await answer.gather(100)
+        answer.close()
+
+    assert answer.first == b"aaaaa"
+
+
+async def test_a_slow_reader_is_no_silence(serve: Serve) -> None:
+    """The deadline runs only while the replica is waited for."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"a", b"b", b"c"):
+            await response.write(piece)
+            await asyncio.sleep(0.01)
+        return response
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        pieces = [answer.first]
+        async for piece in answer.chunks():
+            pieces.append(piece)
+            await asyncio.sleep(0.25)  # longer than the deadline
+        answer.close()
+
+    assert b"".join(pieces) == b"abc"
+
+
+async def test_closing_an_unread_answer_cuts_its_connection(serve: Serve) -> None:
+    """The replica learns at once that its client is gone."""
+    cut = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x")
+                await asyncio.sleep(0.01)
+        finally:
+            cut.set()
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+        answer.close()
+        async with asyncio.timeout(5):
+            await cut.wait()
+
+
+async def ask(upstream: Upstream, url: str, *, may_resend: bool = True) -> Answer:
+    """Send a small POST and read its answer; the connection is kept if it may be."""
+    answer = await upstream.open(
+        "r1",
+        url,
+        method="POST",
+        headers=CIMultiDict(),
+        body=b"{}",
+        may_resend=may_resend,
+    )
+    await answer.gather(1 << 20)
+    answer.close()
+    return answer
+
+
+class Kept:
+    """A server that closes a kept connection when the second request comes on it."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.connections: dict[int, int] = {}  # -> requests that came on it
+
+    async def handle(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.num_requests += 1
+        assert request.transport is not None
+        key = id(request.transport)
+        self.connections[key] = self.connections.get(key, 0) + 1
+        if self.connections[key] == 2:
+            request.transport.abort()
+        return web.Response(body=b"ok")
+
+
+async def test_a_kept_connection_that_was_closed_costs_nothing(serve: Serve) -> None:
+    """What was sent on it is sent again on a new one, to the same replica."""
+    kept = Kept()
+    url = await serve(kept.handle)
+    async with Upstream(ForwardConfig()) as upstream:
+        answers = [await ask(upstream, url) for _ in range(2)]
+
+    assert [answer.first for answer in answers] == [b"ok", b"ok"]
+    assert kept.num_requests == 3
+
+
+async def test_what_breaks_off_later_was_being_worked_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not sent again here: whether it may be is for the caller to say."""
+    monkeypatch.setattr(module, "_STALE_S", 0.0)
+    kept = Kept()
+    url = await serve(kept.handle)
+    async with Upstream(ForwardConfig()) as upstream:
+        await ask(upstream, url)
+        with pytest.raises(UpstreamBroken):
+            await ask(upstream, url)
+
+    assert kept.num_requests == 2
+
+
+async def test_what_may_not_be_sent_twice_goes_on_a_new_connection(serve: Serve) -> None:
+    """Then there is nothing to send again."""
+    kept = Kept()
+    url = await serve(kept.handle)
+    async with Upstream(ForwardConfig()) as upstream:
+        for may_resend in (True, False, False):
+            await ask(upstream, url, may_resend=may_resend)
+
+    assert kept.num_requests == 3
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)  # the lowest that is free
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_descriptors_used_up_are_ours(serve: Serve) -> None:
+    """No replica is said to have refused anything, neither by a request nor by a probe."""
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(body=b"ok")
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig()) as upstream, EngineApi(timeout_s=5.0) as api:
+        with no_descriptors():
+            with pytest.raises(OutOfConnections, match="EMFILE"):
+                await ask(upstream, url)
+            with pytest.raises(NotAsked, match="EMFILE"):
+                await api.ping("r1", url)
+        assert (await ask(upstream, url)).first == b"ok"
+
+
+async def test_requests_at_replicas_are_capped(serve: Serve) -> None:
+    """Beyond it none is opened; what ends makes room, however it ends."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        reached.set()
+        await go_on.wait()
+        return web.Response(body=b"ok")
+
+    url = await serve(handler)
+    async with Upstream(ForwardConfig(max_connections=1)) as upstream:
+        async with asyncio.TaskGroup() as tg:
+            first = tg.create_task(ask(upstream, url))
+            await reached.wait()
+            with pytest.raises(OutOfConnections, match="max_connections"):
+                await ask(upstream, url)
+            go_on.set()
+        assert first.result().first == b"ok"
+        with pytest.raises(UpstreamUnreachable):
+            await ask(upstream, f"http://127.0.0.1:{free_port()}/")
+        assert (await ask(upstream, url)).first == b"ok"

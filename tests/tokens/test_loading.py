@@ -1,0 +1,213 @@
+"""Which models are tokenized here, and which are left to the engine, with a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from router.api.openai import parse_chat
+from router.tokens import NeedsEngine, Prompter, load_prompter, loading
+from tests.tokens.record_golden import MODEL
+
+HELLO = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
+WITH_TOOLS = parse_chat(
+    {
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    }
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the tiny model to change."""
+    shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.py", "__*"))
+    return tmp_path / "model"
+
+
+def _change(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | changes))
+
+
+def _text(prompter: Prompter, request: Any = HELLO) -> str:
+    return prompter.plan_chat(request).data.decode()
+
+
+def test_directory(model: Path) -> None:
+    """A model directory has all that is needed."""
+    prompter = load_prompter(str(model))
+
+    assert prompter.engine_only is None
+    assert _text(prompter) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "renderer deepseek_v32"),
+        ({"architectures": ["GptOssForCausalLM"]}, "renderer harmony"),
+        ({"model_type": "internlm2"}, "tokenizer class of internlm2"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+    ],
+)
+def test_models_of_the_engine(model: Path, config: dict[str, Any], reason: str) -> None:
+    """What the engine renders with code of its own is not rendered here."""
+    _change(model / "config.json", **config)
+
+    prompter = load_prompter(str(model))
+
+    assert prompter.engine_only is not None
+    assert reason in prompter.engine_only
+    with pytest.raises(NeedsEngine):
+        prompter.plan_chat(HELLO)
+
+
+def test_without_architectures(model: Path) -> None:
+    """A configuration that names no architecture names none of those."""
+    _change(model / "config.json", architectures=None)
+
+    assert load_prompter(str(model)).engine_only is None
+
+
+def test_mistral_format(model: Path) -> None:
+    """Mistral's own files, together, make the engine take Mistral's own tokenizer."""
+    _change(model / "config.json", architectures=["MistralForCausalLM"])
+    assert load_prompter(str(model)).engine_only is None
+
+    (model / "tekken.json").write_text("{}")
+    (model / "consolidated.safetensors").write_text("")
+
+    assert load_prompter(str(model)).engine_only == "renderer mistral"
+
+
+def test_mistral_by_name() -> None:
+    """The files behind a name on the hub are not known, so its format is not either."""
+    config = {"architectures": ["MistralForCausalLM"]}
+
+    with pytest.raises(NeedsEngine):
+        loading._check_config("someone/some-model", config)
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    """A missing model is a reason, not an error."""
+    prompter = load_prompter(str(tmp_path / "nothing"), local_files_only=True)
+
+    assert prompter.engine_only is not None
+
+
+def test_broken_tokenizer(model: Path) -> None:
+    """So is a broken one."""
+    (model / "tokenizer.json").write_text("{")
+
+    assert load_prompter(str(model)).engine_only is not None
+
+
+def test_slow_or_odd_tokenizers() -> None:
+    """Tokenizers in Python, or with ways of their own, are the engine's."""
+
+    class Own(PreTrainedTokenizerFast):
+        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+            return super().apply_chat_template(*args, **kwargs)
+
+    own = Own(tokenizer_file=str(MODEL / "tokenizer.json"))
+    splitting = PreTrainedTokenizerFast(
+        tokenizer_file=str(MODEL / "tokenizer.json"), split_special_tokens=True
+    )
+
+    for tokenizer, reason in ((object(), "fast"), (own, "its own"), (splitting, "splits")):
+        with pytest.raises(NeedsEngine, match=reason):
+            loading._check_tokenizer(tokenizer)
+
+
+def test_no_chat_template(model: Path) -> None:
+    """A model without one can be completed; messages are the engine's to refuse."""
+    (model / "chat_template.jinja").unlink()
+
+    prompter = load_prompter(str(model))
+
+    assert prompter.engine_only is None
+    with pytest.raises(NeedsEngine) as caught:
+        prompter.plan_chat(HELLO)
+    assert caught.value.reason == "template"
+
+
+def test_broken_chat_template(model: Path) -> None:
+    """One that does not compile is left to the engine."""
+    (model / "chat_template.jinja").write_text("{% for %}")
+
+    with pytest.raises(NeedsEngine):
+        load_prompter(str(model)).plan_chat(HELLO)
+
+
+def test_given_template(model: Path, tmp_path: Path) -> None:
+    """`--chat-template` is a path, or a template itself."""
+    path = tmp_path / "given.jinja"
+    path.write_text("given {{ messages[0].content }}")
+
+    assert _text(load_prompter(str(model), chat_template=path)) == "given hello"
+    assert _text(load_prompter(str(model), chat_template=str(path))) == "given hello"
+    assert _text(load_prompter(str(model), chat_template="x\n{{ messages | length }}")) == "x\n1"
+    with pytest.raises(OSError, match="missing"):
+        load_prompter(str(model), chat_template=tmp_path / "missing")
+
+
+def test_named_templates(model: Path) -> None:
+    """A model may have a template for tools, and templates that are asked for by name."""
+    extra = model / "additional_chat_templates"
+    extra.mkdir()
+    (extra / "tool_use.jinja").write_text("tools {{ tools | length }}")
+    (extra / "short.jinja").write_text("short")
+
+    assert _text(load_prompter(str(model)), WITH_TOOLS) == "tools 1"
+    assert _text(load_prompter(str(model))).startswith("<|im_start|>")
+    assert _text(load_prompter(str(model), chat_template="short")) == "short"
+
+
+@pytest.mark.parametrize(("processor", "is_local"), [("same", True), ("other", False)])
+def test_processor_template(model: Path, processor: str, is_local: bool) -> None:
+    """The engine asks a multimodal processor first: where that differs, it is asked itself."""
+    own = (model / "chat_template.jinja").read_text()
+    content = {"chat_template": own if processor == "same" else "other"}
+    (model / "chat_template.json").write_text(json.dumps(content))
+    prompter = load_prompter(str(model))
+
+    if is_local:
+        assert _text(prompter).startswith("<|im_start|>")
+    else:
+        with pytest.raises(NeedsEngine):
+            prompter.plan_chat(HELLO)
+    assert "# Tools" in _text(prompter, WITH_TOOLS)
+
+
+def test_broken_processor_template(model: Path) -> None:
+    """A processor that cannot be read does not count."""
+    (model / "chat_template.json").write_text("{")
+
+    assert _text(load_prompter(str(model))).startswith("<|im_start|>")
+
+
+def test_flags(model: Path) -> None:
+    """The engine's flags reach the template."""
+    prompter = load_prompter(
+        str(model),
+        chat_template="{{ messages | tojson }}{{ mood }}{{ tools is none }}",
+        content_format="openai",
+        default_chat_template_kwargs={"mood": "calm"},
+        exclude_tools_when_tool_choice_none=True,
+    )
+    request = parse_chat(
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "none",
+        }
+    )
+
+    parts = '[{"role": "user", "content": [{"type": "text", "text": "x"}]}]'
+    assert _text(prompter, request) == parts + "calmTrue"

@@ -1,0 +1,332 @@
+"""Requests to tokens and block keys: exact whatever is remembered, however it was remembered."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from router.api.openai import parse_chat, parse_completion
+from router.contracts import ExtraKeys, HashContract
+from router.errors import TemplateFailed
+from router.tokens import NeedsEngine, Prompter, Tokens, load_prompter
+from router.tokens.encoder import ID_STRIDE, TextEncoder
+from tests.tokens.corpus import text
+from tests.tokens.record_golden import MODEL, TEMPLATES
+
+CONTRACT = HashContract(algorithm="sha256", block_size=16)
+SALTED = ExtraKeys(cache_salt="pepper")
+
+
+def _load(template: str = "agent", cache_tokens: int = 1_000_000) -> Prompter:
+    return load_prompter(str(MODEL), chat_template=TEMPLATES[template], cache_tokens=cache_tokens)
+
+
+def _run(prompter: Prompter, body: dict[str, Any]) -> Tokens:
+    if "messages" in body:
+        plan = prompter.plan_chat(parse_chat(body))
+    else:
+        plan = prompter.plan_completion(parse_completion(body))
+    return prompter.commit(plan, plan.encode())
+
+
+def _fresh_keys(tokens: Tokens, contract: HashContract, extra: ExtraKeys) -> list[int]:
+    keys, _ = contract.extend(None, tokens.ids(), extra)
+    return list(keys)
+
+
+class Agents:
+    """A few conversations that grow, branch, are edited and start anew, out of one seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._system = text(rng, 150)
+        self._talks: list[list[dict[str, Any]]] = [[]]
+
+    def next_body(self) -> dict[str, Any]:
+        rng = self._rng
+        talk = rng.choice(self._talks)
+        step = rng.random()
+        if not talk or step < 0.1:
+            system = self._system + (text(rng, 3) if rng.random() < 0.5 else "")
+            talk = [{"role": "system", "content": system}]
+            self._talks.append(talk)
+        elif step < 0.2:
+            talk = [dict(message) for message in talk]  # a branch
+            self._talks.append(talk)
+        elif step < 0.3:
+            message = rng.choice(talk)
+            message["content"] = text(rng, rng.randrange(60))  # history rewritten
+        elif step < 0.35:
+            del talk[1:-1:2]
+        self._say(talk)
+        options = {"enable_thinking": rng.random() < 0.5} if rng.random() < 0.3 else {}
+        return {"messages": talk, "chat_template_kwargs": options}
+
+    def _say(self, talk: list[dict[str, Any]]) -> None:
+        rng = self._rng
+        talk.append({"role": "user", "content": text(rng, rng.randrange(5, 80))})
+        for _ in range(rng.randrange(3)):
+            reply = {"role": "assistant", "content": text(rng, rng.randrange(40))}
+            talk.append(reply | {"reasoning": text(rng, rng.randrange(1, 40))})
+            talk.append({"role": "tool", "content": text(rng, rng.randrange(200))})
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), cache_tokens=st.sampled_from([0, 300, 3_000, 1_000_000]))
+def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
+    """Over turns, edits, branches and evictions: ids as encoded whole, keys as hashed whole."""
+    prompter = _load(cache_tokens=cache_tokens)
+    agents = Agents(random.Random(seed))
+    held: list[Tokens] = []
+
+    for turn in range(12):
+        body = agents.next_body()
+        request = parse_chat(body)
+        tokens = _run(prompter, body)
+
+        assert prompter.prove(request, tokens)
+        extra = SALTED if turn % 3 == 0 else ExtraKeys()
+        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
+        assert tokens.num_tokens == len(tokens.ids())
+        assert prompter.size_bytes <= cache_tokens * 6 + 100_000  # chains are counted late
+        held.append(tokens)
+    for tokens in held:  # what was handed out stays right, evicted or not
+        assert list(tokens.keys(CONTRACT)) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    turns=st.lists(
+        st.tuples(st.integers(0, 3 * ID_STRIDE), st.integers(0, 5000), st.booleans()), max_size=5
+    )
+)
+def test_token_id_prompts(turns: list[tuple[int, int, bool]]) -> None:
+    """Prompts of ids come out as they went in, with the keys of a chain from the start."""
+    prompter = _load()
+    ids: list[int] = []
+
+    for keep, grow, salted in turns:
+        ids = ids[:keep] + [(keep + index * 7) % 8192 for index in range(grow)]
+        plan = prompter.plan_ids(ids)
+        tokens = prompter.commit(plan, plan.encode())
+
+        assert tokens.ids() == ids
+        extra = SALTED if salted else ExtraKeys()
+        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
+
+
+def test_a_turn_encodes_what_it_added() -> None:
+    """The next turn of a long conversation, and its sibling, start where they differ."""
+    prompter = _load()
+    rng = random.Random(1)
+    talk = [{"role": "user", "content": text(rng, 4000)}]
+    first = _run(prompter, {"messages": talk})
+
+    talk += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": text(rng, 100)}]
+    plan = prompter.plan_chat(parse_chat({"messages": talk}))
+    second = prompter.commit(plan, plan.encode())
+
+    assert first.num_new_tokens == first.num_tokens
+    assert plan.num_new_chars < 0.1 * plan.num_chars
+    assert second.num_new_tokens < 0.1 * second.num_tokens
+
+
+def test_the_same_again_encodes_nothing() -> None:
+    """A repeated prompt is known to its last token."""
+    prompter = _load()
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    first = _run(prompter, body)
+
+    plan = prompter.plan_chat(parse_chat(body))
+    again = prompter.commit(plan, plan.encode())
+
+    assert plan.num_new_chars == 0
+    assert plan.encode() == []
+    assert again.num_new_tokens == 0
+    assert again.ids() == first.ids()
+
+
+@pytest.mark.parametrize("kind", ["chat", "text", "ids"])
+def test_what_one_owner_sent_helps_no_other(kind: str) -> None:
+    """Else the time saved would tell what others sent. The tokens are the same for all."""
+    prompter = _load()
+    rng = random.Random(1)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": text(rng, 20)}}}]
+
+    def plan(owner: str) -> Any:
+        if kind == "chat":
+            messages = [{"role": "user", "content": text(random.Random(2), 500)}]
+            request = parse_chat({"messages": messages, "tools": tools})
+            return prompter.plan_chat(request, owner)
+        if kind == "text":
+            body = {"prompt": text(random.Random(2), 500)}
+            return prompter.plan_completion(parse_completion(body), owner=owner)
+        return prompter.plan_completion(parse_completion({"prompt": [1, 2, 3] * 500}), owner=owner)
+
+    tokens = {}
+    for owner in ("a", "", "b"):
+        first = plan(owner)
+        tokens[owner] = prompter.commit(first, first.encode())
+        assert tokens[owner].num_new_tokens == tokens[owner].num_tokens
+        assert plan(owner).walk.new == []
+
+    assert tokens["a"].ids() == tokens[""].ids() == tokens["b"].ids()
+
+
+def test_owners_without_end_are_forgotten_in_time() -> None:
+    """What they sent is found again all the same."""
+    prompter = _load()
+    request = parse_completion({"prompt": "hello"})
+    for number in range(5000):
+        plan = prompter.plan_completion(request, owner=f"o{number}")
+        prompter.commit(plan, plan.encode())
+
+    assert len(prompter._roots) <= 4096
+    assert prompter.plan_completion(request, owner="o1").walk.new == []
+
+
+def test_two_plans_of_one_text() -> None:
+    """Requests that come together both encode; both get the tokens."""
+    prompter = _load()
+    request = parse_chat({"messages": [{"role": "user", "content": "hello " * 500}]})
+    plans = [prompter.plan_chat(request), prompter.plan_chat(request)]
+
+    one, two = [prompter.commit(plan, plan.encode()) for plan in plans]
+
+    assert one.ids() == two.ids()
+
+
+def test_forged_special_tokens_are_special() -> None:
+    """The engine encodes the rendered text: a marker in a message is a marker."""
+    prompter = _load("model")
+
+    tokens = _run(prompter, {"messages": [{"role": "user", "content": "a<|im_end|>b"}]})
+
+    assert tokens.ids().count(2) == 2
+
+
+@pytest.mark.parametrize("prompt", ["plain text " * 300, "", "<|im_start|>user\nhi<|im_end|>" * 99])
+@pytest.mark.parametrize("kind", ["none", "ends", "odd"])
+def test_special_tokens_around_completions(prompt: str, kind: str) -> None:
+    """`add_special_tokens` gives what the tokenizer gives, however its post-processor does it."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    single = {"ends": "<|endoftext|> $A <think>", "odd": "$A <think> $A"}.get(kind)
+    if single is not None:
+        special = [("<|endoftext|>", 0), ("<think>", 8190)]
+        tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=special)
+    prompter = Prompter(TextEncoder(tokenizer), None)
+
+    for special in (True, False, True):
+        body = {"prompt": prompt, "add_special_tokens": special}
+        tokens = _run(prompter, body)
+
+        assert tokens.ids() == tokenizer.encode(prompt, add_special_tokens=special).ids
+        assert prompter.prove(parse_completion(body), tokens)
+
+
+def test_prompts_of_a_batch() -> None:
+    """Each prompt of a batch is planned on its own; ids prove themselves."""
+    prompter = _load()
+    request = parse_completion({"prompt": [[1, 2, 3], [4]]})
+
+    plan = prompter.plan_completion(request, 1)
+    tokens = prompter.commit(plan, plan.encode())
+
+    assert tokens.ids() == [4]
+    assert plan.num_new_chars == 0
+    assert prompter.prove(request, tokens)
+
+
+def test_wrong_pieces_are_found_out() -> None:
+    """A full encode tells on tokens that are not the prompt's."""
+    prompter = _load()
+    request = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
+    plan = prompter.plan_ids(array("I", [1, 2, 3]))
+    tokens = prompter.commit(plan, plan.encode())
+
+    assert not prompter.prove(request, tokens)
+
+
+def test_distrust_ends_local_tokenization() -> None:
+    """After a mismatch texts are the engine's, ids are not: they may be its own answer."""
+    prompter = _load()
+    assert prompter.engine_only is None
+
+    prompter.trust.observe_usage("r1", 10, 11, num_replicas=1, now_s=0.0)
+
+    assert prompter.engine_only is not None
+    with pytest.raises(NeedsEngine) as caught:
+        _run(prompter, {"messages": [{"role": "user", "content": "hello"}]})
+    assert caught.value.reason == "distrusted"
+    assert _run(prompter, {"prompt": [1, 2]}).ids() == [1, 2]
+
+
+def test_without_tokenizer() -> None:
+    """A model that cannot be loaded still has block keys of token ids."""
+    prompter = Prompter(None, None, reason="renderer mistral")
+
+    assert prompter.engine_only == "renderer mistral"
+    for body in ({"prompt": "text"}, {"messages": [{"role": "user", "content": "x"}]}):
+        with pytest.raises(NeedsEngine, match="mistral"):
+            _run(prompter, body)
+    assert _run(prompter, {"prompt": [1, 2]}).ids() == [1, 2]
+
+
+def test_without_template() -> None:
+    """A model with a tokenizer alone can be completed, not talked to."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    prompter = Prompter(TextEncoder(tokenizer), None)
+
+    with pytest.raises(NeedsEngine):
+        _run(prompter, {"messages": [{"role": "user", "content": "x"}]})
+    assert prompter.engine_only is None
+    assert _run(prompter, {"prompt": "text"}).num_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"prompt": None, "prompt_embeds": "AAAA"}, "field"),
+        ({"prompt": "x", "suffix": "y"}, "field"),
+        ({"prompt": "\ud800"}, "surrogate"),
+        ({"prompt": "x", "truncate_prompt_tokens": 5}, "field"),
+    ],
+)
+def test_completions_for_the_engine(body: dict[str, Any], reason: str) -> None:
+    """What only the engine can do is said so, with a reason."""
+    with pytest.raises(NeedsEngine) as caught:
+        _run(_load(), body)
+
+    assert caught.value.reason == reason
+
+
+def test_empty_batch_is_for_the_engine() -> None:
+    """A request without prompts is the engine's to refuse."""
+    request = parse_completion({"prompt": None, "prompt_embeds": "AAAA"})
+    prompter = _load()
+
+    with pytest.raises(NeedsEngine):
+        prompter.plan_completion(type(request)(model=None, prompts=()))
+
+
+def test_template_errors_are_the_clients() -> None:
+    """What the template refuses, the engine would refuse."""
+    with pytest.raises(TemplateFailed, match="no role robot"):
+        _run(_load(), {"messages": [{"role": "robot", "content": "x"}]})
+
+
+def test_many_salts_on_one_prefix() -> None:
+    """More chains than a segment remembers are hashed again, and right."""
+    prompter = _load()
+    tokens = _run(prompter, {"prompt": "shared system prompt " * 300})
+
+    for turn in range(25):
+        extra = ExtraKeys(cache_salt=f"tenant {turn % 12}")
+        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)

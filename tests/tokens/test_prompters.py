@@ -1,0 +1,32 @@
+"""The registry of prompters."""
+
+from __future__ import annotations
+
+from router.tokens import Prompter, Prompters
+
+
+def test_loaded_once() -> None:
+    """Whoever begins first loads; while that lasts, nobody has it."""
+    prompters = Prompters()
+
+    assert prompters.begin("m")
+    assert not prompters.begin("m")
+    assert prompters.loading() == ["m"]
+    assert prompters.get("m") is None
+    prompters.finish("m", Prompter(None, None, reason="why"))
+
+    assert prompters.loading() == []
+    assert not prompters.begin("m")
+    loaded = prompters.get("m")
+    assert loaded is not None
+    assert loaded.engine_only == "why"
+
+
+def test_adapters_share_their_bases() -> None:
+    """An adapter is rendered and tokenized as its base model is."""
+    prompters = Prompters()
+    prompters.finish("base", Prompter(None, None))
+
+    prompters.adapt({"adapter": "base"})
+
+    assert prompters.get("adapter") is prompters.get("base") is not None

@@ -1,0 +1,102 @@
+"""Evidence for and against our token counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.tokens.trust import TokenTrust
+
+
+def observe(trust: TokenTrust, replica: str, engine: int, *, of: int, now_s: float = 0.0) -> bool:
+    """Let a replica, one of so many, count a prompt of 10 tokens."""
+    return trust.observe_usage(replica, 10, engine, num_replicas=of, now_s=now_s)
+
+
+def test_agreement_is_counted() -> None:
+    """Agreeing counts and proofs leave everything as it is."""
+    trust = TokenTrust()
+
+    assert observe(trust, "r1", 10, of=1)
+    assert trust.observe_proof(True, now_s=0.0)
+
+    assert trust.reason is None
+    assert not trust.disagrees("r1")
+    assert (trust.num_matches, trust.num_mismatches, trust.num_proofs) == (2, 0, 1)
+
+
+def test_the_only_replica_is_right() -> None:
+    """With one replica its first disagreement is the reason, whatever comes after it."""
+    trust = TokenTrust()
+
+    assert not observe(trust, "r1", 11, of=1)
+    assert not trust.observe_proof(False, now_s=0.0)
+
+    assert trust.reason == "counted 10 prompt tokens, the engine 11"
+    assert trust.num_mismatches == 2
+
+
+def test_a_lone_liar_is_not_believed() -> None:
+    """Neither before nor after the others spoke, however often it lies."""
+    trust = TokenTrust()
+
+    for _ in range(50):
+        assert not observe(trust, "liar", 999, of=3)
+    observe(trust, "r1", 10, of=3)
+    observe(trust, "liar", 0, of=3)
+
+    assert trust.reason is None
+    assert trust.disagrees("liar")
+    assert not trust.disagrees("r1")
+
+
+@pytest.mark.parametrize(
+    ("agreeing", "against", "ends"), [(0, 2, True), (1, 2, True), (2, 2, False), (3, 2, False)]
+)
+def test_most_replicas_are_right(agreeing: int, against: int, ends: bool) -> None:
+    """Several that disagree end local tokens if they are more than those who agree."""
+    trust = TokenTrust()
+
+    for number in range(agreeing):
+        observe(trust, f"good{number}", 10, of=5)
+    for number in range(against):
+        observe(trust, f"bad{number}", 11, of=5)
+
+    assert (trust.reason is not None) == ends
+
+
+def test_failed_proof_says_so() -> None:
+    """A failed proof is a reason of its own."""
+    trust = TokenTrust()
+
+    trust.observe_proof(False, now_s=0.0)
+
+    assert trust.reason is not None
+    assert "full encode" in trust.reason
+
+
+def test_local_tokens_are_tried_again() -> None:
+    """After a pause, which doubles each time they are wrong again, up to an hour."""
+    trust = TokenTrust()
+    now_s, pauses = 0.0, []
+    for _ in range(10):
+        observe(trust, "r1", 11, of=1, now_s=now_s)
+        assert not trust.try_again(now_s)
+        started_s = now_s
+        while not trust.try_again(now_s):
+            now_s += 30.0
+        pauses.append(now_s - started_s)
+
+    assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
+
+
+def test_agreement_shortens_the_pause_again() -> None:
+    """A hundred right counts in a row, and one mishap costs half a minute as in the beginning."""
+    trust = TokenTrust()
+    observe(trust, "r1", 11, of=1)
+    trust.try_again(30.0)
+    for _ in range(100):
+        observe(trust, "r1", 10, of=1, now_s=30.0)
+    observe(trust, "r1", 11, of=1, now_s=30.0)
+
+    assert not trust.try_again(59.0)
+    assert trust.try_again(60.0)
