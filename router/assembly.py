@@ -68,7 +68,7 @@ from router.http.draining import Draining
 from router.http.guard import Guard
 from router.http.server import Listener, raise_descriptor_limit, room_for_connections
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.pool.catalog import SharedPool
 from router.pool.follower import PoolFollower
@@ -132,7 +132,7 @@ class Router:
         }
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
-        self.caches = Caches(BlockIndex())
+        self.caches = CacheView(BlockIndex())
         self.sessions = Sessions(
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
         )

@@ -10,7 +10,7 @@ from router.cluster.peers import Peers
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches, Claim
+from router.index.cache_view import CacheView, Claim
 from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
@@ -33,7 +33,7 @@ class Node:
     def __init__(self, name: str, urls: Sequence[str] = ("x", "y"), **settings: int) -> None:
         self.registry = Registry([ReplicaConfig(url=f"http://{url}") for url in urls])
         self.fleet = Fleet(prior=UNIT)
-        self.caches = Caches(BlockIndex())
+        self.caches = CacheView(BlockIndex())
         self.sessions = Sessions()
         self.metrics = Metrics()
         self.peers = Peers(

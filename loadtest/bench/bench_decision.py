@@ -25,7 +25,7 @@ from policies.view import CandidateId, RequestView, Snapshot
 from router.contracts import BlockKey
 from router.index.block_index import NO_MATCH as NO_BLOCKS
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.replica import Replica, ServedModel
@@ -74,7 +74,7 @@ class Decider:
         self._tokens = tokens
         self._policy = create(DEFAULT_POLICY)
         self._fleet = Fleet()
-        self._caches = Caches(BlockIndex())
+        self._caches = CacheView(BlockIndex())
         for number in range(_NUM_REPLICAS):
             name = f"r{number + 1}"
             self._fleet.add(

@@ -36,7 +36,7 @@ from router.config import RedisConfig, ReplicaConfig
 from router.contracts import KEY_BITS, BlockKey, HashContract
 from router.garbage import collect_garbage
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.messages import Delta, FeedId, Position, Standing, TierChange
 from router.metrics import Metrics
 from router.replicas import Fleet, Replica, ServedModel, Sessions
@@ -253,7 +253,7 @@ class _Router:
     def __init__(self, name: str, url: str) -> None:
         registry = Registry([ReplicaConfig(url=f"http://{r}", name=r) for r in _names()])
         self.fleet = _NotedFleet()
-        self.caches = Caches(BlockIndex())
+        self.caches = CacheView(BlockIndex())
         feeds = Feeds(registry, self.fleet)
         sessions = Sessions()
         self.peers = Peers(

@@ -19,7 +19,7 @@ from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snaps
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_MATCH as NO_BLOCKS
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches, Claim
+from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.ledger import Lease
@@ -74,7 +74,7 @@ class Router:
         self._fleet = Fleet()
         self._sessions = Sessions()
         index = BlockIndex()
-        self._caches = Caches(index)
+        self._caches = CacheView(index)
         self._settle_s = 0.0
         num_blocks = setup.cache_blocks(block_size)
         contract = HashContract(algorithm="warmroute", block_size=block_size)

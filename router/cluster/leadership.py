@@ -29,7 +29,7 @@ from typing import Final
 
 from policies.view import CandidateId
 from router.cluster.shared_stream import SharedStream
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.index.staged_blocks import StagedBlocks
 from router.kv_events.stream import RankStream
 from router.messages import Delta, FeedId, FeedState, Position, Standing, TierChange
@@ -122,7 +122,7 @@ class SharedFeeds:
         keeps_blocks: Whether blocks that others feed are kept here too; else they are looked up.
     """
 
-    def __init__(self, caches: Caches, *, keeps_blocks: bool = True) -> None:
+    def __init__(self, caches: CacheView, *, keeps_blocks: bool = True) -> None:
         self._caches = caches
         self._index = caches.index
         self._feeds: dict[FeedId, Feed] = {}

@@ -33,7 +33,7 @@ from policies.view import CandidateId
 from router.cluster.candidate_names import Feeds
 from router.cluster.lease_tracker import Heard
 from router.contracts import BlockKey
-from router.index.cache_view import Caches, Claim
+from router.index.cache_view import CacheView, Claim
 from router.messages import (
     Alive,
     Answered,
@@ -139,7 +139,7 @@ class Peers:
         name: str,
         *,
         fleet: Fleet,
-        caches: Caches,
+        caches: CacheView,
         sessions: Sessions,
         feeds: Feeds,
         metrics: Metrics,

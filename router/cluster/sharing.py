@@ -30,7 +30,7 @@ from router.cluster.redis_store import RedisStore, StoreFacts
 from router.cluster.shared_stream import SharedStream
 from router.errors import StoreError, StoreFull
 from router.experiments.trials import Trials
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.messages import Registered, ReplicaRecord
@@ -71,7 +71,7 @@ class Sharing:
         store: RedisStore,
         *,
         me: str,
-        caches: Caches,
+        caches: CacheView,
         feeds: Feeds,
         peers: Peers,
         registry: Registry,

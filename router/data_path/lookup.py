@@ -18,7 +18,7 @@ from router.contracts import HashContract
 from router.data_path.job import Job
 from router.errors import StoreError
 from router.index.block_index import Match
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.messages import FeedId, pack_keys
 from router.metrics import Metrics
 from router.replicas.replica import Candidate
@@ -38,7 +38,7 @@ class Lookup:
         store: RedisStore,
         *,
         feeds: Feeds,
-        caches: Caches,
+        caches: CacheView,
         is_up: Callable[[], bool],
         metrics: Metrics,
     ) -> None:

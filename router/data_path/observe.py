@@ -12,7 +12,7 @@ from router.data_path.shadow import Shadows
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolLookup
 from router.experiments.trials import Trials
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
@@ -28,7 +28,7 @@ class Observer:
         self,
         *,
         metrics: Metrics,
-        caches: Caches,
+        caches: CacheView,
         tokenizer: Tokenizer,
         pool: PoolLookup | None = None,
         decision_log: DecisionLog | None,

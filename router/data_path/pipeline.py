@@ -74,7 +74,7 @@ from router.errors import (
 )
 from router.experiments.trials import Trials
 from router.index.block_index import NO_MATCH as NO_BLOCKS
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import Try
@@ -155,7 +155,7 @@ class Pipeline:
         config: Config,
         fleet: Fleet,
         sessions: Sessions,
-        caches: Caches,
+        caches: CacheView,
         reader: BodyReader,
         tokenizer: Tokenizer,
         policy: Policy,

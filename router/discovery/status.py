@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.metrics import PoolState, RankState, SharingState
 from router.pool.catalog import SharedPool
@@ -104,7 +104,7 @@ class Status:
         registry: Registry,
         *,
         fleet: Fleet,
-        caches: Caches,
+        caches: CacheView,
         waiting: Waiting,
         pool: PoolStatus | None = None,
         sharing: Callable[[], SharingState] | None = None,

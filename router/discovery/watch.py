@@ -33,7 +33,7 @@ from router.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
@@ -71,7 +71,7 @@ class ReplicaWatch:
         *,
         config: Config,
         fleet: Fleet,
-        caches: Caches,
+        caches: CacheView,
         prompters: Prompters,
         upstream: Upstream,
         engine_api: EngineApi,

@@ -46,7 +46,7 @@ class _Trust(Struct):
     num_audits: int = 0
 
 
-class Caches:
+class CacheView:
     """The caches of all candidates, as far as they are known."""
 
     __slots__ = ("_claims", "_streams", "_trust", "index")

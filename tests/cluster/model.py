@@ -15,7 +15,7 @@ from router.cluster.redis_store import Written
 from router.cluster.shared_stream import SharedStream
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.index.copies import TIERS, Tier
 from router.kv_events.stream import RankStream
 from router.messages import Delta, FeedId, FeedState, Position, Standing, unpack_keys
@@ -96,7 +96,7 @@ class Node:
         self.engine = engine
         self.is_connected = False
         self.index = BlockIndex(max_pending=24)
-        self.caches = Caches(self.index)
+        self.caches = CacheView(self.index)
         self.feeds = SharedFeeds(self.caches, keeps_blocks=keeps_blocks)
         self.caches.add(CANDIDATE, self._rank_stream())
         self.feed: Feed = self.feeds.join(FEED, CANDIDATE, is_shared=False)

@@ -8,7 +8,7 @@ from policies.view import CandidateId
 from router.cluster.shared_stream import SharedStream
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.index.counters import StreamCounters
 from router.index.staged_blocks import StagedBlocks
 from router.messages import Delta, FeedId, FeedState, Position, Standing, TierChange, pack_keys
@@ -40,7 +40,7 @@ class Follower:
     """A router that follows one feed."""
 
     def __init__(self) -> None:
-        self.caches = Caches(BlockIndex())
+        self.caches = CacheView(BlockIndex())
         self.counters = StreamCounters()
         self.stream = SharedStream(
             A,

@@ -6,7 +6,7 @@ import pytest
 
 from policies.view import CandidateId
 from router.index.block_index import BlockIndex
-from router.index.cache_view import DISTRUST_BELOW, LINGER_S, MIN_AUDITS, Caches
+from router.index.cache_view import DISTRUST_BELOW, LINGER_S, MIN_AUDITS, CacheView
 from router.kv_events.stream import RankStream
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
 
@@ -15,9 +15,9 @@ CHAIN = CONTRACT.extend(None, prompt(1))[0]
 EVENT = batch(stored(prompt(1)))
 
 
-def caches(*candidates: CandidateId, has_replay: bool = True) -> Caches:
+def caches(*candidates: CandidateId, has_replay: bool = True) -> CacheView:
     """Answer for candidates whose streams have nothing heard yet."""
-    made = Caches(BlockIndex())
+    made = CacheView(BlockIndex())
     for candidate in candidates:
         stream = RankStream(
             candidate, made.index, block_size=BLOCK_SIZE, capacity_blocks=4, has_replay=has_replay
@@ -26,7 +26,7 @@ def caches(*candidates: CandidateId, has_replay: bool = True) -> Caches:
     return made
 
 
-def heard(made: Caches, *payloads: bytes, candidate: CandidateId = R1) -> Caches:
+def heard(made: CacheView, *payloads: bytes, candidate: CandidateId = R1) -> CacheView:
     """Let a candidate's engine say something, from its first batch on."""
     stream = made.stream(candidate)
     assert stream is not None
@@ -36,7 +36,7 @@ def heard(made: Caches, *payloads: bytes, candidate: CandidateId = R1) -> Caches
     return made
 
 
-def num_matched(made: Caches, candidate: CandidateId = R1) -> int:
+def num_matched(made: CacheView, candidate: CandidateId = R1) -> int:
     return made.match(CHAIN, [candidate])[candidate].num_gpu_blocks
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.index.counters import StreamCounters
 from router.kv_events.sequence import MAX_FAILED_REPLAYS
 from router.kv_events.stream import BLIND_AFTER_S, RankStream
@@ -285,7 +285,7 @@ def test_removals_of_groups_nobody_here_has_heard_of_count() -> None:
 def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     """The candidate is the same, only somebody else says what it holds."""
     engine = Engine(*said(1))
-    caches = Caches(engine.index)
+    caches = CacheView(engine.index)
     caches.hand_over(R1, engine.stream)
     for _ in range(5):
         caches.audit(R1, 1, 2)

@@ -16,7 +16,7 @@ from policies.view import CandidateId
 from router.cluster.shared_stream import SharedStream
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex, Match
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.index.copies import TIERS, Copies, Tier
 from router.index.journal import Changes
 from router.index.staged_blocks import StagedBlocks
@@ -67,7 +67,7 @@ class Router:
     def __init__(self, engines: Mapping[CandidateId, PlayedEngine]) -> None:
         self.engines = engines
         self.index = BlockIndex(max_pending=24)
-        self.caches = Caches(self.index)
+        self.caches = CacheView(self.index)
         self.direct: dict[CandidateId, RankStream] = {}
         self.shared: dict[CandidateId, SharedStream] = {}
 

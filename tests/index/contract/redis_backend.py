@@ -33,7 +33,7 @@ from router.config import RedisConfig, ReplicaConfig
 from router.contracts import BlockKey
 from router.errors import EMPTIED, StoreError, StoreUnavailable
 from router.index.block_index import BlockIndex, Match
-from router.index.cache_view import Caches
+from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import Message, Received
 from router.messages import Delta, FeedId, pack_keys
@@ -242,7 +242,7 @@ class Node:
     ) -> None:
         self.snapshots, self.replays = Gate(), Gate()
         self.index = BlockIndex(max_pending=24)
-        self.caches = Caches(self.index)
+        self.caches = CacheView(self.index)
         registry = Registry([ReplicaConfig(url=f"http://{c}", name=c) for c in engines])
         fleet = Fleet()
         for candidate in engines:
