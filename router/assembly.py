@@ -70,7 +70,7 @@ from router.http.server import Listener, raise_descriptor_limit, room_for_connec
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
 from router.pool.readers import PoolReaders
@@ -185,7 +185,7 @@ class Router:
             max_tokens=self._max_tokens,
             metrics=self.metrics,
         )
-        self.pool = SharedPool()
+        self.pool = PoolCatalog()
         self._readers = readers = PoolReaders(
             {e.name: e.replica.pool for e in self.registry.entries if e.replica.pool is not None}
         )

@@ -24,7 +24,7 @@ from router.discovery.engine_api import EngineApi
 from router.engine_key import EngineKey
 from router.errors import ConfigError
 from router.hosts import HostRules
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.replicas.registry import Entry, Registry
 from router.tls import client_tls
 
@@ -55,7 +55,7 @@ async def check(
                 config.redis, registry, password=redis_password, deadline=deadline
             )
             registry.apply(records)
-        pool = SharedPool() if config.mooncake.master is not None else None
+        pool = PoolCatalog() if config.mooncake.master is not None else None
         replicas = await _look_at_replicas(registry.entries, config, pool, deadline)
         pool_seen = None
         if pool is not None:  # last: replicas say what is theirs in it
@@ -69,7 +69,7 @@ async def check(
 
 
 async def _look_at_replicas(
-    entries: Sequence[Entry], config: Config, pool: SharedPool | None, deadline: Deadline
+    entries: Sequence[Entry], config: Config, pool: PoolCatalog | None, deadline: Deadline
 ) -> tuple[ReplicaSeen, ...]:
     api = EngineApi(
         timeout_s=deadline.at_most(config.health.timeout_s),

@@ -24,7 +24,7 @@ from router.index.block_index import BlockIndex
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource, Received, reachable_endpoint
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.replicas.registry import Entry
 
 _CONNECT_S: Final = 2.0
@@ -39,7 +39,7 @@ async def look_at_replica(
     config: Config,
     api: EngineApi,
     tokenizers: Tokenizers,
-    pool: SharedPool | None,
+    pool: PoolCatalog | None,
     deadline: Deadline,
 ) -> ReplicaSeen:
     """See what a router would; whatever does not answer is said in what comes back."""
@@ -131,7 +131,7 @@ def _base_model(facts: EngineFacts) -> str:
     return next((model.id for model in facts.models if model.parent is None), facts.models[0].id)
 
 
-def _name_models(pool: SharedPool, facts: EngineFacts) -> None:
+def _name_models(pool: PoolCatalog, facts: EngineFacts) -> None:
     """Say what the replica's objects in the pool may be called, as router.discovery.watch does."""
     own = [model for model in facts.models if model.parent is None]
     roots = [model.root for model in own if model.root]
@@ -159,7 +159,7 @@ async def _look_at_rank(
     entry: Entry,
     facts: EngineFacts,
     config: Config,
-    pool: SharedPool | None,
+    pool: PoolCatalog | None,
     deadline: Deadline,
 ) -> RankSeen:
     """Try a rank's endpoints, then follow its events until its history is known."""
@@ -228,7 +228,7 @@ async def _look_at_rank(
 class _Pooled:
     """Counts what a replica says to have written to the pool, and tells the pool's directory."""
 
-    def __init__(self, pool: SharedPool, model: str) -> None:
+    def __init__(self, pool: PoolCatalog, model: str) -> None:
         self._pool = pool
         self._model = model
         self.num_blocks = 0

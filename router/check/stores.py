@@ -15,7 +15,7 @@ from router.cluster.redis_look import StoreLook, look
 from router.config import MooncakeConfig, RedisConfig
 from router.errors import PoolError, StoreError, StoreRefused
 from router.messages import ReplicaRecord
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi
 from router.replicas.registry import Registry
 
@@ -88,7 +88,7 @@ def _number(text: str | None) -> int | None:
 
 
 async def look_at_pool(
-    config: MooncakeConfig, *, pool: SharedPool, block_sizes: dict[str, int], deadline: Deadline
+    config: MooncakeConfig, *, pool: PoolCatalog, block_sizes: dict[str, int], deadline: Deadline
 ) -> PoolSeen:
     """Ask the master, and list its keys to learn what they look like.
 
@@ -118,7 +118,7 @@ async def look_at_pool(
     )
 
 
-async def _with_figures(seen: PoolSeen, api: MasterApi, pool: SharedPool) -> PoolSeen:
+async def _with_figures(seen: PoolSeen, api: MasterApi, pool: PoolCatalog) -> PoolSeen:
     figures = await api.figures()
     pool.bytes_per_object = figures.bytes_per_object
     return replace(
@@ -147,7 +147,7 @@ async def _with_words(
 
 
 async def _with_keys(
-    seen: PoolSeen, api: MasterApi, pool: SharedPool, deadline: Deadline
+    seen: PoolSeen, api: MasterApi, pool: PoolCatalog, deadline: Deadline
 ) -> PoolSeen:
     pool.begin_listing()
     try:
@@ -166,7 +166,7 @@ async def _with_keys(
     return replace(seen, is_listed=True, num_unknown_keys=pool.counters.num_unknown_keys)
 
 
-def _pattern(pool: SharedPool, model: str, block_size: int | None) -> PatternSeen:
+def _pattern(pool: PoolCatalog, model: str, block_size: int | None) -> PatternSeen:
     pattern = pool.patterns.get(model)
     if pattern is None:
         return PatternSeen(model=model, text=None)

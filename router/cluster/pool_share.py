@@ -16,7 +16,7 @@ from typing import Final
 
 from router.cluster.redis_store import RedisStore
 from router.messages import Delta, FeedId, TierChange, pack_keys, pool_feed
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.directory import PoolDirectory
 from router.pool.follower import PoolFollower
 
@@ -35,7 +35,7 @@ class PoolShare:
         follower: Lists the master's keys, or does not.
     """
 
-    def __init__(self, pool: SharedPool, follower: PoolFollower) -> None:
+    def __init__(self, pool: PoolCatalog, follower: PoolFollower) -> None:
         self._pool = pool
         self._follower = follower
         self._joined: set[str] = set()  # models whose directory has met what Redis has

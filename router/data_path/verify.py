@@ -23,7 +23,7 @@ from router.contracts import BlockKey, HashContract
 from router.data_path.job import Job, Placement, PoolMatch
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi
 from router.pool.readers import PoolReaders
 from router.pool.suspects import PoolSuspects
@@ -44,7 +44,7 @@ class PoolLookup:
     def __init__(
         self,
         *,
-        pool: SharedPool,
+        pool: PoolCatalog,
         readers: PoolReaders,
         api: MasterApi,
         config: MooncakeConfig,

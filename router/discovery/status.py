@@ -13,7 +13,7 @@ from policies.view import CandidateId
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.metrics import PoolState, RankState, SharingState
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import CandidateStatus, Fleet
 from router.replicas.registry import Registry
@@ -29,7 +29,7 @@ UNDISCOVERED: Final = "not discovered yet"
 class PoolStatus:
     """Describes the shared pool at the moment it is asked."""
 
-    def __init__(self, pool: SharedPool, readers: PoolReaders, fleet: Fleet, *, url: str) -> None:
+    def __init__(self, pool: PoolCatalog, readers: PoolReaders, fleet: Fleet, *, url: str) -> None:
         self._pool = pool
         self._readers = readers
         self._fleet = fleet

@@ -37,7 +37,7 @@ from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.health import ProbeFailure
@@ -79,7 +79,7 @@ class ReplicaWatch:
         waiting: Waiting,
         is_offered: Callable[[], bool] = lambda: True,
         sharing: Sharing | None = None,
-        pool: SharedPool | None = None,
+        pool: PoolCatalog | None = None,
         readers: PoolReaders | None = None,
         count_failure: Callable[[str], None] = ignore,
     ) -> None:

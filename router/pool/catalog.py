@@ -40,7 +40,7 @@ class PoolCounters(Struct):
     num_corrections: int = 0  # blocks that verification found otherwise than thought
 
 
-class SharedPool:
+class PoolCatalog:
     """The pool as this router knows it.
 
     `is_up` says whether the directories are to be believed: the master answers, and what is known

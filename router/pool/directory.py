@@ -1,7 +1,7 @@
 """What the shared pool holds of one base model's blocks, as far as anybody says so.
 
 What must live here: whole blocks by key, the leading blocks of a chain, the journal of changes.
-What must not: the names of objects (pool_keys), where knowledge comes from (shared_pool), I/O.
+What must not: the names of objects (keys), where knowledge comes from (catalog), I/O.
 
 Nobody tells everything: engines report what they stored, the master evicts in silence. So a block
 carries the number of the listing that last confirmed it, or that was about to be when it was

@@ -23,7 +23,7 @@ from typing import Final
 from router.config import MooncakeConfig
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.master import SLICE, MasterApi, MasterEvents, MasterFigures, ObjectEvent
 from router.supervisor import keep_running
 
@@ -46,7 +46,7 @@ class PoolFollower:
 
     def __init__(
         self,
-        pool: SharedPool,
+        pool: PoolCatalog,
         api: MasterApi,
         config: MooncakeConfig,
         metrics: Metrics,

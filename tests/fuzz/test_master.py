@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.errors import PoolError
 from router.kv_events.subscriber import Received
 from router.pool import master as mooncake
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi, MasterEvents
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import json_bytes, mangled, packed
@@ -83,7 +83,7 @@ def test_answers(answer: bytes, status: bytes, page: bytes, listing: bytes) -> N
             for name in figures.__struct_fields__:
                 value = getattr(figures, name)
                 assert value is None or 0 <= value <= 2**62
-        pool = SharedPool()
+        pool = PoolCatalog()
         pool.begin_listing()
         with suppress(PoolError):
             await asked(listing).list_keys(pool.listed)
@@ -108,7 +108,7 @@ def test_events(payloads: list[bytes]) -> None:
     events._source, events._next = _Source(payloads), None  # type: ignore[assignment]
 
     received = asyncio.run(events.receive(0.0))
-    pool = SharedPool(max_blocks=2)
+    pool = PoolCatalog(max_blocks=2)
     for event in received.events:
         if event.object_key is not None:
             pool.object_stored(event.object_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from router.contracts import BlockKey, block_key
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 
 
 def digest(number: int) -> bytes:
@@ -28,15 +28,15 @@ def names(numbers: Iterable[int], *, head: str = "tiny@tp_rank:0@group:0") -> li
     return [name(number, head=head) for number in numbers]
 
 
-def listing(pool: SharedPool, keys: Iterable[str]) -> None:
+def listing(pool: PoolCatalog, keys: Iterable[str]) -> None:
     pool.begin_listing()
     pool.listed(keys)
     while pool.settle(7):
         pass
 
 
-def a_pool(*models: str) -> SharedPool:
-    pool = SharedPool()
+def a_pool(*models: str) -> PoolCatalog:
+    pool = PoolCatalog()
     for model in models or ("tiny",):
         pool.add_model(model, (model, ""))
     pool.found()

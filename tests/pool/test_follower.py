@@ -13,7 +13,7 @@ from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.config import MooncakeConfig
 from router.contracts import block_key
 from router.metrics import Metrics
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
 from tests.kv_events.publisher import Publisher
@@ -45,7 +45,7 @@ class Rig:
         self.api = api
         self.clock = Clock()
         self.metrics = Metrics()
-        self.pool = SharedPool()
+        self.pool = PoolCatalog()
         self.pool.add_model("tiny", ())
         self.follower = PoolFollower(self.pool, api, config, self.metrics, clock=self.clock)
 

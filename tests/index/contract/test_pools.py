@@ -27,7 +27,7 @@ from router.config import MooncakeConfig
 from router.contracts import BlockKey, block_key
 from router.messages import Delta, FeedId, pool_feed, unpack_keys
 from router.metrics import Metrics
-from router.pool.catalog import SharedPool
+from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
 
@@ -81,7 +81,7 @@ class Router:
     """One router's knowledge of the pool."""
 
     def __init__(self) -> None:
-        self.pool = SharedPool()
+        self.pool = PoolCatalog()
         self.pool.add_model(MODEL, (MODEL,))
         self.pool.found()
         api = MasterApi("http://127.0.0.1:1", timeout_s=1.0)  # nobody asks it
