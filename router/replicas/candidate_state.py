@@ -79,7 +79,7 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     num_observations: int
 
 
-class Slot:
+class CandidateState:
     """The moving state of one candidate."""
 
     __slots__ = (

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.replicas.candidate_state import Slot
+from router.replicas.candidate_state import CandidateState
 from router.replicas.health import HealthRules
 
 
-def eligible(slots: Sequence[Slot], rules: HealthRules, now_s: float) -> list[Slot]:
-    """Choose the slots to offer, in the order given; empty if none is fit."""
-    fit = [slot for slot in slots if slot.health.can_accept(now_s)]
-    if len(fit) < rules.panic_ratio * len(slots):
-        fit = [slot for slot in slots if slot.health.can_accept_in_panic(now_s)]
+def eligible(
+    states: Sequence[CandidateState], rules: HealthRules, now_s: float
+) -> list[CandidateState]:
+    """Choose the candidates to offer, in the order given; empty if none is fit."""
+    fit = [state for state in states if state.health.can_accept(now_s)]
+    if len(fit) < rules.panic_ratio * len(states):
+        fit = [state for state in states if state.health.can_accept_in_panic(now_s)]
     if not fit:
         return []
-    mean_requests = sum([slot.ledger.num_requests for slot in fit]) / len(fit)
-    return [slot for slot in fit if _has_room(slot, mean_requests, now_s)] or fit
+    mean_requests = sum([state.ledger.num_requests for state in fit]) / len(fit)
+    return [state for state in fit if _has_room(state, mean_requests, now_s)] or fit
 
 
-def _has_room(slot: Slot, mean_requests: float, now_s: float) -> bool:
-    weight = slot.health.weight(now_s)
-    return weight >= 1.0 or slot.ledger.num_requests < max(1.0, weight * mean_requests)
+def _has_room(state: CandidateState, mean_requests: float, now_s: float) -> bool:
+    weight = state.health.weight(now_s)
+    return weight >= 1.0 or state.ledger.num_requests < max(1.0, weight * mean_requests)

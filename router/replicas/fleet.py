@@ -15,7 +15,13 @@ from msgspec.structs import replace
 from policies.view import CandidateId, CostModel, ReplicaView
 from router.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.records.outcome import Outcome
-from router.replicas.candidate_state import NO_MATCH, CandidateStatus, EngineLoad, Match, Slot
+from router.replicas.candidate_state import (
+    NO_MATCH,
+    CandidateState,
+    CandidateStatus,
+    EngineLoad,
+    Match,
+)
 from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, ProbeFailure
@@ -45,7 +51,7 @@ class Fleet:
         "_prior",
         "_replicas",
         "_rules",
-        "_slots",
+        "_states",
         "_unsettled",
     )
 
@@ -62,7 +68,7 @@ class Fleet:
         self._engine_load_max_age_s = engine_load_max_age_s
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
-        self._slots: dict[CandidateId, Slot] = {}
+        self._states: dict[CandidateId, CandidateState] = {}
         self._fits: dict[tuple[str, str], CostFit] = {}
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
         self._unsettled: set[str] = set()  # replicas whose health restricts them
@@ -97,14 +103,14 @@ class Fleet:
             self._replicas = dict(sorted(self._replicas.items(), key=self._position))
         health, fit = self._health[replica.name], self._fit_of(replica)
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
-        for slot in self._slots_of(replica.name):
-            if slot.candidate.id not in candidates:
-                del self._slots[slot.candidate.id]
+        for state in self._states_of(replica.name):
+            if state.candidate.id not in candidates:
+                del self._states[state.candidate.id]
         for id_, candidate in candidates.items():
-            if id_ in self._slots:
-                self._slots[id_].candidate, self._slots[id_].fit = candidate, fit
+            if id_ in self._states:
+                self._states[id_].candidate, self._states[id_].fit = candidate, fit
             else:
-                self._slots[id_] = Slot(candidate, health, fit)
+                self._states[id_] = CandidateState(candidate, health, fit)
         self._by_model.clear()
 
     def remove(self, name: str) -> bool:
@@ -113,8 +119,8 @@ class Fleet:
             return False
         del self._health[name]
         self._unsettled.discard(name)
-        for slot in self._slots_of(name):
-            del self._slots[slot.candidate.id]
+        for state in self._states_of(name):
+            del self._states[state.candidate.id]
         self._by_model.clear()
         return True
 
@@ -138,11 +144,11 @@ class Fleet:
 
     def is_idle(self, name: str) -> bool:
         """Say whether this router has nothing in flight at a replica."""
-        return all(slot.is_idle for slot in self._slots_of(name))
+        return all(state.is_idle for state in self._states_of(name))
 
     def has(self, candidate: CandidateId) -> bool:
         """Say whether a candidate is known."""
-        return candidate in self._slots
+        return candidate in self._states
 
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
@@ -186,8 +192,8 @@ class Fleet:
             matches: Reusable leading tokens; candidates without any may be absent.
             now_s: Now.
         """
-        slots, match_of = self._slots, matches.get
-        return tuple([slots[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
+        states, match_of = self._states, matches.get
+        return tuple([states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
 
     def begin(
         self,
@@ -210,7 +216,7 @@ class Fleet:
             now_s: Now.
         """
         self._num_leases += 1
-        return self._slots[candidate].begin(
+        return self._states[candidate].begin(
             self._num_leases,
             num_uncached_tokens=num_uncached_tokens,
             num_cached_tokens=num_cached_tokens,
@@ -221,9 +227,9 @@ class Fleet:
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Note a request's first token, and learn from its time; later calls do nothing."""
-        slot = self._slots.get(lease.candidate)
-        if slot is not None:
-            slot.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
+        state = self._states.get(lease.candidate)
+        if state is not None:
+            state.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome, *, jitter: float = 0.5) -> bool:
         """Give a lease back and learn from the outcome.
@@ -232,33 +238,33 @@ class Fleet:
         replica. Idempotent: False, and no effect, if the lease was given back before or its
         replica is gone.
         """
-        slot = self._slots.get(lease.candidate)
-        if slot is None or not slot.end(lease, now_s, outcome, jitter):
+        state = self._states.get(lease.candidate)
+        if state is None or not state.end(lease, now_s, outcome, jitter):
             return False
-        self._watch(slot.candidate.replica.name)
+        self._watch(state.candidate.replica.name)
         return True
 
     def absolve(self, lease: Lease, now_s: float) -> None:
         """Take back what the failure of an ended lease did to its replica's health."""
-        slot = self._slots.get(lease.candidate)
-        if slot is not None:
-            slot.health.absolve(lease.number, now_s)
-            self._watch(slot.candidate.replica.name)
+        state = self._states.get(lease.candidate)
+        if state is not None:
+            state.health.absolve(lease.number, now_s)
+            self._watch(state.candidate.replica.name)
 
     def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
         """Say after how long a first token is overdue; None: nothing is known of that.
 
         A multiple of what was predicted and of how far predictions are off, at least `floor_s`.
         """
-        slot = self._slots.get(lease.candidate)
-        if slot is None or not lease.streams or slot.fit.num_observations < _NUM_KNOWN:
+        state = self._states.get(lease.candidate)
+        if state is None or not lease.streams or state.fit.num_observations < _NUM_KNOWN:
             return None
-        return max(floor_s, (ratio * lease.predicted_ms + 4 * slot.fit.model.error_ms) / 1000.0)
+        return max(floor_s, (ratio * lease.predicted_ms + 4 * state.fit.model.error_ms) / 1000.0)
 
     def longest_wait_s(self, candidate: CandidateId, now_s: float) -> float:
         """Tell how long the oldest request that waits there for its first token has waited."""
-        slot = self._slots.get(candidate)
-        begun = [lease.begun_s for lease in slot.ledger.waiting] if slot is not None else []
+        state = self._states.get(candidate)
+        begun = [lease.begun_s for lease in state.ledger.waiting] if state is not None else []
         return now_s - min(begun, default=now_s)
 
     # Other routers' requests
@@ -278,11 +284,11 @@ class Fleet:
         It counts as ours do: queue, busy ratio, cache pressure, room of a slow start; but neither
         for nor against the replica's health. None, and no effect: the candidate is not known.
         """
-        slot = self._slots.get(candidate)
-        if slot is None:
+        state = self._states.get(candidate)
+        if state is None:
             return None
         self._num_leases += 1
-        return slot.begin(
+        return state.begin(
             self._num_leases,
             num_uncached_tokens=num_uncached_tokens,
             num_cached_tokens=num_cached_tokens,
@@ -301,14 +307,14 @@ class Fleet:
         order of requests sent at once; the fit takes that for noise. So a router with little
         traffic, or a new one, knows the engines as well as the others.
         """
-        slot = self._slots.get(lease.candidate)
-        if slot is not None:
-            slot.first_token(lease, now_s, ttft_ms)
+        state = self._states.get(lease.candidate)
+        if state is not None:
+            state.first_token(lease, now_s, ttft_ms)
 
     def end_elsewhere(self, lease: Lease, now_s: float) -> bool:
         """Give another router's lease back; idempotent, as `end`."""
-        slot = self._slots.get(lease.candidate)
-        return slot is not None and slot.end(lease, now_s, None, 0.0)
+        state = self._states.get(lease.candidate)
+        return state is not None and state.end(lease, now_s, None, 0.0)
 
     # What probes and readings say
 
@@ -328,13 +334,15 @@ class Fleet:
 
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
-        slot = self._slots.get(candidate)
-        if slot is not None:
-            slot.note_engine_load(load, self._engine_load_max_age_s)
+        state = self._states.get(candidate)
+        if state is not None:
+            state.note_engine_load(load, self._engine_load_max_age_s)
 
     def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
         """Show all candidates to people, out or in, in the order of configuration."""
-        return tuple(slot.status(now_s) for name in self._replicas for slot in self._slots_of(name))
+        return tuple(
+            state.status(now_s) for name in self._replicas for state in self._states_of(name)
+        )
 
     # Private
 
@@ -355,8 +363,8 @@ class Fleet:
             self._fits[key] = CostFit(self._prior)
         return self._fits[key]
 
-    def _slots_of(self, name: str) -> list[Slot]:
-        return [slot for slot in self._slots.values() if slot.candidate.replica.name == name]
+    def _states_of(self, name: str) -> list[CandidateState]:
+        return [state for state in self._states.values() if state.candidate.replica.name == name]
 
     def _serving(self, model: str | None) -> tuple[Candidate, ...]:
         """List a model's candidates but draining ones; UnknownModel if no replica has it.
@@ -376,7 +384,7 @@ class Fleet:
                 raise self._unknown_model(model)
             return ()  # not kept: clients may ask for any name
         serving = self._by_model[model] = tuple(
-            self._slots[candidate.id].candidate
+            self._states[candidate.id].candidate
             for replica in replicas
             if not replica.draining
             for candidate in candidates_of(replica)
@@ -395,8 +403,8 @@ class Fleet:
         self, serving: Sequence[Candidate], now_s: float, exclude: Collection[str]
     ) -> tuple[Candidate, ...]:
         """Leave out those that were tried, and those whose health forbids."""
-        slots = [self._slots[c.id] for c in serving if c.replica.name not in exclude]
-        offered = tuple(slot.candidate for slot in eligible(slots, self._rules, now_s))
+        states = [self._states[c.id] for c in serving if c.replica.name not in exclude]
+        offered = tuple(state.candidate for state in eligible(states, self._rules, now_s))
         for name in list(self._unsettled):
             self._health[name].weight(now_s)  # a slow start that is over settles here
             self._watch(name)
@@ -405,7 +413,7 @@ class Fleet:
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
         """Say that nobody is there, and when it makes sense to ask again."""
         waits_s = [
-            self._slots[candidate.id].health.retry_at_s - now_s
+            self._states[candidate.id].health.retry_at_s - now_s
             for candidate in self._serving(model)
         ]
         retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
