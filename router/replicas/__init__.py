@@ -5,7 +5,7 @@ State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in.
 
 from router.replicas.candidate_state import NO_MATCH, CandidateStatus, EngineLoad, Match
 from router.replicas.fleet import Fleet
-from router.replicas.health import HealthRules, ProbeFailure, State
+from router.replicas.health import HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions, SessionView
@@ -24,5 +24,5 @@ __all__ = [
     "ServedModel",
     "SessionView",
     "Sessions",
-    "State",
+    "HealthState",
 ]

@@ -34,7 +34,7 @@ class ProbeFailure(Enum):
     BAD_STATUS = "bad_status"
 
 
-class State(Enum):
+class HealthState(Enum):
     UP = "up"
     SUSPECT = "suspect"
     DOWN = "down"
@@ -74,12 +74,12 @@ class Health:
 
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
-        self._state = State.UP
+        self._state = HealthState.UP
         self._failures: list[int] = []  # leases that failed in a row
         self._num_probe_failures = 0
         self._num_opened = 0  # in a row, without a success between: exponent of the back-off
         self._num_overdue = 0  # in a row, without a first token between
-        self._opened_as = State.SUSPECT  # what the breaker last opened for
+        self._opened_as = HealthState.SUSPECT  # what the breaker last opened for
         self._opened_by: list[int] = []  # leases whose failures opened the breaker
         self._opened_on_trial = False
         self._by_probe = False  # probes opened the breaker, so a probe may close it
@@ -91,22 +91,22 @@ class Health:
     @property
     def is_settled(self) -> bool:
         """Say whether nothing restricts this replica, now or in time."""
-        return self._state is State.UP and self._recovered_s is None
+        return self._state is HealthState.UP and self._recovered_s is None
 
-    def state(self, now_s: float) -> State:
+    def state(self, now_s: float) -> HealthState:
         """Tell the state; a breaker that requests opened turns to TRIAL when its pause is over."""
         if self._is_out() and not self._by_probe and now_s >= self.retry_at_s:
-            self._state = State.TRIAL
+            self._state = HealthState.TRIAL
         return self._state
 
     def can_accept(self, now_s: float) -> bool:
         """Say whether a request may be sent: up, or on trial with nobody trying."""
         state = self.state(now_s)
-        return state is State.UP or (state is State.TRIAL and self._trial is None)
+        return state is HealthState.UP or (state is HealthState.TRIAL and self._trial is None)
 
     def can_accept_in_panic(self, now_s: float) -> bool:
         """Say whether a request may be sent when most are out: anything that listens."""
-        return self.can_accept(now_s) or self._opened_as is State.SUSPECT
+        return self.can_accept(now_s) or self._opened_as is HealthState.SUSPECT
 
     def weight(self, now_s: float) -> float:
         """Tell the share of normal load a recovered replica may have, in [0.1, 1]."""
@@ -120,37 +120,37 @@ class Health:
 
     def began(self, number: int, now_s: float) -> None:
         """Note that the lease `number` was sent there; on trial it is the one that decides."""
-        if self.state(now_s) is State.TRIAL and self._trial is None:
+        if self.state(now_s) is HealthState.TRIAL and self._trial is None:
             self._trial = number
 
     def answered(self, number: int, now_s: float) -> None:
         """Note a first token: a trial need not last until the last one."""
         self._num_overdue = 0
-        if self._state is State.TRIAL and self._trial == number:
+        if self._state is HealthState.TRIAL and self._trial == number:
             self._recover(now_s)
 
     def ended(self, number: int, outcome: Outcome, now_s: float, jitter: float) -> None:
         """Learn from a request's end."""
-        on_trial = self._state is State.TRIAL and self._trial == number
+        on_trial = self._state is HealthState.TRIAL and self._trial == number
         if on_trial:
             self._trial = None
         match outcome:
             case Outcome.OK:
                 self._succeeded(on_trial, now_s)
             case Outcome.REPLICA_UNREACHABLE:
-                self._open(State.DOWN, outcome.value, now_s, jitter, by_probe=False)
+                self._open(HealthState.DOWN, outcome.value, now_s, jitter, by_probe=False)
             case Outcome.REPLICA_FAILED:
-                if on_trial or self._state is State.UP:
+                if on_trial or self._state is HealthState.UP:
                     self._failures.append(number)
                 if on_trial or len(self._failures) >= self._rules.failures_to_open:
                     failures = self._failures
-                    self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
+                    self._open(HealthState.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
                     self._opened_by, self._opened_on_trial = failures, on_trial
             case Outcome.OVERDUE:
                 # One alone may be a prompt of its own kind; several, and no first token: it hangs.
-                self._num_overdue += self._state is State.UP
+                self._num_overdue += self._state is HealthState.UP
                 if on_trial or self._num_overdue >= self._rules.failures_to_open:
-                    self._open(State.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
+                    self._open(HealthState.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
             case _:
                 # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. ROUTER_FAILED:
                 # it was not asked. POOL_OVERDUE: the pool's. Neither trust nor blame; a trial that
@@ -164,12 +164,14 @@ class Health:
         """
         if number in self._failures:
             self._failures.remove(number)
-        elif number in self._opened_by and self._state is not State.DOWN and not self._by_probe:
+        elif (
+            number in self._opened_by and self._state is not HealthState.DOWN and not self._by_probe
+        ):
             self._opened_by.remove(number)
             self._failures, self._opened_by = self._opened_by, []
             self._num_opened -= 1
             self.retry_at_s = now_s
-            self._state = State.TRIAL if self._opened_on_trial else State.UP
+            self._state = HealthState.TRIAL if self._opened_on_trial else HealthState.UP
             self.reason = self.reason if self._opened_on_trial else ""
 
     def probe_ok(self, now_s: float) -> None:
@@ -177,40 +179,40 @@ class Health:
         self._num_probe_failures = 0
         if self._is_out() and self._by_probe:
             self._recover(now_s)
-        elif self._state is State.DOWN:
-            self._state = State.TRIAL  # it listens again: let a request try, before its time
+        elif self._state is HealthState.DOWN:
+            self._state = HealthState.TRIAL  # it listens again: let a request try, before its time
 
     def probe_failed(self, failure: ProbeFailure, now_s: float, jitter: float) -> None:
         """Learn that a probe failed."""
         self._num_probe_failures += 1
         reason = f"probe {failure.value}"
         if failure is ProbeFailure.REFUSED:
-            self._open(State.DOWN, reason, now_s, jitter, by_probe=True)
+            self._open(HealthState.DOWN, reason, now_s, jitter, by_probe=True)
         elif (
             self._num_probe_failures >= self._rules.probes_to_suspect
-            and self._state is not State.DOWN
+            and self._state is not HealthState.DOWN
         ):
-            self._open(State.SUSPECT, reason, now_s, jitter, by_probe=True)
+            self._open(HealthState.SUSPECT, reason, now_s, jitter, by_probe=True)
 
     def _is_out(self) -> bool:
-        return self._state is State.SUSPECT or self._state is State.DOWN
+        return self._state is HealthState.SUSPECT or self._state is HealthState.DOWN
 
     def _succeeded(self, on_trial: bool, now_s: float) -> None:
         if on_trial:
             self._recover(now_s)
-        elif self._state is State.UP:
+        elif self._state is HealthState.UP:
             self._failures, self._num_opened = [], 0
             self._num_overdue = 0
 
     def _recover(self, now_s: float) -> None:
-        self._state, self._trial = State.UP, None
+        self._state, self._trial = HealthState.UP, None
         self._failures, self._num_probe_failures = [], 0
         self._opened_by = []
         self._recovered_s = now_s
         self.reason = ""
 
     def _open(
-        self, state: State, reason: str, now_s: float, jitter: float, *, by_probe: bool
+        self, state: HealthState, reason: str, now_s: float, jitter: float, *, by_probe: bool
     ) -> None:
         """Send no requests until a pause is over (half of it jitter) or a probe succeeds."""
         if not self._is_out():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from router.records.outcome import Outcome
-from router.replicas.health import Health, HealthRules, ProbeFailure, State
+from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 
 RULES = HealthRules(failures_to_open=3, backoff_s=1.0, max_backoff_s=5.0, slow_start_s=10.0)
 
@@ -28,7 +28,7 @@ def test_the_client_never_counts(outcome: Outcome) -> None:
     health.ended(2, outcome, 0.0, 0.0)
     health.ended(3, Outcome.REPLICA_FAILED, 0.0, 0.0)
     health.ended(4, Outcome.REPLICA_FAILED, 0.0, 0.0)
-    assert health.state(0.0) is State.SUSPECT
+    assert health.state(0.0) is HealthState.SUSPECT
 
 
 def test_failures_in_a_row_open_the_breaker() -> None:
@@ -39,8 +39,8 @@ def test_failures_in_a_row_open_the_breaker() -> None:
         health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
         health.ended(number, Outcome.OK, 0.0, 0.0)
 
-    assert health.state(0.0) is State.UP
-    assert opened().state(0.0) is State.SUSPECT
+    assert health.state(0.0) is HealthState.UP
+    assert opened().state(0.0) is HealthState.SUSPECT
     assert opened().reason == "replica_failed"
 
 
@@ -49,7 +49,7 @@ def test_a_refused_connection_opens_at_once() -> None:
     health = Health(RULES)
     health.ended(1, Outcome.REPLICA_UNREACHABLE, 0.0, 0.0)
 
-    assert health.state(0.0) is State.DOWN
+    assert health.state(0.0) is HealthState.DOWN
     assert not health.can_accept_in_panic(0.0)
     assert opened().can_accept_in_panic(0.0)
 
@@ -63,9 +63,9 @@ def test_one_request_at_a_time_tries_a_suspect() -> None:
     health.began(7, 0.5)
     assert not health.can_accept(0.6)
     health.answered(8, 0.7)
-    assert health.state(0.7) is State.TRIAL
+    assert health.state(0.7) is HealthState.TRIAL
     health.answered(7, 0.7)
-    assert health.state(0.7) is State.UP
+    assert health.state(0.7) is HealthState.UP
     assert health.reason == ""
 
 
@@ -75,7 +75,7 @@ def test_a_trial_may_also_end_well_without_a_first_token() -> None:
     health.began(7, 1.0)
     health.ended(7, Outcome.OK, 2.0, 0.0)
 
-    assert health.state(2.0) is State.UP
+    assert health.state(2.0) is HealthState.UP
 
 
 def test_failed_trials_wait_longer_and_longer_up_to_the_cap() -> None:
@@ -114,7 +114,7 @@ def test_a_trial_whose_client_left_makes_room_for_the_next() -> None:
     health.ended(7, Outcome.CLIENT_GONE, 1.0, 0.0)
     health.probe_ok(1.0)
 
-    assert health.state(1.0) is State.TRIAL
+    assert health.state(1.0) is HealthState.TRIAL
     assert health.can_accept(1.0)
 
 
@@ -126,11 +126,11 @@ def test_requests_sent_before_say_nothing_once_it_is_out() -> None:
     for number in range(51, 60):
         health.ended(number, Outcome.REPLICA_FAILED, 0.2, 1.0)
 
-    assert health.state(0.3) is State.SUSPECT
+    assert health.state(0.3) is HealthState.SUSPECT
     assert health.retry_at_s == retry_at_s
-    assert health.state(0.5) is State.TRIAL
+    assert health.state(0.5) is HealthState.TRIAL
     health.ended(60, Outcome.OK, 0.6, 0.0)
-    assert health.state(0.6) is State.TRIAL
+    assert health.state(0.6) is HealthState.TRIAL
 
 
 def test_refused_probes_take_a_replica_out_until_one_succeeds() -> None:
@@ -138,10 +138,10 @@ def test_refused_probes_take_a_replica_out_until_one_succeeds() -> None:
     health = Health(RULES)
     health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
 
-    assert health.state(1e9) is State.DOWN
+    assert health.state(1e9) is HealthState.DOWN
     assert health.reason == "probe refused"
     health.probe_ok(1e9)
-    assert health.state(1e9) is State.UP
+    assert health.state(1e9) is HealthState.UP
 
 
 @pytest.mark.parametrize("failure", [ProbeFailure.TIMEOUT, ProbeFailure.BAD_STATUS])
@@ -156,7 +156,7 @@ def test_other_failed_probes_need_three_in_a_row(failure: ProbeFailure) -> None:
     assert health.is_settled
 
     health.probe_failed(failure, 0.0, 0.0)
-    assert health.state(0.0) is State.SUSPECT
+    assert health.state(0.0) is HealthState.SUSPECT
     assert health.can_accept_in_panic(0.0)
 
 
@@ -165,7 +165,7 @@ def test_a_probe_does_not_close_what_requests_opened() -> None:
     health = opened()
     health.probe_ok(0.1)
 
-    assert health.state(0.1) is State.SUSPECT
+    assert health.state(0.1) is HealthState.SUSPECT
 
 
 def test_a_probe_lets_a_restarted_replica_be_tried_at_once() -> None:
@@ -173,7 +173,7 @@ def test_a_probe_lets_a_restarted_replica_be_tried_at_once() -> None:
     health = opened(outcome=Outcome.REPLICA_UNREACHABLE)
     health.probe_ok(0.1)
 
-    assert health.state(0.1) is State.TRIAL
+    assert health.state(0.1) is HealthState.TRIAL
 
 
 def test_down_outranks_suspect() -> None:
@@ -183,11 +183,11 @@ def test_down_outranks_suspect() -> None:
     for number in range(5):
         health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
         health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
-    assert health.state(0.0) is State.DOWN
+    assert health.state(0.0) is HealthState.DOWN
 
     suspect = opened()
     suspect.probe_failed(ProbeFailure.REFUSED, 0.1, 0.0)
-    assert suspect.state(9.0) is State.DOWN
+    assert suspect.state(9.0) is HealthState.DOWN
 
 
 def test_failing_in_a_panic_changes_nothing() -> None:
@@ -196,7 +196,7 @@ def test_failing_in_a_panic_changes_nothing() -> None:
     health.began(9, 0.1)
     health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.2, 1.0)
 
-    assert health.state(0.2) is State.DOWN
+    assert health.state(0.2) is HealthState.DOWN
     assert health.retry_at_s == 0.5
 
 
@@ -220,16 +220,16 @@ def test_a_failure_that_is_taken_back_never_was() -> None:
     for number in range(7):
         health.absolve(number, 0.1)
 
-    assert health.state(0.1) is State.UP
+    assert health.state(0.1) is HealthState.UP
     assert health.is_settled
     for number in (7, 8):
         health.ended(number, Outcome.REPLICA_FAILED, 0.2, 0.0)
         health.absolve(number, 0.2)
     health.ended(9, Outcome.REPLICA_FAILED, 0.2, 0.0)
     health.ended(10, Outcome.REPLICA_FAILED, 0.2, 0.0)
-    assert health.state(0.2) is State.UP
+    assert health.state(0.2) is HealthState.UP
     health.ended(11, Outcome.REPLICA_FAILED, 0.2, 0.0)
-    assert health.state(0.2) is State.SUSPECT
+    assert health.state(0.2) is HealthState.SUSPECT
     assert health.retry_at_s == pytest.approx(0.7)  # its first time
 
 
@@ -241,7 +241,7 @@ def test_a_trial_that_failed_through_its_request_is_still_to_be_made() -> None:
     assert not health.can_accept(1.2)
 
     health.absolve(7, 1.2)
-    assert health.state(1.2) is State.TRIAL
+    assert health.state(1.2) is HealthState.TRIAL
     assert health.can_accept(1.2)
 
 
@@ -251,8 +251,8 @@ def test_what_a_probe_found_is_not_taken_back() -> None:
     for _ in range(3):
         health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
     health.absolve(0, 0.1)
-    assert health.state(0.1) is State.SUSPECT
+    assert health.state(0.1) is HealthState.SUSPECT
 
     health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.1, 0.0)
     health.absolve(1, 0.2)
-    assert health.state(0.2) is State.DOWN
+    assert health.state(0.2) is HealthState.DOWN
