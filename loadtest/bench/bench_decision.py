@@ -23,8 +23,7 @@ from loadtest.bench.setting import Setting
 from policies.registry import DEFAULT_POLICY, create
 from policies.view import CandidateId, RequestView, Snapshot
 from router.contracts import BlockKey
-from router.index.block_index import NO_MATCH as NO_BLOCKS
-from router.index.block_index import BlockIndex
+from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match

@@ -17,8 +17,7 @@ from loadtest.simulator.stream import SimulatedStream
 from policies.policy import Policy
 from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
 from router.contracts import BlockKey, HashContract
-from router.index.block_index import NO_MATCH as NO_BLOCKS
-from router.index.block_index import BlockIndex
+from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match

@@ -18,7 +18,7 @@ from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.data_path.continuation import Terms
 from router.experiments import Enrolment
-from router.index import block_index as index
+from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
 from router.records.record import Assignment, Try
 from router.replicas.ledger import Lease
@@ -65,7 +65,7 @@ class Job(Struct, kw_only=True):
     way: str = "unknown"  # local | engine | unknown | continued: where the tokens come from
     num_tokens: int = 0
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
-    found: dict[CandidateId, index.Match] = {}  # in Redis, where it is asked (stages.lookup)
+    found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked (stages.lookup)
     enrolment: Enrolment | None = None  # its place in an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once

@@ -17,7 +17,7 @@ from router.cluster.shared_stream import SharedStream
 from router.contracts import HashContract
 from router.data_path.job import Job
 from router.errors import StoreError
-from router.index.block_index import Match
+from router.index.block_index import BlockMatch
 from router.index.cache_view import CacheView
 from router.messages import FeedId, pack_keys
 from router.metrics import Metrics
@@ -62,7 +62,7 @@ class Lookup:
             self._metrics.lookups.labels("ok").inc()
             self._metrics.lookup_seconds.observe(time.monotonic() - started_s)
             job.found |= {
-                candidate: Match(found[feed, "gpu"], found[feed, "gpu"], found[feed, "cpu"])
+                candidate: BlockMatch(found[feed, "gpu"], found[feed, "gpu"], found[feed, "cpu"])
                 for feed, candidate in feeds.items()
             }
 

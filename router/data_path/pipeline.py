@@ -73,7 +73,7 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.experiments.trials import Trials
-from router.index.block_index import NO_MATCH as NO_BLOCKS
+from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.outcome import Outcome

@@ -26,7 +26,7 @@ from router.index.staged_blocks import StagedBlocks
 from router.messages import TierChange
 
 
-class Match(Struct, frozen=True, gc=False):
+class BlockMatch(Struct, frozen=True, gc=False):
     """How many leading blocks of a chain one candidate has; 0 <= settled <= gpu <= cpu.
 
     `num_gpu_blocks` includes what requests in flight there are computing (owned speculation),
@@ -38,7 +38,7 @@ class Match(Struct, frozen=True, gc=False):
     num_cpu_blocks: int
 
 
-NO_MATCH = Match(0, 0, 0)
+NO_BLOCKS = BlockMatch(0, 0, 0)
 
 
 class Speculation:
@@ -291,7 +291,7 @@ class BlockIndex:
 
     def match(
         self, chain: Sequence[BlockKey], candidates: Iterable[CandidateId]
-    ) -> dict[CandidateId, Match]:
+    ) -> dict[CandidateId, BlockMatch]:
         """Count the leading blocks of `chain` that each candidate has.
 
         Args:
@@ -305,13 +305,13 @@ class BlockIndex:
         other candidates had first, and looks at the last blocks before the boundary it found,
         because closure can break. Read-only; O(k d + d log n) for k candidates with d boundaries.
         """
-        matches: dict[CandidateId, Match] = {}
-        known: dict[int, Match] = {0: NO_MATCH}
+        matches: dict[CandidateId, BlockMatch] = {}
+        known: dict[int, BlockMatch] = {0: NO_BLOCKS}
         boundaries: list[Boundary] = []
         for candidate in candidates:
             holdings = self._holdings.get(candidate)
             if holdings is None or not chain:
-                matches[candidate] = NO_MATCH
+                matches[candidate] = NO_BLOCKS
                 continue
             settled = leading(chain, holdings.gpu, boundaries)
             if holdings.computing or holdings.cpu:
@@ -319,17 +319,19 @@ class BlockIndex:
                 continue
             match = known.get(settled)
             if match is None:
-                match = known[settled] = Match(settled, settled, settled)
+                match = known[settled] = BlockMatch(settled, settled, settled)
             matches[candidate] = match
         return matches
 
-    def prolonged(self, chain: Sequence[BlockKey], candidate: CandidateId, found: Match) -> Match:
+    def prolonged(
+        self, chain: Sequence[BlockKey], candidate: CandidateId, found: BlockMatch
+    ) -> BlockMatch:
         """Add to a match found elsewhere what requests in flight are computing behind it."""
         holdings = self._holdings.get(candidate)
         if holdings is None or not holdings.computing:
             return found
         gpu = prolonged(chain, found.num_gpu_blocks, holdings.computing, holdings.gpu)
-        return Match(gpu, found.num_gpu_settled_blocks, max(gpu, found.num_cpu_blocks))
+        return BlockMatch(gpu, found.num_gpu_settled_blocks, max(gpu, found.num_cpu_blocks))
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -356,8 +358,8 @@ class BlockIndex:
             self._retired.append(copies)
 
 
-def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, settled: int) -> Match:
+def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, settled: int) -> BlockMatch:
     """Prolong a settled match through what is being computed and through the cpu tier."""
     gpu = prolonged(chain, settled, holdings.computing, holdings.gpu)
     cpu = prolonged(chain, gpu, holdings.cpu, holdings.gpu, holdings.computing)
-    return Match(gpu, settled, cpu)
+    return BlockMatch(gpu, settled, cpu)

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
-from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation
+from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
 from router.index.candidate_stream import CandidateStream, StreamState
 
-NOTHING_FOUND: Final[Mapping[CandidateId, Match]] = MappingProxyType({})
+NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
 
 TRUST_DECAY = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS = 20  # nothing is concluded from fewer
@@ -102,8 +102,8 @@ class CacheView:
         self,
         chain: Sequence[BlockKey],
         candidates: Iterable[CandidateId],
-        found: Mapping[CandidateId, Match] = NOTHING_FOUND,
-    ) -> dict[CandidateId, Match]:
+        found: Mapping[CandidateId, BlockMatch] = NOTHING_FOUND,
+    ) -> dict[CandidateId, BlockMatch]:
         """Count the leading blocks of `chain` that each candidate holds and is believed to.
 
         `found`: what was found elsewhere of candidates whose blocks are not kept here.
@@ -114,7 +114,7 @@ class CacheView:
         for candidate in matches:
             stream = self._streams.get(candidate)
             if stream is not None and stream.is_distrusted:
-                matches[candidate] = NO_MATCH
+                matches[candidate] = NO_BLOCKS
         return matches
 
     def claim(

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.block_index import NO_MATCH, BlockIndex, Match, Speculation
+from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
 from router.index.copies import Tier
 
 A, B, C = CandidateId("a"), CandidateId("b"), CandidateId("c")
@@ -128,7 +128,7 @@ def test_closed_prefixes_match_exactly(num_blocks: int, lengths: list[tuple[int,
     assert list(matches) == asked
     for match, (num_gpu, num_cpu) in zip(matches.values(), lengths, strict=True):
         gpu = min(num_gpu, num_blocks)
-        assert match == Match(gpu, gpu, max(gpu, min(num_cpu, num_blocks)))
+        assert match == BlockMatch(gpu, gpu, max(gpu, min(num_cpu, num_blocks)))
 
 
 def test_many_boundaries_are_all_found() -> None:
@@ -153,7 +153,7 @@ def test_a_duplicate_survives_the_eviction_of_the_other_copy() -> None:
     assert index.remove(A, chain(3)) == 0
     assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
     assert index.remove(A, chain(3)) == 0
-    assert index.match(chain(3), [A])[A] == NO_MATCH
+    assert index.match(chain(3), [A])[A] == NO_BLOCKS
     assert index.remove(A, chain(3)) == 3
 
 
@@ -174,8 +174,8 @@ def test_unknown_candidates_and_empty_chains_match_nothing() -> None:
     index = BlockIndex()
     index.store(A, chain(3))
 
-    assert index.match(chain(3), [B]) == {B: NO_MATCH}
-    assert index.match([], [A]) == {A: NO_MATCH}
+    assert index.match(chain(3), [B]) == {B: NO_BLOCKS}
+    assert index.match([], [A]) == {A: NO_BLOCKS}
     assert index.num_blocks(B) == 0
     assert not index.holds(B, BlockKey(1))
 
@@ -187,12 +187,12 @@ def test_siblings_see_what_is_being_computed() -> None:
     first = index.begin(A, chain(4, start=2))
     second = index.begin(A, chain(4, start=2))
 
-    assert index.match(chain(10), [A])[A] == Match(6, 2, 6)
+    assert index.match(chain(10), [A])[A] == BlockMatch(6, 2, 6)
     first.end()
     first.end()
-    assert index.match(chain(10), [A])[A] == Match(6, 2, 6)
+    assert index.match(chain(10), [A])[A] == BlockMatch(6, 2, 6)
     second.end()
-    assert index.match(chain(10), [A])[A] == Match(2, 2, 2)
+    assert index.match(chain(10), [A])[A] == BlockMatch(2, 2, 2)
 
 
 def test_a_claim_of_an_old_epoch_does_not_touch_the_new_one() -> None:
@@ -216,8 +216,8 @@ def test_the_cpu_tier_prolongs_the_gpu_tier() -> None:
 
     matches = index.match(chain(10), [A, B])
 
-    assert matches[A] == Match(4, 4, 8)
-    assert matches[B] == NO_MATCH
+    assert matches[A] == BlockMatch(4, 4, 8)
+    assert matches[B] == NO_BLOCKS
 
 
 def test_a_cpu_tier_without_removals_is_bounded() -> None:
@@ -251,7 +251,7 @@ def test_using_a_remembered_chain_keeps_it() -> None:
     index.remember(A, chain(3, start=200), 6)
 
     assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
-    assert index.match(chain(3, start=100), [A])[A] == NO_MATCH
+    assert index.match(chain(3, start=100), [A])[A] == NO_BLOCKS
 
 
 def test_a_guess_does_not_mix_with_what_was_known() -> None:
@@ -270,6 +270,6 @@ def test_clearing_is_immediate_and_freeing_comes_in_slices() -> None:
     index.store(A, chain(3), "cpu")
     index.clear(A)
 
-    assert index.match(chain(10), [A])[A] == NO_MATCH
+    assert index.match(chain(10), [A])[A] == NO_BLOCKS
     assert [index.sweep(5) for _ in range(3)] == [True, True, False]
     assert not index.sweep()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.block_index import NO_MATCH, BlockIndex, Match
+from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.staged_blocks import StagedBlocks
 from router.messages import TierChange, pack_keys
 
@@ -112,7 +112,7 @@ def test_a_snapshot_is_swapped_in_whole_and_claims_live_on() -> None:
     assert staged.num_blocks() == 3
     assert num_matched(index) == 4
     index.replace(A, staged)
-    assert index.match(keys(0, 1, 2, 3, 4), [A])[A] == Match(4, 2, 5)
+    assert index.match(keys(0, 1, 2, 3, 4), [A])[A] == BlockMatch(4, 2, 5)
     assert index.holds(A, BlockKey(7))
     claim.end()
     assert num_matched(index) == 2
@@ -130,6 +130,6 @@ def test_what_is_swapped_out_or_given_up_is_freed_in_slices() -> None:
     index.replace(A, staged)
     index.discard(given_up)
 
-    assert index.match(keys(4), [A])[A] != NO_MATCH
+    assert index.match(keys(4), [A])[A] != NO_BLOCKS
     assert [index.sweep(2) for _ in range(3)] == [True, True, False]
     assert index.num_blocks(A) == 1

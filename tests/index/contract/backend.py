@@ -15,7 +15,7 @@ from typing import Protocol
 from policies.view import CandidateId
 from router.cluster.shared_stream import SharedStream
 from router.contracts import BlockKey
-from router.index.block_index import BlockIndex, Match
+from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.index.copies import TIERS, Copies, Tier
 from router.index.journal import Changes
@@ -48,7 +48,7 @@ class Backend(Protocol):
 
     def match(
         self, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
-    ) -> Mapping[CandidateId, Match]:
+    ) -> Mapping[CandidateId, BlockMatch]:
         """Match as routing does."""
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:
@@ -134,7 +134,7 @@ class LocalIndex:
 
     def match(
         self, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
-    ) -> Mapping[CandidateId, Match]:
+    ) -> Mapping[CandidateId, BlockMatch]:
         return self.router.caches.match(chain, candidates)
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:
@@ -327,7 +327,7 @@ class FollowedIndex:
 
     def match(
         self, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
-    ) -> Mapping[CandidateId, Match]:
+    ) -> Mapping[CandidateId, BlockMatch]:
         return self.follower.caches.match(chain, candidates)
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:
@@ -400,7 +400,7 @@ class ResumedIndex(FollowedIndex):
 
     def match(
         self, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
-    ) -> Mapping[CandidateId, Match]:
+    ) -> Mapping[CandidateId, BlockMatch]:
         followed = self.follower.caches.match(chain, candidates)
         led = self.leader.caches.match(chain, candidates)
         for candidate in candidates:

@@ -32,7 +32,7 @@ from router.cluster.shared_stream import SharedStream
 from router.config import RedisConfig, ReplicaConfig
 from router.contracts import BlockKey
 from router.errors import EMPTIED, StoreError, StoreUnavailable
-from router.index.block_index import BlockIndex, Match
+from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import Message, Received
@@ -499,10 +499,10 @@ class SharedInRedis:
 
     def match(
         self, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
-    ) -> Mapping[CandidateId, Match]:
+    ) -> Mapping[CandidateId, BlockMatch]:
         """Ask B, and see that A says the same, but for claims: those are B's."""
         node, other = self.nodes["B"], self.nodes["A"]
-        found: dict[CandidateId, Match] = {}
+        found: dict[CandidateId, BlockMatch] = {}
         if not self._keeps_blocks:
             found = self._run(self._look_up(node, chain, candidates))
         matches = node.caches.match(chain, candidates, found)
@@ -654,7 +654,7 @@ class SharedInRedis:
 
     async def _look_up(
         self, node: Node, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
-    ) -> dict[CandidateId, Match]:
+    ) -> dict[CandidateId, BlockMatch]:
         """Do as `stages.lookup` does."""
         feeds = {
             FeedId(f"{candidate}#0"): candidate
@@ -665,7 +665,7 @@ class SharedInRedis:
             return {}
         found = await node.store.lookup(pack_keys(chain), tuple(feeds))
         return {
-            candidate: Match(found[id_, "gpu"], found[id_, "gpu"], found[id_, "cpu"])
+            candidate: BlockMatch(found[id_, "gpu"], found[id_, "gpu"], found[id_, "cpu"])
             for id_, candidate in feeds.items()
         }
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.block_index import Match
+from router.index.block_index import BlockMatch
 from router.index.copies import TIERS, Tier
 from tests.index.contract.backend import Backend
 from tests.index.contract.conftest import Subject
@@ -160,8 +160,8 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             self,
             candidate: CandidateId,
             start: int,
-            keys: Mapping[BlockKey, Match],
-            chains: Sequence[Match],
+            keys: Mapping[BlockKey, BlockMatch],
+            chains: Sequence[BlockMatch],
         ) -> str:
             """Say what is not as it must be for one who heard the engine from `start` on."""
             known = self.engines[candidate].known(start)
@@ -182,7 +182,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
 
 def _ends_where_a_prefix_ends(
     chain: Sequence[BlockKey],
-    match: Match,
+    match: BlockMatch,
     gpu: set[BlockKey],
     cpu: set[BlockKey],
     claimed: set[BlockKey],
@@ -202,7 +202,7 @@ def _ends_where_a_prefix_ends(
         return True
     if on_either is None or claimed:
         return match.num_gpu_settled_blocks == on_gpu
-    return match == Match(on_gpu, on_gpu, on_either)
+    return match == BlockMatch(on_gpu, on_gpu, on_either)
 
 
 def _closed_prefix(chain: Sequence[BlockKey], held: set[BlockKey]) -> int | None:
