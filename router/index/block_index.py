@@ -20,7 +20,7 @@ from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
-from router.index.prefix import Boundary, leading, prolonged
+from router.index.prefix import PrefixEnd, leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
 from router.messages import TierChange
@@ -301,19 +301,19 @@ class BlockIndex:
         Returns:
             Every candidate asked, in the order asked.
 
-        Bisects on prefix closure (who has block n has those before it), tries boundaries that
-        other candidates had first, and looks at the last blocks before the boundary it found,
-        because closure can break. Read-only; O(k d + d log n) for k candidates with d boundaries.
+        Bisects on prefix closure (who has block n has those before it), tries the ends that other
+        candidates had first, and looks at the last blocks before the end it found, because
+        closure can break. Read-only; O(k d + d log n) for k candidates with d different ends.
         """
         matches: dict[CandidateId, BlockMatch] = {}
         known: dict[int, BlockMatch] = {0: NO_BLOCKS}
-        boundaries: list[Boundary] = []
+        ends: list[PrefixEnd] = []
         for candidate in candidates:
             holdings = self._holdings.get(candidate)
             if holdings is None or not chain:
                 matches[candidate] = NO_BLOCKS
                 continue
-            settled = leading(chain, holdings.gpu, boundaries)
+            settled = leading(chain, holdings.gpu, ends)
             if holdings.computing or holdings.cpu:
                 matches[candidate] = _with_other_tiers(chain, holdings, settled)
                 continue

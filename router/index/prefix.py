@@ -13,7 +13,7 @@ from typing import NamedTuple
 from router.contracts import BlockKey
 
 
-class Boundary(NamedTuple):
+class PrefixEnd(NamedTuple):
     """Where some candidate's prefix ends: the keys that show whether another's ends there too."""
 
     num_blocks: int
@@ -23,11 +23,11 @@ class Boundary(NamedTuple):
     before_that: BlockKey
 
 
-_MAX_BOUNDARIES = 12  # a bisection of 6,000 blocks costs as much as trying so many
+_MAX_ENDS = 12  # a bisection of 6,000 blocks costs as much as trying so many
 
 
-def _boundary(chain: Sequence[BlockKey], num_blocks: int) -> Boundary:
-    return Boundary(
+def _prefix_end(chain: Sequence[BlockKey], num_blocks: int) -> PrefixEnd:
+    return PrefixEnd(
         num_blocks,
         chain[num_blocks - 1],
         chain[num_blocks] if num_blocks < len(chain) else -1,
@@ -36,14 +36,12 @@ def _boundary(chain: Sequence[BlockKey], num_blocks: int) -> Boundary:
     )
 
 
-def leading(
-    chain: Sequence[BlockKey], held: Container[BlockKey], boundaries: list[Boundary]
-) -> int:
-    """Count leading blocks in `held`; adds a boundary it had to bisect for to `boundaries`."""
+def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[PrefixEnd]) -> int:
+    """Count leading blocks in `held`; adds an end it had to bisect for to `ends`."""
     if chain[0] not in held:
         return 0
     low, high = 1, len(chain)  # blocks [0, low) are held; none behind `high` is
-    for num_blocks, last, following, before_last, before_that in boundaries:
+    for num_blocks, last, following, before_last, before_that in ends:
         if num_blocks < low or num_blocks > high:
             continue
         if last not in held:
@@ -53,8 +51,8 @@ def leading(
         elif before_last in held and before_that in held:
             return num_blocks
     low = _bisect(chain, held, low, high)
-    if len(boundaries) < _MAX_BOUNDARIES:
-        boundaries.append(_boundary(chain, low))
+    if len(ends) < _MAX_ENDS:
+        ends.append(_prefix_end(chain, low))
     return _checked(chain, held, low)
 
 
@@ -68,12 +66,12 @@ def _bisect(chain: Sequence[BlockKey], held: Container[BlockKey], low: int, high
     return low
 
 
-def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], boundary: int) -> int:
-    """Step back behind a hole in the last blocks before the boundary; there may be another."""
-    for position in range(max(1, boundary - 3), boundary - 1):
+def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], end: int) -> int:
+    """Step back behind a hole in the last blocks before the end; there may be another."""
+    for position in range(max(1, end - 3), end - 1):
         if chain[position] not in held:
             return _checked(chain, held, _bisect(chain, held, 1, position))
-    return boundary
+    return end
 
 
 def prolonged(

@@ -65,18 +65,18 @@ class PoolDirectory:
 
         Bisects, as for a replica, as long as all is known from engines' stores and nothing was ever
         removed. The master evicts each object by its own last use, so what it lists has holes, and
-        then what lies before the boundary is walked over:
+        then what lies before the end is walked over:
         60 us for 1,000 blocks, 0.5 ms for 6,250 of a directory of a million.
         """
         blocks = self._blocks
         if not chain or not blocks:
             return 0
-        boundary = leading(chain, blocks, [])
-        if not self._has_holes or boundary < 2:
-            return boundary
-        before = chain[:boundary]
+        end = leading(chain, blocks, [])
+        if not self._has_holes or end < 2:
+            return end
+        before = chain[:end]
         if all(map(blocks.__contains__, before)):
-            return boundary
+            return end
         return next(position for position, key in enumerate(before) if key not in blocks)
 
     # -- changes -----------------------------------------------------------------------------
