@@ -27,14 +27,14 @@ from router.messages import TierChange
 
 
 class BlockMatch(Struct, frozen=True, gc=False):
-    """How many leading blocks of a chain one candidate has; 0 <= settled <= gpu <= cpu.
+    """How many leading blocks of a chain one candidate has; 0 <= stored <= gpu <= cpu.
 
     `num_gpu_blocks` includes what requests in flight there are computing (owned speculation),
-    `num_gpu_settled_blocks` does not; `num_cpu_blocks` counts blocks in either tier.
+    `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts blocks in either tier.
     """
 
     num_gpu_blocks: int
-    num_gpu_settled_blocks: int
+    num_gpu_stored_blocks: int
     num_cpu_blocks: int
 
 
@@ -313,13 +313,13 @@ class BlockIndex:
             if holdings is None or not chain:
                 matches[candidate] = NO_BLOCKS
                 continue
-            settled = leading(chain, holdings.gpu, ends)
+            stored = leading(chain, holdings.gpu, ends)
             if holdings.computing or holdings.cpu:
-                matches[candidate] = _with_other_tiers(chain, holdings, settled)
+                matches[candidate] = _with_other_tiers(chain, holdings, stored)
                 continue
-            match = known.get(settled)
+            match = known.get(stored)
             if match is None:
-                match = known[settled] = BlockMatch(settled, settled, settled)
+                match = known[stored] = BlockMatch(stored, stored, stored)
             matches[candidate] = match
         return matches
 
@@ -331,7 +331,7 @@ class BlockIndex:
         if holdings is None or not holdings.computing:
             return found
         gpu = prolonged(chain, found.num_gpu_blocks, holdings.computing, holdings.gpu)
-        return BlockMatch(gpu, found.num_gpu_settled_blocks, max(gpu, found.num_cpu_blocks))
+        return BlockMatch(gpu, found.num_gpu_stored_blocks, max(gpu, found.num_cpu_blocks))
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -358,8 +358,8 @@ class BlockIndex:
             self._retired.append(copies)
 
 
-def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, settled: int) -> BlockMatch:
-    """Prolong a settled match through what is being computed and through the cpu tier."""
-    gpu = prolonged(chain, settled, holdings.computing, holdings.gpu)
+def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, stored: int) -> BlockMatch:
+    """Prolong a stored match through what is being computed and through the cpu tier."""
+    gpu = prolonged(chain, stored, holdings.computing, holdings.gpu)
     cpu = prolonged(chain, gpu, holdings.cpu, holdings.gpu, holdings.computing)
-    return BlockMatch(gpu, settled, cpu)
+    return BlockMatch(gpu, stored, cpu)

@@ -17,6 +17,7 @@ __all__ = [
     "EngineLoad",
     "Fleet",
     "HealthRules",
+    "HealthState",
     "Lease",
     "Match",
     "ProbeFailure",
@@ -24,5 +25,4 @@ __all__ = [
     "ServedModel",
     "SessionView",
     "Sessions",
-    "HealthState",
 ]

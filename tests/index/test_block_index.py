@@ -97,13 +97,13 @@ class IndexAgainstModel(RuleBasedStateMachine):
             }
             cpu = set(+self.held[candidate, "cpu"])
             for num_blocks, held in (
-                (match.num_gpu_settled_blocks, gpu),
+                (match.num_gpu_stored_blocks, gpu),
                 (match.num_gpu_blocks, gpu | computing),
                 (match.num_cpu_blocks, gpu | computing | cpu),
             ):
                 assert num_blocks == 0 or {0, num_blocks - 1} <= held
                 assert set(range(max(0, num_blocks - 3), num_blocks)) <= held
-            assert match.num_gpu_settled_blocks <= match.num_gpu_blocks <= match.num_cpu_blocks
+            assert match.num_gpu_stored_blocks <= match.num_gpu_blocks <= match.num_cpu_blocks
 
 
 TestIndexAgainstModel = IndexAgainstModel.TestCase

@@ -404,9 +404,7 @@ class ResumedIndex(FollowedIndex):
         followed = self.follower.caches.match(chain, candidates)
         led = self.leader.caches.match(chain, candidates)
         for candidate in candidates:
-            assert (
-                led[candidate].num_gpu_settled_blocks == followed[candidate].num_gpu_settled_blocks
-            )
+            assert led[candidate].num_gpu_stored_blocks == followed[candidate].num_gpu_stored_blocks
         return followed
 
     def _last_words(self, how: int) -> None:

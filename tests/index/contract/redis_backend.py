@@ -508,7 +508,7 @@ class SharedInRedis:
         matches = node.caches.match(chain, candidates, found)
         for candidate, match in other.caches.match(chain, candidates).items():
             if self._keeps_blocks or len(chain) == 1:  # behind a hole the two may differ
-                assert match.num_gpu_settled_blocks == matches[candidate].num_gpu_settled_blocks
+                assert match.num_gpu_stored_blocks == matches[candidate].num_gpu_stored_blocks
         return matches
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:

@@ -167,7 +167,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             known = self.engines[candidate].known(start)
             gpu, cpu, claimed = known["gpu"], known["cpu"], self._claimed(candidate)
             for key, match in keys.items():
-                said = match.num_gpu_settled_blocks, match.num_gpu_blocks, match.num_cpu_blocks
+                said = match.num_gpu_stored_blocks, match.num_gpu_blocks, match.num_cpu_blocks
                 least = key in gpu, key in gpu, key in gpu | cpu
                 most = key in gpu, key in gpu | claimed, key in gpu | cpu | claimed
                 if not all(x <= y <= z for x, y, z in zip(least, said, most, strict=True)):
@@ -189,7 +189,7 @@ def _ends_where_a_prefix_ends(
 ) -> bool:
     """Tell whether a match is right; behind a hole it may be long, but never end in one."""
     for num_blocks, held in (
-        (match.num_gpu_settled_blocks, gpu),
+        (match.num_gpu_stored_blocks, gpu),
         (match.num_gpu_blocks, gpu | claimed),
         (match.num_cpu_blocks, gpu | claimed | cpu),
     ):
@@ -201,7 +201,7 @@ def _ends_where_a_prefix_ends(
     if on_gpu is None:
         return True
     if on_either is None or claimed:
-        return match.num_gpu_settled_blocks == on_gpu
+        return match.num_gpu_stored_blocks == on_gpu
     return match == BlockMatch(on_gpu, on_gpu, on_either)
 
 
