@@ -39,7 +39,7 @@ MAX_FAILED_REPLAYS: Final = 3
 _NUM_MARKS: Final = 1024
 
 
-class Verdict(Enum):
+class BatchAction(Enum):
     """What to do with a batch, or with the end of a replay (which has none to apply)."""
 
     APPLY = auto()  # the next in order
@@ -106,11 +106,11 @@ class History:
 
     # -- live batches ------------------------------------------------------------------------
 
-    def live(self, sequence: int, mark: bytes) -> Verdict:
+    def live(self, sequence: int, mark: bytes) -> BatchAction:
         """Judge a batch as it was published."""
         is_proven = not self._is_fresh and not self._is_doubtful
         if self.wanted is not None and not (is_proven and sequence == self._next):
-            return Verdict.IGNORE
+            return BatchAction.IGNORE
         if self._next is None:
             return self._begin(sequence, mark)
         if sequence == self._next:
@@ -119,18 +119,18 @@ class History:
             return self._seen_before(sequence, mark)
         self.counters.num_gaps += 1
         if self.ask():
-            return Verdict.IGNORE
+            return BatchAction.IGNORE
         return self._begin(sequence, mark)
 
-    def _seen_before(self, sequence: int, mark: bytes) -> Verdict:
+    def _seen_before(self, sequence: int, mark: bytes) -> BatchAction:
         """Judge a sequence that was there before: a late duplicate, or another engine's."""
         known = next((other for number, other in self._marks if number == sequence), None)
         if known == mark or (known is None and self.ask()):
             self.counters.num_duplicates += 1
-            return Verdict.IGNORE
+            return BatchAction.IGNORE
         self.counters.num_restarts += 1
         if self.ask_all():
-            return Verdict.RESTARTED
+            return BatchAction.RESTARTED
         return self._begin(sequence, mark)
 
     # -- replay ------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class History:
         self._replay_from = self.wanted
         return self.wanted
 
-    def reply(self, sequence: int, mark: bytes) -> Verdict:
+    def reply(self, sequence: int, mark: bytes) -> BatchAction:
         """Judge one reply of the replay, in order."""
         if self._replay is _Replay.FIRST:
             self._replay = _Replay.FOLLOWING
@@ -193,9 +193,9 @@ class History:
                 return self._advance(sequence, mark)
             if sequence > self._next:
                 self._replay = _Replay.HOLE
-        return Verdict.IGNORE
+        return BatchAction.IGNORE
 
-    def _first_reply(self, sequence: int, mark: bytes) -> Verdict:
+    def _first_reply(self, sequence: int, mark: bytes) -> BatchAction:
         if self._is_fresh or self._next is None:
             return self._begin(sequence, mark)
         if sequence == self._next == 0:
@@ -203,36 +203,36 @@ class History:
         if sequence >= self._next:
             return self._begin(sequence, mark)
         if (sequence, mark) in self._marks:
-            return Verdict.IGNORE
+            return BatchAction.IGNORE
         self.counters.num_restarts += 1
         self.ask_all()
-        return Verdict.RESTARTED
+        return BatchAction.RESTARTED
 
-    def end_replay(self, *, is_complete: bool) -> Verdict:
+    def end_replay(self, *, is_complete: bool) -> BatchAction:
         """Finish a replay: the end marker came, or (not complete) it broke off or timed out."""
         replay, self._replay = self._replay, _Replay.NONE
         if not is_complete:
             self._fail(replay)
-            return Verdict.IGNORE
+            return BatchAction.IGNORE
         if replay is _Replay.FIRST:
             return self._nothing_came()
         if replay is _Replay.HOLE:
             self._refill()
         elif replay is _Replay.FOLLOWING:
             self._answered()
-        return Verdict.IGNORE
+        return BatchAction.IGNORE
 
-    def _nothing_came(self) -> Verdict:
+    def _nothing_came(self) -> BatchAction:
         self._is_doubtful = False
         is_fresh = self._is_fresh or self._next is None
         if is_fresh or self._next == 0:
             self._answered()
             self._next = 0
             self._marks.clear()
-            return Verdict.EMPTY if is_fresh else Verdict.IGNORE
+            return BatchAction.EMPTY if is_fresh else BatchAction.IGNORE
         self.counters.num_restarts += 1
         self.ask_all()
-        return Verdict.RESTARTED
+        return BatchAction.RESTARTED
 
     def _refill(self) -> None:
         assert self._next is not None
@@ -289,16 +289,16 @@ class History:
         self._is_fresh = self._is_doubtful = False
         self._marks.clear()
 
-    def _begin(self, sequence: int, mark: bytes) -> Verdict:
+    def _begin(self, sequence: int, mark: bytes) -> BatchAction:
         self._marks.clear()
         self._is_fresh = False
         self._advance(sequence, mark)
         if sequence == 0:
-            return Verdict.BEGIN
+            return BatchAction.BEGIN
         self.counters.num_truncated += 1
-        return Verdict.BEGIN_PARTIAL
+        return BatchAction.BEGIN_PARTIAL
 
-    def _advance(self, sequence: int, mark: bytes) -> Verdict:
+    def _advance(self, sequence: int, mark: bytes) -> BatchAction:
         self._next = sequence + 1
         self._marks.append((sequence, mark))
-        return Verdict.APPLY
+        return BatchAction.APPLY

@@ -20,7 +20,7 @@ from router.index.candidate_stream import StreamState
 from router.index.counters import StreamCounters
 from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
-from router.kv_events.sequence import History, Verdict
+from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
 from router.messages import Position, Standing
 
@@ -316,17 +316,17 @@ class RankStream:
             self._history.ask_all()
             self._reread_s = now_s + self._reread_backoff.next_s()
 
-    def _act(self, verdict: Verdict, payload: bytes) -> None:
-        match verdict:
-            case Verdict.APPLY:
+    def _act(self, action: BatchAction, payload: bytes) -> None:
+        match action:
+            case BatchAction.APPLY:
                 self._apply(payload)
-            case Verdict.BEGIN | Verdict.BEGIN_PARTIAL:
+            case BatchAction.BEGIN | BatchAction.BEGIN_PARTIAL:
                 self._begin_epoch()
-                self._is_partial = verdict is Verdict.BEGIN_PARTIAL
+                self._is_partial = action is BatchAction.BEGIN_PARTIAL
                 self._apply(payload)
-            case Verdict.EMPTY:
+            case BatchAction.EMPTY:
                 self._begin_epoch()
-            case Verdict.RESTARTED:
+            case BatchAction.RESTARTED:
                 self._blocks.restart()
                 self._begin_epoch()
         history = self._history

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.index.counters import StreamCounters
-from router.kv_events.sequence import MAX_FAILED_REPLAYS, History, Verdict
+from router.kv_events.sequence import MAX_FAILED_REPLAYS, BatchAction, History
 
-APPLY, IGNORE, BEGIN = Verdict.APPLY, Verdict.IGNORE, Verdict.BEGIN
-PARTIAL, EMPTY, RESTARTED = Verdict.BEGIN_PARTIAL, Verdict.EMPTY, Verdict.RESTARTED
+APPLY, IGNORE, BEGIN = BatchAction.APPLY, BatchAction.IGNORE, BatchAction.BEGIN
+PARTIAL, EMPTY, RESTARTED = BatchAction.BEGIN_PARTIAL, BatchAction.EMPTY, BatchAction.RESTARTED
 
 
 def mark(sequence: int, engine: str = "first") -> bytes:
@@ -23,14 +23,14 @@ def history(*, has_replay: bool = True) -> History:
     return History(StreamCounters(), has_replay=has_replay)
 
 
-def live(subject: History, *sequences: int, engine: str = "first") -> list[Verdict]:
+def live(subject: History, *sequences: int, engine: str = "first") -> list[BatchAction]:
     return [subject.live(sequence, mark(sequence, engine)) for sequence in sequences]
 
 
 def replay(
     subject: History, *sequences: int, engine: str = "first", is_complete: bool = True
-) -> list[Verdict]:
-    """Play the wanted replay with these replies; the last verdict is the end's."""
+) -> list[BatchAction]:
+    """Play the wanted replay with these replies; the last action is the end's."""
     subject.begin_replay()
     verdicts = [subject.reply(sequence, mark(sequence, engine)) for sequence in sequences]
     return [*verdicts, subject.end_replay(is_complete=is_complete)]
@@ -342,10 +342,10 @@ def test_whatever_goes_wrong_the_truth_is_reached(
     engine, subject = _Engine(0), history()
     epoch: list[bytes] = []
 
-    def act(verdict: Verdict, batch: bytes) -> None:
-        if verdict in (BEGIN, PARTIAL, EMPTY, RESTARTED):
+    def act(action: BatchAction, batch: bytes) -> None:
+        if action in (BEGIN, PARTIAL, EMPTY, RESTARTED):
             epoch.clear()
-        if verdict in (BEGIN, PARTIAL, APPLY):
+        if action in (BEGIN, PARTIAL, APPLY):
             epoch.append(batch)
 
     def serve_replay(drop: float) -> None:
