@@ -15,8 +15,8 @@ from router.check.deadline import Deadline
 from router.check.seen import ModelSeen
 from router.config import TokensConfig
 from router.discovery.engine_api import EngineApi
-from router.discovery.engine_pages import ServedModel
 from router.errors import BadRequest, RouterError, UpstreamError
+from router.replicas.replica import ServedModel
 from router.tokens import NeedsEngine, Prompter, load_prompter
 
 _SAMPLE: Final = [

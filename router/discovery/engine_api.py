@@ -16,10 +16,10 @@ import httpx
 from msgspec import Struct
 
 from router.discovery import engine_pages as pages
-from router.discovery.engine_pages import ServedModel
 from router.engine_key import NO_KEY, EngineKey
 from router.errors import BadRequest, NotAsked, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from router.kv_events.subscriber import EventSource
+from router.replicas.replica import ServedModel
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 
@@ -52,7 +52,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     has_pool_connector: bool = False  # it has Mooncake metrics; False: or it does not say
 
 
-class EngineLoad(Struct, frozen=True, kw_only=True):
+class ReplicaLoad(Struct, frozen=True, kw_only=True):
     """How busy each rank says it is."""
 
     started_s: float | None
@@ -150,13 +150,13 @@ class EngineApi:
         if answer.status != 200:
             raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
-    async def load(self, replica: str, url: str) -> EngineLoad | None:
+    async def load(self, replica: str, url: str) -> ReplicaLoad | None:
         """Read how busy the replica says it is; None: it has no metrics."""
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
         page = pages.Metrics(metrics)
-        return EngineLoad(
+        return ReplicaLoad(
             started_s=page.started_s(),
             num_running=page.by_rank("vllm:num_requests_running"),
             num_waiting=page.by_rank("vllm:num_requests_waiting"),

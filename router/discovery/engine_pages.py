@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from router.contracts import MAX_BLOCK_SIZE
 from router.decoding import decoder
 from router.kv_events.subscriber import EventSource
+from router.replicas.replica import ServedModel
 
 MAX_MODELS: Final = 1_024
 """Adapters included; of each base model a tokenizer is loaded."""
@@ -32,9 +33,7 @@ _LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
-class ServedModel(Struct, frozen=True):
-    """One entry of `/v1/models`. An adapter's `parent` is its base model, `root` its path."""
-
+class _ModelEntry(Struct, frozen=True):
     id: Name
     root: Annotated[str, Meta(max_length=4_096)] | None = None
     parent: Annotated[str, Meta(max_length=512)] | None = None
@@ -42,7 +41,7 @@ class ServedModel(Struct, frozen=True):
 
 
 class _ModelList(Struct):
-    data: list[ServedModel]
+    data: list[_ModelEntry]
 
 
 class _Version(Struct):
@@ -78,7 +77,13 @@ def models(body: bytes) -> tuple[ServedModel, ...]:
     if len(found) > MAX_MODELS:
         raise ValueError(f"{len(found)} models, the limit is {MAX_MODELS}")
     return tuple(
-        ServedModel(m.id, m.root, m.parent, _in_range(m.max_model_len, _MAX_COUNT)) for m in found
+        ServedModel(
+            id=entry.id,
+            root=entry.root,
+            parent=entry.parent,
+            max_model_len=_in_range(entry.max_model_len, _MAX_COUNT),
+        )
+        for entry in found
     )
 
 

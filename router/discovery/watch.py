@@ -41,7 +41,7 @@ from router.pool.catalog import PoolCatalog
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.health import ProbeFailure
-from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of
+from router.replicas.replica import Candidate, Replica, candidates_of
 from router.supervisor import ignore, keep_running
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
 from router.upstream import Upstream
@@ -151,10 +151,7 @@ class ReplicaWatch:
         replica = Replica(
             name=name,
             url=self._url,
-            models=tuple(
-                ServedModel(id=m.id, root=m.root, parent=m.parent, max_model_len=m.max_model_len)
-                for m in facts.models
-            ),
+            models=facts.models,
             num_ranks=facts.num_ranks,
             block_size=facts.block_size,
             num_blocks=facts.num_gpu_blocks,

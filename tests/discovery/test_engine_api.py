@@ -13,10 +13,11 @@ from aiohttp import web
 
 from router.discovery import engine_api, engine_pages
 from router.discovery.engine_api import EngineApi
-from router.discovery.engine_pages import EventSource, ServedModel
+from router.discovery.engine_pages import EventSource
 from router.engine_key import EngineKey
 from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from router.hosts import HostRules
+from router.replicas import ServedModel
 from tests.conftest import Serve
 from tests.ports import free_port
 
@@ -75,7 +76,7 @@ async def test_a_vllm_replica_tells_everything(replica: Replica, api: EngineApi)
     facts = await api.facts("r1", url)
     load = await api.load("r1", url)
 
-    assert facts.models == (ServedModel("tiny", "/models/tiny", None, 4096),)
+    assert facts.models == (ServedModel(id="tiny", root="/models/tiny", max_model_len=4096),)
     assert (facts.version, facts.block_size, facts.num_gpu_blocks) == ("0.32.0", 32, 1200)
     assert (facts.prefix_caching, facts.hash_algorithm, facts.num_ranks) == (True, "sha256", 2)
     assert facts.event_sources == {
