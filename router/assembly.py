@@ -513,7 +513,7 @@ class Router:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self.caches.settle(self._now())
+            self.caches.expire_claims(self._now())
             self.caches.index.sweep()
             self.watches.sweep()
 

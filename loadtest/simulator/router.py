@@ -26,7 +26,7 @@ from router.replicas.replica import Replica, ServedModel
 from router.replicas.sessions import Sessions
 
 MODEL = "simulated"
-_SETTLE_EVERY_S = 1.0  # as router.assembly does
+_EXPIRE_EVERY_S = 1.0  # as router.assembly does
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -74,7 +74,7 @@ class Router:
         self._sessions = Sessions()
         index = BlockIndex()
         self._caches = CacheView(index)
-        self._settle_s = 0.0
+        self._expire_s = 0.0
         num_blocks = setup.cache_blocks(block_size)
         contract = HashContract(algorithm="warmroute", block_size=block_size)
         self.streams: list[SimulatedStream] = []
@@ -184,9 +184,9 @@ class Router:
     def _catch_up(self, now_s: float) -> None:
         for stream in self.streams:
             stream.catch_up(now_s)
-        if now_s >= self._settle_s:
-            self._caches.settle(now_s)
-            self._settle_s = now_s + _SETTLE_EVERY_S
+        if now_s >= self._expire_s:
+            self._caches.expire_claims(now_s)
+            self._expire_s = now_s + _EXPIRE_EVERY_S
 
     def _snapshot(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Snapshot:
         size = self._block_size

@@ -30,7 +30,7 @@ from router.replicas.registry import Entry
 _CONNECT_S: Final = 2.0
 _HANDSHAKE_S: Final = 2.0  # of a publisher whose port is open
 _SETTLE_S: Final = 0.3  # for a live batch, where there is no replay to wait for
-_PACE: Final = Pace(tick_s=0.05, quiet_s=3600.0, settle_s=3600.0)
+_PACE: Final = Pace(tick_s=0.05, quiet_s=3600.0, subscribe_s=3600.0)
 
 
 async def look_at_replica(

@@ -156,7 +156,7 @@ async def _with_keys(
             is_done = False
             while not is_done:
                 await asyncio.sleep(0)
-                is_done = not pool.settle(_SLICE)
+                is_done = not pool.reconcile(_SLICE)
     except PoolError as exc:
         pool.abandon_listing()
         return replace(seen, list_error=exc.message)

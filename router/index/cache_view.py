@@ -141,10 +141,10 @@ class CacheView:
             _end(claim)
         claim.until_s = now_s + LINGER_S
 
-    def settle(self, now_s: float) -> None:
+    def expire_claims(self, now_s: float) -> None:
         """Forget claims whose events have come, and those whose will not come any more."""
         for candidate in list(self._claims):
-            self._settle(candidate, now_s)
+            self._expire_claims(candidate, now_s)
 
     def _applied(self, candidate: CandidateId) -> None:
         """End claims as soon as events bring what they claim: from there on the index knows."""
@@ -152,7 +152,7 @@ class CacheView:
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
                 _end(claim)
 
-    def _settle(self, candidate: CandidateId, now_s: float) -> None:
+    def _expire_claims(self, candidate: CandidateId, now_s: float) -> None:
         waiting = []
         for claim in self._claims.pop(candidate):
             if claim.until_s is not None and now_s >= claim.until_s:

@@ -3,7 +3,7 @@
 SEARCHING    every event that starts a prompt is tried
   -> FOUND         it obeys a known contract
   -> TRANSLATED    `MAX_MISSES` plain ones obey none
-FOUND        now and then an event is verified; one with extra keys settles `tagged`
+FOUND        now and then an event is verified; one with extra keys shows `tagged`
   -> SEARCHING     a plain event does not obey any more (an engine swapped unseen)
 TRANSLATED   the end, until the engine restarts
 
@@ -48,7 +48,7 @@ class ContractSearch:
 
     __slots__ = (
         "_guess",
-        "_is_tag_settled",
+        "_is_tag_known",
         "_is_taken_over",
         "_lora_paths",
         "_num_tag_checks",
@@ -75,7 +75,7 @@ class ContractSearch:
         self.phase = Phase.SEARCHING
         self.num_misses = 0
         self._num_until_verified = VERIFY_EVERY
-        self._is_tag_settled = False
+        self._is_tag_known = False
         self._num_tag_checks = 0
         self._is_taken_over = False
 
@@ -91,8 +91,8 @@ class ContractSearch:
         """Tell whether to examine this event, which starts a prompt (tokens may be missing)."""
         if self.phase is Phase.FOUND:
             self._num_until_verified -= 1
-            may_settle_tag = not self._is_tag_settled and not stored.is_plain
-            return self._num_until_verified <= 0 or may_settle_tag
+            may_check_tag = not self._is_tag_known and not stored.is_plain
+            return self._num_until_verified <= 0 or may_check_tag
         return self.phase is Phase.SEARCHING
 
     def examine(self, stored: StoredView) -> bool:
@@ -105,7 +105,7 @@ class ContractSearch:
             return self._try(stored)
         verdict = obeys(self.contract, stored, lora_paths=self._lora_paths)
         if not stored.is_plain:
-            self._settle_tag(stored, verdict)
+            self._check_tag(stored, verdict)
             return False
         was_taken_over, self._is_taken_over = self._is_taken_over, False
         self._num_until_verified = VERIFY_EVERY
@@ -120,7 +120,7 @@ class ContractSearch:
         if found is not None:
             self.contract = found
             self.phase = Phase.FOUND
-            self._is_tag_settled = not stored.is_plain
+            self._is_tag_known = not stored.is_plain
         elif stored.is_telling and stored.is_plain:
             self.num_misses += 1
             if self.num_misses >= MAX_MISSES:
@@ -129,11 +129,11 @@ class ContractSearch:
                 return True
         return False
 
-    def _settle_tag(self, stored: StoredView, verdict: bool | None) -> None:
+    def _check_tag(self, stored: StoredView, verdict: bool | None) -> None:
         """Learn from a salted or adapter's event whether extra keys are tagged in digests."""
         other = structs.replace(self.contract, tagged=not self.contract.tagged)
         if verdict is False and obeys(other, stored, lora_paths=self._lora_paths):
             self.contract = other
             verdict = True
         self._num_tag_checks += 1
-        self._is_tag_settled = verdict is True or self._num_tag_checks >= _MAX_TAG_CHECKS
+        self._is_tag_known = verdict is True or self._num_tag_checks >= _MAX_TAG_CHECKS

@@ -40,7 +40,7 @@ class Pace(Struct, frozen=True, kw_only=True):
 
     tick_s: float = 0.5
     quiet_s: float = 10.0  # without a batch for so long, ask whether one was missed
-    settle_s: float = 1.0  # the same after connecting: a subscription takes a moment to arrive
+    subscribe_s: float = 1.0  # the same after connecting: a subscription takes a moment to arrive
     min_pause_s: float = 0.5  # after a failure, doubled up to the maximum, with jitter
     max_pause_s: float = 30.0
 
@@ -135,7 +135,7 @@ class _Follower:
     def _note_link(self, is_up: bool | None) -> None:
         if is_up:
             self._stream.connected()
-            self._quiet_at_s = self._clock() + self._pace.settle_s
+            self._quiet_at_s = self._clock() + self._pace.subscribe_s
             self._replay_at_s = 0.0
         elif is_up is not None:
             self._stream.disconnected(self._clock())

@@ -258,7 +258,7 @@ class History:
         self.wanted = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether what can be known of the past is known."""
         if not self._can_ask():
             return True

@@ -125,7 +125,7 @@ class RankStream:
     @property
     def has_history(self) -> bool:
         """Whether what can be known of the time before now is known."""
-        return self._history.is_settled and not self._is_resuming
+        return self._history.is_caught_up and not self._is_resuming
 
     @property
     def is_distrusted(self) -> bool:

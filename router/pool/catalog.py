@@ -7,7 +7,7 @@ A model's pattern is learned. A digest does not name its model, so two models wi
 may share digests; the key's own model field decides between them, digests decide everything else:
 prefixes, namespaces, fingerprints, groups.
 
-    listing: begin -> listed ... -> settle (in slices) -> True      or abandon, at any time
+    listing: begin -> listed ... -> reconcile (in slices) -> True      or abandon, at any time
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PoolCatalog:
         "_hints",
         "_is_listing",
         "_max_blocks",
-        "_settling",
+        "_reconciling",
         "_table",
         "allocated_bytes",
         "bytes_per_object",
@@ -72,7 +72,7 @@ class PoolCatalog:
         self._hints: dict[str, frozenset[str]] = {}
         self._evidence: dict[str, OrderedDict[BlockKey, None]] = {}
         self._is_listing = False
-        self._settling: Iterator[int] | None = None
+        self._reconciling: Iterator[int] | None = None
         self.directories: dict[str, PoolDirectory] = {}
         self.patterns: dict[str, KeyPattern] = {}  # model -> what its objects' keys look like
         self.bytes_per_object: float | None = None  # this and the next two: as the master says
@@ -223,7 +223,7 @@ class PoolCatalog:
     def begin_listing(self) -> None:
         """A listing was asked for; events go on meanwhile."""
         self._is_listing = True
-        self._settling = None
+        self._reconciling = None
         self.wants_listing = False
         self.counters.num_objects = self.counters.num_unknown_keys = 0
         for directory in self.directories.values():
@@ -244,29 +244,29 @@ class PoolCatalog:
             pattern.count(bit)
             pattern.blocks[block] = pattern.blocks.get(block, 0) | bit
 
-    def settle(self, max_blocks: int) -> bool:
+    def reconcile(self, max_blocks: int) -> bool:
         """After the last line: put some of it into effect; return whether there is more."""
-        if self._settling is None:
-            self._settling = self._settle(max_blocks)
-        if next(self._settling, None) is not None:
+        if self._reconciling is None:
+            self._reconciling = self._reconcile(max_blocks)
+        if next(self._reconciling, None) is not None:
             return True
-        self._settling = None
+        self._reconciling = None
         return False
 
     def abandon_listing(self) -> None:
         """The listing broke off: it says nothing about what it did not get to."""
         self._is_listing = False
-        self._settling = None
+        self._reconciling = None
         self.wants_listing = True
         for directory in self.directories.values():
             directory.abandon_listing()
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _settle(self, max_blocks: int) -> Iterator[int]:
+    def _reconcile(self, max_blocks: int) -> Iterator[int]:
         """Confirm whole blocks, slice by slice, then drop what was not confirmed."""
         for pattern in self._table.patterns:
-            pattern.settle_ranks()
+            pattern.infer_ranks()
         self.patterns = self._claims()
         num_unclaimed = 0
         for pattern in self._table.patterns:

@@ -146,7 +146,7 @@ class PoolFollower:
         try:
             async with asyncio.timeout(_LIST_TIMEOUT_S):
                 await self._api.list_keys(pool.listed)
-            await self._settle()
+            await self._reconcile()
             is_complete = True
         except TimeoutError as exc:
             raise PoolLate(f"{self._api.url}/get_all_keys: not in {_LIST_TIMEOUT_S} s") from exc
@@ -159,11 +159,11 @@ class PoolFollower:
         self._metrics.pool_listing.observe(took_s)
         self._tell_patterns()
 
-    async def _settle(self) -> None:
+    async def _reconcile(self) -> None:
         is_done = False
         while not is_done:  # one slice a turn of the loop
             await asyncio.sleep(0)
-            is_done = not self._pool.settle(SLICE)
+            is_done = not self._pool.reconcile(SLICE)
 
     # ---------------------------------------------------------------- 3 events
 

@@ -84,7 +84,7 @@ class KeyPattern:
         """Count a listed object."""
         self._counts[bit.bit_length() - 1] += 1
 
-    def settle_ranks(self) -> None:
+    def infer_ranks(self) -> None:
         """After a listing: ranks with far fewer objects than others are of former times."""
         most = max(self._counts)
         if most:

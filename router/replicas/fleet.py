@@ -50,9 +50,9 @@ class Fleet:
         "_order",
         "_prior",
         "_replicas",
+        "_restricted",
         "_rules",
         "_states",
-        "_unsettled",
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class Fleet:
         self._states: dict[CandidateId, CandidateState] = {}
         self._fits: dict[tuple[str, str], CostFit] = {}
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
-        self._unsettled: set[str] = set()  # replicas whose health restricts them
+        self._restricted: set[str] = set()  # replicas whose health restricts them
         self._num_leases = 0
         self._order = {name: position for position, name in enumerate(order)}
 
@@ -118,7 +118,7 @@ class Fleet:
         if self._replicas.pop(name, None) is None:
             return False
         del self._health[name]
-        self._unsettled.discard(name)
+        self._restricted.discard(name)
         for state in self._states_of(name):
             del self._states[state.candidate.id]
         self._by_model.clear()
@@ -171,7 +171,7 @@ class Fleet:
             NoReplicaAvailable: Some serve it, but all are out, draining or excluded.
         """
         serving = self._serving(model)
-        if not exclude and not self._unsettled:
+        if not exclude and not self._restricted:
             offered = serving
         else:
             offered = self._eligible(serving, now_s, exclude)
@@ -351,10 +351,10 @@ class Fleet:
 
     def _watch(self, name: str) -> None:
         """Keep apart the replicas that `candidates` must look at one by one: mostly none."""
-        if self._health[name].is_settled:
-            self._unsettled.discard(name)
+        if self._health[name].is_unrestricted:
+            self._restricted.discard(name)
         else:
-            self._unsettled.add(name)
+            self._restricted.add(name)
 
     def _fit_of(self, replica: Replica) -> CostFit:
         """Find the cost model of a replica's class; it outlives the replicas."""
@@ -405,8 +405,8 @@ class Fleet:
         """Leave out those that were tried, and those whose health forbids."""
         states = [self._states[c.id] for c in serving if c.replica.name not in exclude]
         offered = tuple(state.candidate for state in eligible(states, self._rules, now_s))
-        for name in list(self._unsettled):
-            self._health[name].weight(now_s)  # a slow start that is over settles here
+        for name in list(self._restricted):
+            self._health[name].weight(now_s)  # a slow start that is over ends here
             self._watch(name)
         return offered
 

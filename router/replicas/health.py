@@ -89,7 +89,7 @@ class Health:
         self.reason = ""  # of the last failure that changed the state; "" while all is well
 
     @property
-    def is_settled(self) -> bool:
+    def is_unrestricted(self) -> bool:
         """Say whether nothing restricts this replica, now or in time."""
         return self._state is HealthState.UP and self._recovered_s is None
 

@@ -67,7 +67,7 @@ def test_a_request_counts_at_both_routers() -> None:
     b.hear(a, now_s=2.0)
     assert b.held("r2", chain) == a.held("r1", chain) == 10  # blind: guessed, at both
     for node in (a, b):
-        node.caches.settle(2.0 + LINGER_S)
+        node.caches.expire_claims(2.0 + LINGER_S)
         assert node.leftovers() == []
 
 
@@ -122,7 +122,7 @@ def test_two_routers_decide_as_one_would(seed: int) -> None:
                 if other is not node:
                     other.hear(node, now_s=now_s)
             for each in (one, *two):
-                each.caches.settle(now_s)
+                each.caches.expire_claims(now_s)
         assert one.load(now_s) == two[0].load(now_s) == two[1].load(now_s)
 
 
@@ -388,7 +388,7 @@ def test_a_claim_ends_when_its_blocks_are_there() -> None:
     say(b, Ended(1, True), Ended(2, True), now_s=5.0)
     assert (b.held("r1", chain_of(1, 3)), b.held("r1", chain_of(2, 3))) == (3, 3)
 
-    b.caches.settle(5.0 + LINGER_S)
+    b.caches.expire_claims(5.0 + LINGER_S)
     assert (b.held("r1", chain_of(1, 3)), b.held("r1", chain_of(2, 3))) == (3, 0)
 
 

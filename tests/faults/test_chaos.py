@@ -90,7 +90,7 @@ def _hears_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
     notes = peers.take()
     for number, note in enumerate(notes):
         other.peers.apply(Notes("a", (note,)), number / 100)
-    other.caches.settle(len(notes) + LINGER_S)
+    other.caches.expire_claims(len(notes) + LINGER_S)
 
     assert len(notes) > 150
     assert other.count("began") == other.count("ended") > 60

@@ -88,7 +88,7 @@ async def test_events_that_stop_are_noticed_by_their_predictions() -> None:
         arm(engine, "silence_events")
         for number in range(10, 10 + 40):
             await stage.ask(chat(words(number)))
-            stage.router.caches.settle(math.inf)  # the next turn comes when claims have run out
+            stage.router.caches.expire_claims(math.inf)  # before the next turn
             await stage.ask(chat(words(number)))
 
         assert stage.metric("warmroute_audited_total", result="under") >= 20

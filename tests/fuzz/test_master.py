@@ -87,7 +87,7 @@ def test_answers(answer: bytes, status: bytes, page: bytes, listing: bytes) -> N
         pool.begin_listing()
         with suppress(PoolError):
             await asked(listing).list_keys(pool.listed)
-        while pool.settle(10):
+        while pool.reconcile(10):
             pass
 
     asyncio.run(run())

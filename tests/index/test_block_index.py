@@ -181,7 +181,7 @@ def test_unknown_candidates_and_empty_chains_match_nothing() -> None:
 
 
 def test_siblings_see_what_is_being_computed() -> None:
-    """A claim prolongs the match behind what is settled, until its last owner gives it back."""
+    """A claim prolongs the match behind what is stored, until its last owner gives it back."""
     index = BlockIndex()
     index.store(A, chain(2))
     first = index.begin(A, chain(4, start=2))

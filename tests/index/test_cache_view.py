@@ -96,12 +96,12 @@ def test_a_finished_requests_claim_waits_for_its_events() -> None:
     made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
     before = num_matched(made)
-    made.settle(LINGER_S / 2)
+    made.expire_claims(LINGER_S / 2)
     meanwhile = num_matched(made)
     stream = made.stream(R1)
     assert stream is not None
     stream.receive(1, EVENT)
-    made.settle(LINGER_S / 2)
+    made.expire_claims(LINGER_S / 2)
     stream.receive(2, batch(removed([int(key) for key in CHAIN])))
 
     assert (before, meanwhile, num_matched(made)) == (3, 3, 0)
@@ -112,7 +112,7 @@ def test_events_that_do_not_come_are_not_waited_for_long() -> None:
     made = heard(caches(R1), batch(stored(prompt(2))))
     made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
-    made.settle(LINGER_S)
+    made.expire_claims(LINGER_S)
 
     assert num_matched(made) == 0
 
@@ -152,7 +152,7 @@ def test_a_dropped_candidate_leaves_nothing() -> None:
 
     made.drop(R1)
     made.release(claim, computed=True, now_s=0.0)
-    made.settle(0.0)
+    made.expire_claims(0.0)
 
     assert made.state(R1) == "blind"
     assert num_matched(made) == 0

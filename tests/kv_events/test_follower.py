@@ -20,7 +20,7 @@ from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored
 from tests.kv_events.publisher import Publisher
 
 R1 = CandidateId("r1")
-QUICK = Pace(tick_s=0.02, quiet_s=0.1, settle_s=0.05, min_pause_s=0.02)
+QUICK = Pace(tick_s=0.02, quiet_s=0.1, subscribe_s=0.05, min_pause_s=0.02)
 
 
 class WatchedEvents(EngineEvents):

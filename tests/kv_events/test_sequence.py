@@ -48,12 +48,12 @@ def test_joining_replays_from_the_start() -> None:
     """The first thing wanted is everything, and it is complete if it begins at 0."""
     subject = history()
 
-    assert not subject.is_settled
+    assert not subject.is_caught_up
     assert subject.ask()
     assert subject.wanted == 0
     assert replay(subject, 0, 1, 2) == [BEGIN, APPLY, APPLY, IGNORE]
     assert subject.wanted is None
-    assert subject.is_settled
+    assert subject.is_caught_up
     assert live(subject, 3) == [APPLY]
 
 
@@ -162,7 +162,7 @@ def test_without_replay_a_gap_begins_anew() -> None:
     """Nobody to ask: what was missed is lost."""
     subject = history(has_replay=False)
 
-    assert subject.is_settled
+    assert subject.is_caught_up
     assert not subject.ask()
     assert live(subject, 0, 1, 5, 6) == [BEGIN, APPLY, PARTIAL, APPLY]
 
@@ -219,7 +219,7 @@ def test_a_dead_replay_endpoint_is_given_up_until_the_next_connection() -> None:
         replay(subject, is_complete=False)
 
     assert subject.wanted is None
-    assert subject.is_settled
+    assert subject.is_caught_up
     assert live(subject, 7) == [PARTIAL]
     assert not subject.ask()
     subject.trust_replay()
@@ -237,7 +237,7 @@ def test_asking_for_all_during_a_replay_makes_its_rest_useless() -> None:
     assert subject.reply(2, mark(2)) is IGNORE
     assert subject.end_replay(is_complete=True) is IGNORE
     assert subject.wanted == 0
-    assert not subject.is_settled
+    assert not subject.is_caught_up
 
 
 def test_asking_for_all_survives_a_broken_replay() -> None:
@@ -262,7 +262,7 @@ def test_forgetting_leaves_nothing() -> None:
     subject = joined(0, 1)
     subject.forget()
 
-    assert not subject.is_settled
+    assert not subject.is_caught_up
     assert live(subject, 9) == [PARTIAL]
 
 

@@ -31,7 +31,7 @@ def names(numbers: Iterable[int], *, head: str = "tiny@tp_rank:0@group:0") -> li
 def listing(pool: PoolCatalog, keys: Iterable[str]) -> None:
     pool.begin_listing()
     pool.listed(keys)
-    while pool.settle(7):
+    while pool.reconcile(7):
         pass
 
 
@@ -225,9 +225,9 @@ def test_stores_during_a_listing_stay() -> None:
     pool.begin_listing()
     pool.listed(names((1, 2)))
     pool.stored("tiny", chain(3))
-    assert pool.settle(1)
+    assert pool.reconcile(1)
     pool.stored("tiny", chain(4))
-    while pool.settle(1):
+    while pool.reconcile(1):
         pass
 
     assert pool.match("tiny", chain(1, 2, 3, 4)) == 4

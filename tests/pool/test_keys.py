@@ -71,12 +71,12 @@ def test_ranks_of_former_times_are_not_required() -> None:
             assert found is not None
             found.pattern.count(found.bit)
     pattern = table.patterns[0]
-    pattern.settle_ranks()
+    pattern.infer_ranks()
 
     assert pattern.num_ranks == 2
     assert pattern.is_whole(3)
     pattern.begin_listing()
-    pattern.settle_ranks()  # an empty pool says nothing about ranks
+    pattern.infer_ranks()  # an empty pool says nothing about ranks
     assert pattern.num_ranks == 2
 
 

@@ -22,7 +22,7 @@ def test_the_client_never_counts(outcome: Outcome) -> None:
     health = Health(RULES)
     for number in range(1000):
         health.ended(number, outcome, 0.0, 0.0)
-    assert health.is_settled
+    assert health.is_unrestricted
 
     health.ended(1, Outcome.REPLICA_FAILED, 0.0, 0.0)
     health.ended(2, outcome, 0.0, 0.0)
@@ -153,7 +153,7 @@ def test_other_failed_probes_need_three_in_a_row(failure: ProbeFailure) -> None:
     health.probe_ok(0.0)
     for _ in range(2):
         health.probe_failed(failure, 0.0, 0.0)
-    assert health.is_settled
+    assert health.is_unrestricted
 
     health.probe_failed(failure, 0.0, 0.0)
     assert health.state(0.0) is HealthState.SUSPECT
@@ -207,9 +207,9 @@ def test_slow_start_ramps_to_full_weight() -> None:
     health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
     health.probe_ok(100.0)
 
-    assert not health.is_settled
+    assert not health.is_unrestricted
     assert [health.weight(at_s) for at_s in (100.0, 105.0, 110.0)] == [0.1, 0.5, 1.0]
-    assert health.is_settled
+    assert health.is_unrestricted
 
 
 def test_a_failure_that_is_taken_back_never_was() -> None:
@@ -221,7 +221,7 @@ def test_a_failure_that_is_taken_back_never_was() -> None:
         health.absolve(number, 0.1)
 
     assert health.state(0.1) is HealthState.UP
-    assert health.is_settled
+    assert health.is_unrestricted
     for number in (7, 8):
         health.ended(number, Outcome.REPLICA_FAILED, 0.2, 0.0)
         health.absolve(number, 0.2)

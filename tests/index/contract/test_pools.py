@@ -137,7 +137,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
     def evict(self, numbers: list[int], rank: int | None) -> None:
         """The master evicts objects, and tells nobody.
 
-        Not so many of one rank's that it looks like a rank of former times (`settle_ranks`).
+        Not so many of one rank's that it looks like a rank of former times (`infer_ranks`).
         """
         ranks = range(NUM_RANKS) if rank is None else (rank,)
         left = self.objects - {(number, each) for number in numbers for each in ranks}
@@ -182,7 +182,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
             router.listing[num_lines:],
         )
         router.pool.listed(lines)
-        if not lines and not router.pool.settle(3):
+        if not lines and not router.pool.reconcile(3):
             router.listing = None
 
     @rule(i=routers)
@@ -226,13 +226,13 @@ class PoolsOfRouters(RuleBasedStateMachine):
 
     @rule()
     def all_know_the_last_word(self) -> None:
-        self._settle()
+        self._reconcile()
         for router in self.routers_now:
             assert router.blocks == self.log.blocks
 
     @rule(i=routers)
     def a_quiet_listing_tells_the_truth(self, i: int) -> None:
-        self._settle()
+        self._reconcile()
         for number, router in enumerate(self.routers_now):
             router.share.held(frozenset({LISTER} if number == i else ()))
             if router.listing is not None:
@@ -240,7 +240,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
                 router.listing = None
         assert [r.follower.is_lister for r in self.routers_now].count(True) == 1
         self._list_whole(self.routers_now[i])
-        self._settle()
+        self._reconcile()
         for router in self.routers_now:
             assert router.blocks == self._whole()
         for length in range(NUM_BLOCKS + 1):
@@ -257,10 +257,10 @@ class PoolsOfRouters(RuleBasedStateMachine):
     def _list_whole(self, router: Router) -> None:
         router.pool.begin_listing()
         router.pool.listed([name(*each) for each in sorted(self.objects)])
-        while router.pool.settle(3):
+        while router.pool.reconcile(3):
             pass
 
-    def _settle(self) -> None:
+    def _reconcile(self) -> None:
         for router in self.routers_now:
             router.tell(self.log)
         for router in self.routers_now:
