@@ -248,8 +248,8 @@ class BlockIndex:
         while len(guess) > capacity_blocks:
             guess.popitem(last=False)
 
-    def begin(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Speculation:
-        """Claim that a request begins to compute these blocks; several may claim the same."""
+    def speculate(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Speculation:
+        """Claim blocks that a request will compute there; several requests may claim the same."""
         computing = self._of(candidate).computing
         for key in keys:
             computing[key] = computing.get(key, 0) + 1

@@ -122,7 +122,7 @@ class CacheView:
     ) -> Claim:
         """Claim the chain for a request that is about to be sent: siblings see it as held."""
         new = keys[num_held_blocks:]
-        speculation = self.index.begin(candidate, new) if new else None
+        speculation = self.index.speculate(candidate, new) if new else None
         claim = Claim(candidate=candidate, keys=keys, speculation=speculation)
         if speculation is not None:
             self._claims.setdefault(candidate, []).append(claim)

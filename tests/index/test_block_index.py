@@ -66,7 +66,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule(candidate=candidates, names=names)
     def begin(self, candidate: CandidateId, names: list[int]) -> None:
         claimed = keys(*names)
-        self.claims.append((candidate, claimed, self.index.begin(candidate, claimed)))
+        self.claims.append((candidate, claimed, self.index.speculate(candidate, claimed)))
 
     @rule(number=st.integers(0, 9))
     def end(self, number: int) -> None:
@@ -184,8 +184,8 @@ def test_siblings_see_what_is_being_computed() -> None:
     """A claim prolongs the match behind what is stored, until its last owner gives it back."""
     index = BlockIndex()
     index.store(A, chain(2))
-    first = index.begin(A, chain(4, start=2))
-    second = index.begin(A, chain(4, start=2))
+    first = index.speculate(A, chain(4, start=2))
+    second = index.speculate(A, chain(4, start=2))
 
     assert index.match(chain(10), [A])[A] == BlockMatch(6, 2, 6)
     first.end()
@@ -198,9 +198,9 @@ def test_siblings_see_what_is_being_computed() -> None:
 def test_a_claim_of_an_old_epoch_does_not_touch_the_new_one() -> None:
     """The engine restarted while the request ran: its roll-back must not take newer claims."""
     index = BlockIndex()
-    old = index.begin(A, chain(3))
+    old = index.speculate(A, chain(3))
     index.clear(A)
-    index.begin(A, chain(3))
+    index.speculate(A, chain(3))
 
     old.end()
 

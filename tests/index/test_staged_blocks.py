@@ -74,7 +74,7 @@ def test_a_cleared_change_begins_an_epoch() -> None:
     """Nothing of before is left."""
     index = BlockIndex()
     index.store(A, keys(0, 1))
-    index.begin(A, keys(2))
+    index.speculate(A, keys(2))
     index.apply(A, [stored(0)], cleared=True)
 
     assert num_matched(index) == 1
@@ -102,7 +102,7 @@ def test_a_snapshot_is_swapped_in_whole_and_claims_live_on() -> None:
     """Nobody sees half of it; requests in flight go on computing what they claimed."""
     index = BlockIndex()
     index.store(A, keys(0, 1, 2, 3))
-    claim = index.begin(A, keys(2, 3))
+    claim = index.speculate(A, keys(2, 3))
     staged = StagedBlocks()
     staged.add("gpu", np.array([0], dtype=np.uint64))
     staged.add("gpu", keys(1, 5), [(BlockKey(5), 2)])

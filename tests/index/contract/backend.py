@@ -138,7 +138,7 @@ class LocalIndex:
         return self.router.caches.match(chain, candidates)
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:
-        return self.router.index.begin(candidate, keys).end
+        return self.router.index.speculate(candidate, keys).end
 
     def close(self) -> None:
         pass
@@ -331,7 +331,7 @@ class FollowedIndex:
         return self.follower.caches.match(chain, candidates)
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:
-        return self.follower.index.begin(candidate, keys).end
+        return self.follower.index.speculate(candidate, keys).end
 
     def close(self) -> None:
         pass

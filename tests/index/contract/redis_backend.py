@@ -512,7 +512,7 @@ class SharedInRedis:
         return matches
 
     def claim(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Callable[[], None]:
-        return self.nodes["B"].index.begin(candidate, keys).end
+        return self.nodes["B"].index.speculate(candidate, keys).end
 
     def close(self) -> None:
         for node in self.nodes.values():
