@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.mix import draw
+from policies.hashing import draw
 from policies.policy import Policy
 from policies.view import Decision, ReplicaView, Snapshot
 

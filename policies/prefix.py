@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from policies.hashing import clockwise
 from policies.load import delay_ms, least_loaded, load_text
 from policies.policy import Policy
-from policies.ring import clockwise
 from policies.view import Decision, ReplicaView, Snapshot
 
 

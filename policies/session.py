@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from policies.hashing import rendezvous
 from policies.load import least_loaded, load_text, pick
 from policies.policy import Policy
-from policies.ring import rendezvous
 from policies.view import Decision, Snapshot
 
 

@@ -24,7 +24,7 @@ from loadtest.simulator.pool import Pool, Reads
 from loadtest.simulator.router import MODEL, Ask, Placement, Router
 from loadtest.simulator.setup import PoolSetup, Setup, stretch
 from loadtest.workload import Turn, TurnKey, Workload
-from policies.mix import mix
+from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey

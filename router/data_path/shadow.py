@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from prometheus_client import Counter, Histogram
 
 from policies.cost import candidate_costs
-from policies.mix import draw
+from policies.hashing import draw
 from policies.naming import label_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Snapshot

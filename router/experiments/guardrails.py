@@ -22,7 +22,7 @@ from math import log
 
 from msgspec import Struct
 
-from policies.mix import mix
+from policies.hashing import mix
 from router.experiments.definition import Experiment
 from router.experiments.evidence import Evidence
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from math import floor
 
-from policies.mix import draw
+from policies.hashing import draw
 
 STEP_S = 1.0
 """Wall time and monotonic time drifting apart by more between two looks is a step. Slewing is

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from policies.mix import mix, text_hash
+from policies.hashing import mix, text_hash
 from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.experiments.allocation import NOBODY, Layout
 from router.experiments.assignment import Enrolment, NotCounted

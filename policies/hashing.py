@@ -1,15 +1,39 @@
-"""Two ways to map a key to a candidate that move few keys when a candidate comes or goes."""
+"""Hashes in place of randomness: alike in every process, on every platform and at every router.
+
+Draws for a decision, and two ways to map a key to a candidate that move few keys when a candidate
+comes or goes.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
+from hashlib import blake2b
 
-from policies.mix import mix, text_hash
 from policies.view import CandidateId
 
 Ids = tuple[CandidateId, ...]
+
+_MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """Scramble 64 bits. Source: splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def draw(seed: int, number: int, round_: int = 0) -> int:
+    """Draw 64 bits for decision `number`; `round_` tells several draws of one decision apart."""
+    return mix(mix(mix(seed & _MASK) ^ (number & _MASK)) ^ round_)
+
+
+def text_hash(text: str) -> int:
+    """Hash a name to 64 bits (Python's own hash differs from process to process)."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def rendezvous(ids: Ids, key: int) -> int:

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from policies import CandidateId
-from policies.mix import draw, mix, text_hash
-from policies.ring import clockwise, rendezvous
+from policies.hashing import clockwise, draw, mix, rendezvous, text_hash
 
 IDS = tuple(CandidateId(f"r{index}") for index in range(5))
 
