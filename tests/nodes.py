@@ -15,7 +15,7 @@ from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.replicas import Fleet, Lease, Match, Replica, ServedModel, Sessions
+from router.replicas import Booking, Fleet, Lease, Match, Replica, ServedModel, Sessions
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE
 
@@ -118,17 +118,15 @@ class Node:
         """Send a request to a candidate."""
         shown = snapshot or self.snapshot(chain, 0, now_s)
         view = next(v for v in shown.replicas if v.id == candidate)
-        lease = self.fleet.begin(
-            view.id,
+        booking = Booking(
             num_uncached_tokens=shown.request.num_tokens - view.num_gpu_tokens,
             num_cached_tokens=view.num_gpu_tokens,
-            now_s=now_s,
         )
+        lease = self.fleet.admit(view.id, booking, now_s)
         num_held_blocks = view.num_gpu_tokens // BLOCK_SIZE
         claim = self.caches.claim(view.id, chain, num_held_blocks)
         self.peers.began(
             lease,
-            num_cached_tokens=view.num_gpu_tokens,
             claim=claim,
             num_held_blocks=num_held_blocks,
             session_hash=session_hash,

@@ -27,6 +27,7 @@ from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.ledger import Booking
 from router.replicas.replica import Replica, ServedModel
 from router.tokens import Tokens, load_prompter
 
@@ -127,12 +128,8 @@ class Decider:
         )
         chosen = self._policy.decide(snapshot).candidate
         num_cached = matches[chosen].num_gpu_tokens
-        lease = fleet.begin(
-            chosen,
-            num_uncached_tokens=num_tokens - num_cached,
-            num_cached_tokens=num_cached,
-            now_s=now_s,
-        )
+        booking = Booking(num_uncached_tokens=num_tokens - num_cached, num_cached_tokens=num_cached)
+        lease = fleet.admit(chosen, booking, now_s)
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)
         taken_s = time.thread_time() - start_s
         caches.release(claim, computed=False, now_s=now_s)

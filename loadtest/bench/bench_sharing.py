@@ -39,7 +39,7 @@ from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.messages import Delta, FeedId, Position, Standing, TierChange
 from router.metrics import Metrics
-from router.replicas import Fleet, Replica, ServedModel, Sessions
+from router.replicas import Booking, Fleet, Replica, ServedModel, Sessions
 from router.replicas.ledger import Lease
 from router.replicas.registry import Registry
 
@@ -225,25 +225,10 @@ class _NotedFleet(Fleet):
         super().__init__()
         self.booked_s: dict[int, float] = {}
 
-    def begin_elsewhere(
-        self,
-        candidate: CandidateId,
-        *,
-        num_uncached_tokens: int,
-        num_cached_tokens: int,
-        num_fetched_tokens: int = 0,
-        streams: bool = True,
-        now_s: float,
-    ) -> Lease | None:
-        lease = super().begin_elsewhere(
-            candidate,
-            num_uncached_tokens=num_uncached_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_fetched_tokens=num_fetched_tokens,
-            streams=streams,
-            now_s=now_s,
-        )
-        self.booked_s[num_uncached_tokens] = time.monotonic()
+    def admit(self, candidate: CandidateId, booking: Booking, now_s: float) -> Lease:
+        lease = super().admit(candidate, booking, now_s)
+        if not booking.is_ours:
+            self.booked_s[booking.num_uncached_tokens] = time.monotonic()
         return lease
 
 
@@ -323,12 +308,10 @@ class _Router:
         """Send a request, as the pipeline does."""
         now_s = time.monotonic()
         candidate = CandidateId(_names()[number % _NUM_REPLICAS])
-        lease = self.fleet.begin(
-            candidate, num_uncached_tokens=number, num_cached_tokens=0, now_s=now_s
-        )
+        booking = Booking(num_uncached_tokens=number, num_cached_tokens=0)
+        lease = self.fleet.admit(candidate, booking, now_s)
         self.peers.began(
             lease,
-            num_cached_tokens=0,
             claim=self.caches.claim(candidate, keys, 0),
             num_held_blocks=0,
             session_hash=number % 200,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadtest.simulator.setup import Setup
 from loadtest.simulator.stream import SimulatedStream
@@ -21,7 +22,7 @@ from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match
-from router.replicas.ledger import Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Replica, ServedModel
 from router.replicas.sessions import Sessions
 
@@ -54,9 +55,7 @@ class Note(Struct, frozen=True, gc=False):
 
     ask: Ask
     candidate: CandidateId
-    num_uncached_tokens: int
-    num_cached_tokens: int
-    num_fetched_tokens: int
+    booking: Booking
     num_held_blocks: int
 
 
@@ -109,13 +108,12 @@ class Router:
         view = snapshot.replicas[number]
         num_pooled = max(0, (snapshot.num_pool_tokens or 0) - _own_tokens(view))
         num_cached = _own_tokens(view) + num_pooled
-        lease = self._fleet.begin(
-            view.id,
+        booking = Booking(
             num_uncached_tokens=max(ask.num_tokens - num_cached, 0),
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
-            now_s=now_s,
         )
+        lease = self._fleet.admit(view.id, booking, now_s)
         num_held_blocks = view.num_gpu_tokens // self._block_size
         claim = self._claim(view.id, ask, num_held_blocks)
         self._sessions.note(ask.session_hash, view.id, now_s)
@@ -146,22 +144,13 @@ class Router:
         return Note(
             ask=ask,
             candidate=lease.candidate,
-            num_uncached_tokens=lease.num_uncached_tokens,
-            num_cached_tokens=placement.num_gpu_tokens + placement.num_pool_tokens,
-            num_fetched_tokens=lease.work.num_fetched_tokens,
+            booking=replace(lease.booking, is_ours=False),
             num_held_blocks=placement.num_gpu_tokens // self._block_size,
         )
 
     def began_elsewhere(self, note: Note, now_s: float) -> tuple[Lease, Claim]:
         """Book what another router sent, as `router.cluster.peers` does."""
-        lease = self._fleet.begin_elsewhere(
-            note.candidate,
-            num_uncached_tokens=note.num_uncached_tokens,
-            num_cached_tokens=note.num_cached_tokens,
-            num_fetched_tokens=note.num_fetched_tokens,
-            now_s=now_s,
-        )
-        assert lease is not None
+        lease = self._fleet.admit(note.candidate, note.booking, now_s)
         claim = self._claim(note.candidate, note.ask, note.num_held_blocks)
         self._sessions.note(note.ask.session_hash, note.candidate, now_s)
         return lease, claim

@@ -55,7 +55,7 @@ from router.messages import (
 )
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.sessions import Sessions, SessionView
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,6 @@ class Alone:
         self,
         lease: Lease,
         *,
-        num_cached_tokens: int,
         claim: Claim | None,
         num_held_blocks: int,
         session_hash: int | None,
@@ -173,7 +172,6 @@ class Peers:
         self,
         lease: Lease,
         *,
-        num_cached_tokens: int,
         claim: Claim | None,
         num_held_blocks: int,
         session_hash: int | None,
@@ -182,15 +180,16 @@ class Peers:
         feed = self._feeds.feed_of(lease.candidate)
         if feed is None:
             return  # removed
+        booking = lease.booking
         chain = claim.keys if claim is not None else ()
         is_blind = self._caches.state(lease.candidate) == "blind"
         note = Began(
             number=lease.number,
             feed=feed,
-            num_uncached_tokens=lease.num_uncached_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_fetched_tokens=lease.work.num_fetched_tokens,
-            streams=lease.streams,
+            num_uncached_tokens=booking.num_uncached_tokens,
+            num_cached_tokens=booking.num_cached_tokens,
+            num_fetched_tokens=booking.num_fetched_tokens,
+            streams=booking.streams,
             claimed=pack_keys(chain[num_held_blocks:]),
             num_held=num_held_blocks,
             session_hash=session_hash,
@@ -412,14 +411,14 @@ class Peers:
         if candidate is None:
             return False
         work.unbooked = None
-        work.lease = self._fleet.begin_elsewhere(
-            candidate,
+        booking = Booking(
             num_uncached_tokens=note.num_uncached_tokens,
             num_cached_tokens=note.num_cached_tokens,
             num_fetched_tokens=note.num_fetched_tokens,
             streams=note.streams,
-            now_s=work.begun_s,
+            is_ours=False,
         )
+        work.lease = self._fleet.admit(candidate, booking, work.begun_s)
         held = self._unpacked(note.held)
         keys = held + self._unpacked(note.claimed)
         if keys:

@@ -79,7 +79,7 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.replicas.fleet import NO_MATCH, Fleet, Match
-from router.replicas.ledger import Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.replicas.retry_budget import RetryBudget
 from router.replicas.sessions import Sessions
@@ -497,14 +497,13 @@ class Pipeline:
         candidate, view = choice.candidate, choice.view
         num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
         num_cached = num_own + choice.num_pool_tokens
-        lease = self._fleet.begin(
-            candidate.id,
+        booking = Booking(
             num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
             streams=job.streams and job.prompt is not None,  # else its time teaches nothing
-            now_s=now_s,
         )
+        lease = self._fleet.admit(candidate.id, booking, now_s)
         contract = self._caches.contract(candidate.id)
         claim = None
         num_held_blocks = 0
@@ -513,7 +512,6 @@ class Pipeline:
             claim = self._caches.claim(candidate.id, job.keys(contract), num_held_blocks)
         self._peers.began(
             lease,
-            num_cached_tokens=num_cached,
             claim=claim,
             num_held_blocks=num_held_blocks,
             session_hash=job.session_hash,

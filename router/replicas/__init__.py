@@ -6,12 +6,13 @@ State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in.
 from router.replicas.candidate_state import NO_MATCH, CandidateStatus, EngineLoad, Match
 from router.replicas.fleet import Fleet
 from router.replicas.health import HealthRules, HealthState, ProbeFailure
-from router.replicas.ledger import Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions, SessionView
 
 __all__ = [
     "NO_MATCH",
+    "Booking",
     "Candidate",
     "CandidateStatus",
     "EngineLoad",

@@ -21,7 +21,7 @@ from policies.view import CandidateId, CostModel, ReplicaView
 from router.records.outcome import Outcome
 from router.replicas.cost_fit import CostFit
 from router.replicas.health import Health
-from router.replicas.ledger import NO_FOREIGN, Foreign, Lease, Ledger
+from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
 from router.replicas.recent import RecentSum
 from router.replicas.replica import Candidate
 
@@ -139,41 +139,24 @@ class CandidateState:
         )
         return view if now_s >= self._foreign_until_s else _with_foreign(view, self._foreign)
 
-    def begin(
-        self,
-        number: int,
-        *,
-        num_uncached_tokens: int,
-        num_cached_tokens: int,
-        num_fetched_tokens: int,
-        streams: bool,
-        is_ours: bool = True,
-        now_s: float,
-    ) -> Lease:
-        """Book a request, ours or another router's; see `Ledger.begin`.
+    def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
+        """Book a request, ours or another router's; see `Ledger.admit`.
 
         Another router's says nothing about health here: how it ends is for that router to judge.
         """
-        if not is_ours:
+        if booking.is_ours:
+            self.health.began(number, now_s)
+        else:
             self._num_elsewhere += 1
             self._take_from_foreign(now_s)
-        lease = self.ledger.begin(
-            number,
-            self.candidate.id,
-            self.fit.model,
-            num_uncached_tokens=num_uncached_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_fetched_tokens=num_fetched_tokens,
-            streams=streams,
-            foreign=self._foreign if now_s < self._foreign_until_s else NO_FOREIGN,
-            is_ours=is_ours,
-            now_s=now_s,
+        foreign = self._foreign if now_s < self._foreign_until_s else NO_FOREIGN
+        lease = self.ledger.admit(
+            number, self.candidate.id, booking, self.fit.model, foreign, now_s
         )
+        num_uncached_tokens = booking.num_uncached_tokens
         self._mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - self._mean_tokens)
-        self._written_tokens.add(num_uncached_tokens + num_fetched_tokens, now_s)
+        self._written_tokens.add(num_uncached_tokens + booking.num_fetched_tokens, now_s)
         self._figures_until_s = now_s
-        if is_ours:
-            self.health.began(number, now_s)
         return lease
 
     def first_token(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
@@ -183,11 +166,12 @@ class CandidateState:
         """
         if not self.ledger.first_token(lease, now_s):
             return
-        if lease.is_ours:
+        is_ours = lease.booking.is_ours
+        if is_ours:
             self.health.answered(lease.number, now_s)
-        if not lease.streams or ttft_ms is None:
+        if not lease.booking.streams or ttft_ms is None:
             return
-        if lease.is_ours:
+        if is_ours:
             self.fit.observe(lease.work, ttft_ms, lease.predicted_ms)
         else:
             self.fit.observe_elsewhere(lease.work, ttft_ms, lease.predicted_ms, now_s)

@@ -25,7 +25,7 @@ from router.replicas.candidate_state import (
 from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, ProbeFailure
-from router.replicas.ledger import Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
@@ -37,7 +37,7 @@ _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 class Fleet:
     """Replicas by name; see the module's charter.
 
-    The way of a request: `candidates` -> `views` -> (policy) -> `begin` -> `first_token` ->
+    The way of a request: `candidates` -> `views` -> (policy) -> `admit` -> `first_token` ->
     `end`, the last in every case, any number of times.
     """
 
@@ -195,35 +195,14 @@ class Fleet:
         states, match_of = self._states, matches.get
         return tuple([states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
 
-    def begin(
-        self,
-        candidate: CandidateId,
-        *,
-        num_uncached_tokens: int,
-        num_cached_tokens: int,
-        num_fetched_tokens: int = 0,
-        streams: bool = True,
-        now_s: float,
-    ) -> Lease:
-        """Book a request that is being sent to `candidate`.
+    def admit(self, candidate: CandidateId, booking: Booking, now_s: float) -> Lease:
+        """Book a request that is sent to `candidate`: by this router, or by another.
 
-        Args:
-            candidate: One of those offered, with no state change in between.
-            num_uncached_tokens: Prompt tokens the candidate must compute.
-            num_cached_tokens: The prompt's other tokens, the fetched ones included.
-            num_fetched_tokens: Of these, tokens read from the cpu tier or the pool.
-            streams: Whether the first token will be seen apart from the end.
-            now_s: Now.
+        Another router's counts as ours do: queue, busy ratio, cache pressure, room of a slow start;
+        but neither for nor against the replica's health. KeyError if the candidate is not known.
         """
         self._num_leases += 1
-        return self._states[candidate].begin(
-            self._num_leases,
-            num_uncached_tokens=num_uncached_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_fetched_tokens=num_fetched_tokens,
-            streams=streams,
-            now_s=now_s,
-        )
+        return self._states[candidate].admit(self._num_leases, booking, now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Note a request's first token, and learn from its time; later calls do nothing."""
@@ -257,7 +236,7 @@ class Fleet:
         A multiple of what was predicted and of how far predictions are off, at least `floor_s`.
         """
         state = self._states.get(lease.candidate)
-        if state is None or not lease.streams or state.fit.num_observations < _NUM_KNOWN:
+        if state is None or not lease.booking.streams or state.fit.num_observations < _NUM_KNOWN:
             return None
         return max(floor_s, (ratio * lease.predicted_ms + 4 * state.fit.model.error_ms) / 1000.0)
 
@@ -268,35 +247,6 @@ class Fleet:
         return now_s - min(begun, default=now_s)
 
     # Other routers' requests
-
-    def begin_elsewhere(
-        self,
-        candidate: CandidateId,
-        *,
-        num_uncached_tokens: int,
-        num_cached_tokens: int,
-        num_fetched_tokens: int = 0,
-        streams: bool = True,
-        now_s: float,
-    ) -> Lease | None:
-        """Book a request that another router has sent; arguments as of `begin`.
-
-        It counts as ours do: queue, busy ratio, cache pressure, room of a slow start; but neither
-        for nor against the replica's health. None, and no effect: the candidate is not known.
-        """
-        state = self._states.get(candidate)
-        if state is None:
-            return None
-        self._num_leases += 1
-        return state.begin(
-            self._num_leases,
-            num_uncached_tokens=num_uncached_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_fetched_tokens=num_fetched_tokens,
-            streams=streams,
-            is_ours=False,
-            now_s=now_s,
-        )
 
     def first_token_elsewhere(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
         """Note the first token of another router's request, which took that router `ttft_ms`.

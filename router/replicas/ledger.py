@@ -40,23 +40,30 @@ class Foreign(Struct, frozen=True, kw_only=True, gc=False):
 NO_FOREIGN = Foreign()
 
 
-class Lease(Struct, frozen=True, kw_only=True, gc=False):
-    """One request at one candidate, to be given back with `end`.
+class Booking(Struct, frozen=True, kw_only=True, gc=False):
+    """What a request adds to a candidate's load.
 
     `streams`: its first token will be seen. Otherwise (a whole answer at once) the ledger
-    presumes the first token when it is due, lest decoding count as a queue. `is_ours`: this
-    router sent it; else another did, and `begun_s` is when we heard of it.
+    presumes the first token when it is due, lest decoding count as a queue.
     """
+
+    num_uncached_tokens: int  # prompt tokens the candidate must compute
+    num_cached_tokens: int  # the prompt's other tokens, the fetched ones included
+    num_fetched_tokens: int = 0  # of these, tokens read from the cpu tier or the pool
+    streams: bool = True
+    is_ours: bool = True  # False: another router sent it
+
+
+class Lease(Struct, frozen=True, kw_only=True, gc=False):
+    """One request at one candidate, to be given back with `end`."""
 
     number: int
     candidate: CandidateId
-    begun_s: float
-    num_uncached_tokens: int
+    booking: Booking
+    begun_s: float  # another router's: when its note came
     num_mtoken2: float  # own (token, context) pairs in millions
-    streams: bool
     work: Work  # everything in front of its first token, own work included
     predicted_ms: float  # first-token time, as predicted at dispatch
-    is_ours: bool = True
 
 
 class Ledger:
@@ -96,44 +103,38 @@ class Ledger:
         """The requests before their first token, oldest first."""
         return self._waiting.values()
 
-    def begin(
+    def admit(
         self,
         number: int,
         candidate: CandidateId,
+        booking: Booking,
         model: CostModel,
-        *,
-        num_uncached_tokens: int,
-        num_cached_tokens: int,
-        num_fetched_tokens: int,
-        streams: bool,
         foreign: Foreign,
-        is_ours: bool = True,
         now_s: float,
     ) -> Lease:
-        """Book a dispatched request; `num_cached_tokens` includes the fetched ones.
+        """Book a dispatched request.
 
         `number` is unique in the process: a lease may outlive its replica and its ledger.
         """
         self._presume(model, now_s)
-        own = mtoken2(num_uncached_tokens, num_cached_tokens)
+        num_uncached_tokens = booking.num_uncached_tokens
+        own = mtoken2(num_uncached_tokens, booking.num_cached_tokens)
         done_tokens, done_pairs = self._head_done(model, now_s)
         ahead = self.num_queued_tokens - done_tokens + foreign.num_queued_tokens
         work = Work(
             num_tokens=ahead + num_uncached_tokens,
             num_mtoken2=max(0.0, self._mtoken2 - done_pairs) + own,
             num_running=len(self._decoding) + foreign.num_requests - foreign.num_waiting,
-            num_fetched_tokens=num_fetched_tokens,
+            num_fetched_tokens=booking.num_fetched_tokens,
         )
         lease = Lease(
             number=number,
             candidate=candidate,
+            booking=booking,
             begun_s=now_s,
-            num_uncached_tokens=num_uncached_tokens,
             num_mtoken2=own,
-            streams=streams,
             work=work,
             predicted_ms=work.predict_ms(model),
-            is_ours=is_ours,
         )
         if self._head is None:
             self._head, self._head_s = lease, now_s
@@ -162,13 +163,13 @@ class Ledger:
     def queue_ms(self, model: CostModel, now_s: float) -> float:
         """Predict the time until the prefills ahead are done; 0.0 if there are none."""
         head = self._head
-        if head is not None and not head.streams:
+        if head is not None and not head.booking.streams:
             self._presume(model, now_s)
             head = self._head
         if head is None:
             return 0.0
         token_ms, pair_ms = model.ms_per_token, model.ms_per_mtoken2
-        head_ms = token_ms * head.num_uncached_tokens + pair_ms * head.num_mtoken2
+        head_ms = token_ms * head.booking.num_uncached_tokens + pair_ms * head.num_mtoken2
         elapsed_ms = (now_s - self._head_s) * 1000.0
         left_ms = head_ms - elapsed_ms
         late_ms = _LATE_RATIO * (head_ms if head_ms > elapsed_ms else elapsed_ms)
@@ -181,7 +182,7 @@ class Ledger:
 
     def _presume(self, model: CostModel, now_s: float) -> None:
         """Let heads whose first token nobody sees begin to decode when it is due."""
-        while (head := self._head) is not None and not head.streams:
+        while (head := self._head) is not None and not head.booking.streams:
             due_s = self._head_s + (model.base_ms + _work_ms(model, head)) / 1000.0
             if now_s < due_s:
                 break
@@ -197,13 +198,13 @@ class Ledger:
             return 0.0, 0.0
         elapsed_ms = max(0.0, now_s - self._head_s) * 1000.0
         share = min(elapsed_ms / head_ms, 1.0 - _LATE_RATIO)
-        return share * head.num_uncached_tokens, share * head.num_mtoken2
+        return share * head.booking.num_uncached_tokens, share * head.num_mtoken2
 
     def _leave_queue(self, lease: Lease, now_s: float) -> bool:
         """Take a lease out of the waiting ones; behind a head, the next is computed from now."""
         if self._waiting.pop(lease.number, None) is None:
             return False
-        self.num_queued_tokens -= lease.num_uncached_tokens
+        self.num_queued_tokens -= lease.booking.num_uncached_tokens
         self._mtoken2 -= lease.num_mtoken2
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
@@ -219,6 +220,6 @@ def _work_ms(model: CostModel, lease: Lease) -> float:
     `base_ms` is latency (HTTP, scheduling, one step), not occupancy: requests behind do not
     wait for it, an engine batches many small prefills into one step.
     """
-    return model.ms_per_token * lease.num_uncached_tokens + (
+    return model.ms_per_token * lease.booking.num_uncached_tokens + (
         model.ms_per_mtoken2 * lease.num_mtoken2
     )

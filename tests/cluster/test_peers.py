@@ -496,6 +496,6 @@ def test_alone_nothing_is_told() -> None:
     a = Node("a")
     lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
 
-    ALONE.began(lease, num_cached_tokens=0, claim=claim, num_held_blocks=0, session_hash=None)
+    ALONE.began(lease, claim=claim, num_held_blocks=0, session_hash=None)
     ALONE.answered(lease, 0.0)
     ALONE.ended(lease, computed=True)

@@ -17,6 +17,7 @@ from policies.view import CandidateId
 from router.api.sessions import session_hash
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
+from router.replicas import Booking
 from tests.faults.stage import (
     SECRET,
     Engines,
@@ -258,7 +259,7 @@ async def slow_homes(
         for number in range(8):
             home(stage, number)
         fleet, now_s = stage.router.fleet, asyncio.get_running_loop().time()
-        busy = fleet.begin(SLOW, num_uncached_tokens=0, num_cached_tokens=0, now_s=now_s)
+        busy = fleet.admit(SLOW, Booking(num_uncached_tokens=0, num_cached_tokens=0), now_s)
         try:
             yield stage
         finally:

@@ -7,6 +7,7 @@ from policies import CandidateId, RequestView, Snapshot, create
 from router.errors import NoReplicaAvailable, UnknownModel
 from router.records.outcome import Outcome
 from router.replicas import (
+    Booking,
     EngineLoad,
     Fleet,
     HealthRules,
@@ -24,8 +25,12 @@ def load(running: int, waiting: int, at_s: float = 0.0) -> EngineLoad:
     return EngineLoad(num_running=running, num_waiting=waiting, at_s=at_s)
 
 
+def elsewhere(tokens: int, *, streams: bool = True) -> Booking:
+    return Booking(num_uncached_tokens=tokens, num_cached_tokens=0, streams=streams, is_ours=False)
+
+
 def test_a_request_goes_its_way() -> None:
-    """Candidates, views, decision, begin, first token, end: and nothing is left."""
+    """Candidates, views, decision, admission, first token, end: and nothing is left."""
     fleet = fleet_of("a", "b")
     candidates = fleet.candidates("m", 0.0)
     views = fleet.views(candidates, {CandidateId("b"): Match(800, 900)}, 0.0)
@@ -318,8 +323,7 @@ def test_cache_pressure_needs_a_known_capacity() -> None:
 def test_other_routers_requests_count_as_ours() -> None:
     """Queue, cache pressure, cost; ended once, and never for a replica that is gone."""
     fleet = fleet_of("a")
-    lease = fleet.begin_elsewhere(A, num_uncached_tokens=400, num_cached_tokens=0, now_s=0.0)
-    assert lease is not None
+    lease = fleet.admit(A, elsewhere(400), 0.0)
     assert fleet.has(A)
     (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
     assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
@@ -332,17 +336,14 @@ def test_other_routers_requests_count_as_ours() -> None:
     fleet.remove("a")
     fleet.first_token_elsewhere(lease, 2.0, 1.0)
     assert not fleet.end_elsewhere(lease, 2.0)
-    nobody = fleet.begin_elsewhere(A, num_uncached_tokens=1, num_cached_tokens=0, now_s=2.0)
-    assert nobody is None
+    with pytest.raises(KeyError):
+        fleet.admit(A, elsewhere(1), 2.0)
 
 
 def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
     """Nobody sees its first token, so it leaves the queue when it is due."""
     fleet = fleet_of("a")
-    lease = fleet.begin_elsewhere(
-        A, num_uncached_tokens=100, num_cached_tokens=0, streams=False, now_s=0.0
-    )
-    assert lease is not None
+    lease = fleet.admit(A, elsewhere(100, streams=False), 0.0)
     (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)
 
     assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies import CandidateId, CostModel
-from router.replicas import Fleet, HealthRules, Lease, Replica, ServedModel
+from router.replicas import Booking, Fleet, HealthRules, Lease, Replica, ServedModel
 from router.replicas.ledger import NO_FOREIGN, Foreign, Ledger
 
 UNIT = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
@@ -37,14 +37,13 @@ def send(
     fetched: int = 0,
     streams: bool = True,
 ) -> Lease:
-    return fleet.begin(
-        CandidateId(candidate),
+    booking = Booking(
         num_uncached_tokens=tokens,
         num_cached_tokens=fetched,
         num_fetched_tokens=fetched,
         streams=streams,
-        now_s=now_s,
     )
+    return fleet.admit(CandidateId(candidate), booking, now_s)
 
 
 def book(
@@ -58,14 +57,5 @@ def book(
     model: CostModel = UNIT,
     foreign: Foreign = NO_FOREIGN,
 ) -> Lease:
-    return ledger.begin(
-        number,
-        CandidateId("r"),
-        model,
-        num_uncached_tokens=tokens,
-        num_cached_tokens=cached,
-        num_fetched_tokens=0,
-        streams=streams,
-        foreign=foreign,
-        now_s=now_s,
-    )
+    booking = Booking(num_uncached_tokens=tokens, num_cached_tokens=cached, streams=streams)
+    return ledger.admit(number, CandidateId("r"), booking, model, foreign, now_s)
