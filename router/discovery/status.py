@@ -106,8 +106,8 @@ class Status:
         fleet: Fleet,
         caches: CacheView,
         waiting: Waiting,
-        pool: PoolStatus | None = None,
-        sharing: Callable[[], SharingState] | None = None,
+        pool: PoolStatus | None,
+        sharing: Callable[[], SharingState] | None,
     ) -> None:
         self._registry = registry
         self._fleet = fleet

@@ -42,7 +42,7 @@ from router.pool.readers import PoolReaders
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.health import ProbeFailure
 from router.replicas.replica import Candidate, Replica, candidates_of
-from router.supervisor import ignore, keep_running
+from router.supervisor import keep_running
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
 from router.upstream import Upstream
 
@@ -77,11 +77,11 @@ class ReplicaWatch:
         engine_api: EngineApi,
         loaders: Executor,
         waiting: Waiting,
-        is_offered: Callable[[], bool] = lambda: True,
-        sharing: Sharing | None = None,
-        pool: PoolCatalog | None = None,
-        readers: PoolReaders | None = None,
-        count_failure: Callable[[str], None] = ignore,
+        is_offered: Callable[[], bool],
+        sharing: Sharing | None,
+        pool: PoolCatalog | None,
+        readers: PoolReaders,
+        count_failure: Callable[[str], None],
     ) -> None:
         self._name = name
         self._replica = replica
@@ -197,7 +197,7 @@ class ReplicaWatch:
 
     def _attach_pool(self, replica: Replica) -> None:
         """Say what the replica's objects in the pool may be called, and learn anew if it reads."""
-        if self._pool is None or self._readers is None:
+        if self._pool is None:
             return
         base = replica.base_model
         roots = [m.root for m in replica.models if m.parent is None and m.root]

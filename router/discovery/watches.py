@@ -24,7 +24,7 @@ from router.discovery.status import UNDISCOVERED, Waiting
 from router.messages import ReplicaRecord
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
-from router.supervisor import ignore, keep_running
+from router.supervisor import keep_running
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Watches:
         upstream: Upstream,
         waiting: Waiting,
         watch: Callable[[Entry], Watch],
-        count_failure: Callable[[str], None] = ignore,
+        count_failure: Callable[[str], None],
     ) -> None:
         self._registry = registry
         self._fleet = fleet

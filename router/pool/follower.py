@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -242,14 +241,6 @@ class PoolFollower:
                     "pool keys known",
                     extra={"model": model, "pattern": pattern.text, "ranks": pattern.num_ranks},
                 )
-
-    async def describe_master(self) -> dict[str, object]:
-        """Ask what only people want to know; for `check` and the admin API."""
-        told: dict[str, object] = {"url": self._api.url}
-        with suppress(PoolError):
-            told["segments"] = await self._api.segments()
-            told["publishes_events"] = await self._api.publishes_events()
-        return told
 
 
 def _fell(before: int | None, now: int | None) -> bool:

@@ -32,6 +32,8 @@ difference in the queue model."""
 NEWS_S = 0.25
 """What we hear of so soon after a reading may have been counted by it: a note takes that long."""
 
+ENGINE_LOAD_MAX_AGE_S = 15.0
+
 _FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of `Fleet.views`
 
 
@@ -189,7 +191,7 @@ class CandidateState:
             self.health.ended(lease.number, outcome, now_s, jitter)
         return True
 
-    def note_engine_load(self, load: EngineLoad, max_age_s: float) -> None:
+    def note_engine_load(self, load: EngineLoad) -> None:
         """Take over a reading of the engine's own figures."""
         self.engine_load = load
         num_foreign = max(0, load.num_running + load.num_waiting - self.ledger.num_requests)
@@ -200,7 +202,7 @@ class CandidateState:
             num_waiting=num_waiting,
             num_queued_tokens=round(num_waiting * self._mean_tokens),
         )
-        self._foreign_until_s = load.at_s + max_age_s if num_foreign else 0.0
+        self._foreign_until_s = load.at_s + ENGINE_LOAD_MAX_AGE_S if num_foreign else 0.0
 
     def _take_from_foreign(self, begun_s: float) -> None:
         """Count no request twice that the last reading may have seen before we heard of it."""

@@ -43,7 +43,6 @@ class Fleet:
 
     __slots__ = (
         "_by_model",
-        "_engine_load_max_age_s",
         "_fits",
         "_health",
         "_num_leases",
@@ -60,12 +59,10 @@ class Fleet:
         *,
         rules: HealthRules | None = None,
         prior: CostModel = PRIOR,
-        engine_load_max_age_s: float = 15.0,
         order: Sequence[str] = (),
     ) -> None:
         self._rules = rules or HealthRules()
         self._prior = prior
-        self._engine_load_max_age_s = engine_load_max_age_s
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
         self._states: dict[CandidateId, CandidateState] = {}
@@ -286,7 +283,7 @@ class Fleet:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
         if state is not None:
-            state.note_engine_load(load, self._engine_load_max_age_s)
+            state.note_engine_load(load)
 
     def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
         """Show all candidates to people, out or in, in the order of configuration."""

@@ -274,12 +274,3 @@ async def test_names_are_learned_without_waiting_for_the_next_look() -> None:
             task.cancel()
 
         assert rig.pool.names("tiny", digest(1)) == names(1)
-
-
-async def test_what_people_may_ask() -> None:
-    """Whatever the master has to say about itself."""
-    async with rigged() as rig:
-        told = await rig.follower.describe_master()
-
-    assert told["segments"] == ["127.0.0.1:12345"]
-    assert told["publishes_events"] is False
