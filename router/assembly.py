@@ -43,6 +43,7 @@ from router.cluster.candidate_names import Feeds
 from router.cluster.peers import ALONE, Alone, Peers
 from router.cluster.redis_store import RedisStore
 from router.config import Config, redis_password
+from router.config.hosts import HostRules
 from router.data_path.lookup import Lookup
 from router.data_path.observe import Observer
 from router.data_path.pipeline import Pipeline
@@ -59,7 +60,6 @@ from router.errors import ConfigError, RouterError
 from router.experiments import Experiments
 from router.experiments.trials import Trials
 from router.garbage import collect_garbage
-from router.hosts import HostRules
 from router.http.admin import AdminApp
 from router.http.admin_token import with_token
 from router.http.app import DataApp

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Self
 
 from router.config import Config
-from router.hosts import HostRules
+from router.config.hosts import HostRules
 
 
 class EngineKey:

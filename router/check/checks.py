@@ -20,10 +20,10 @@ from router.check.seen import PoolSeen, RedisSeen, ReplicaSeen, RouterSeen
 from router.check.stores import look_at_pool, look_at_redis
 from router.check.tokenizers import Tokenizers
 from router.config import Config
+from router.config.hosts import HostRules
 from router.discovery.engine_api import EngineApi
 from router.engine_key import EngineKey
 from router.errors import ConfigError
-from router.hosts import HostRules
 from router.pool.catalog import PoolCatalog
 from router.replicas.registry import Entry, Registry
 from router.tls import client_tls

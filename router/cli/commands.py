@@ -16,9 +16,9 @@ import click
 
 from policies.registry import POLICIES, create
 from router import config as configuration
+from router.config.hosts import HostRules
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
-from router.hosts import HostRules
 from router.http.admin_token import default_file
 
 COMMANDS = "warmroute.commands"

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
+from router.config.hosts import address_of
 from router.errors import AdminRefused
-from router.hosts import address_of
 
 
 class Guard:

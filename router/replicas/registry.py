@@ -24,8 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.config import AdminConfig, ReplicaConfig, check_replica
+from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.hosts import HostRules
 from router.messages import ReplicaRecord
 
 

@@ -1,11 +1,11 @@
-"""router.hosts: where a replica may be that somebody adds while the router runs."""
+"""router.config.hosts: where a replica may be that is added while the router runs."""
 
 from __future__ import annotations
 
 import pytest
 
 from router.config import AdminConfig
-from router.hosts import HostRules
+from router.config.hosts import HostRules
 
 DEFAULT = HostRules(AdminConfig().replica_hosts)
 

@@ -1,0 +1,72 @@
+"""The one configuration tree: sections, defaults, units; and how it is read.
+
+    ports, replicas, routing, redis
+              the sections, by subject                              `ListenConfig`, …
+    tree      all sections; each leaf as an option                  `Config`, `options`
+    loader    defaults, YAML file, variables, flags: the later win  `load`
+    checks    what types cannot say                                 `check_replica`
+    hosts     patterns of hosts that may be named at run time       `HostRules`
+
+A default exists in one place, the Struct field. Unknown keys are refused with the nearest known
+one. No other module reads the environment; a module receives its section, not the whole.
+"""
+
+from router.config.checks import check_replica
+from router.config.hosts import HostRules
+from router.config.loader import experiment_of, explained, load, pairs, read_yaml
+from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
+from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
+from router.config.replicas import (
+    EngineConfig,
+    EventsConfig,
+    ForwardConfig,
+    HashConfig,
+    HealthConfig,
+    MooncakeConfig,
+    ReplicaConfig,
+)
+from router.config.routing import (
+    ExperimentConfig,
+    IndexConfig,
+    PolicyConfig,
+    SessionConfig,
+    ShadowConfig,
+    ShadowPolicy,
+    TokensConfig,
+)
+from router.config.tree import Config, LogConfig, Option, options
+
+__all__ = [
+    "REDIS_PASSWORD",
+    "AdminConfig",
+    "Config",
+    "EngineConfig",
+    "EventsConfig",
+    "ExperimentConfig",
+    "ForwardConfig",
+    "HashConfig",
+    "HealthConfig",
+    "HostRules",
+    "IndexConfig",
+    "LimitsConfig",
+    "ListenConfig",
+    "LogConfig",
+    "MooncakeConfig",
+    "Option",
+    "PolicyConfig",
+    "RedisConfig",
+    "ReplicaConfig",
+    "SessionConfig",
+    "ShadowConfig",
+    "ShadowPolicy",
+    "TenantsConfig",
+    "TokensConfig",
+    "check_replica",
+    "experiment_of",
+    "explained",
+    "load",
+    "options",
+    "pairs",
+    "read_yaml",
+    "redis_password",
+]

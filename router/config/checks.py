@@ -1,0 +1,146 @@
+"""Checks of what types cannot say: addresses, names used twice, settings that need each other."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from policies.policy import Policy
+from policies.registry import create
+from router.api.clients import network
+from router.api.routes import check_pattern
+from router.config.hosts import HostRules
+from router.config.redis import check_redis
+from router.config.replicas import ReplicaConfig
+from router.config.routing import ShadowConfig
+from router.config.tree import Config
+from router.errors import ConfigError
+from router.experiments.definition import check_all, check_replicas
+
+
+def check(config: Config) -> None:
+    """Refuse URLs without a host, names used twice, settings that lack what they need.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    names: set[str] = set()
+    for i, replica in enumerate(config.replicas):
+        key = f"replicas[{i}]"
+        check_replica(replica, f"{key}.")
+        name = replica.name or f"r{i + 1}"
+        if name in names:
+            raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
+        names.add(name)
+    if config.mooncake.master is not None:
+        _check_url(config.mooncake.master, "mooncake.master")
+    if config.mooncake.events is not None:
+        _check_endpoints((config.mooncake.events,), "mooncake.events")
+    if config.admin.host not in ("127.0.0.1", "::1", "localhost") and config.admin.open:
+        raise ConfigError(
+            f"admin.open: not where others can reach the port (admin.host: {config.admin.host!r})",
+            param="admin.open",
+        )
+    for i, pattern in enumerate(config.forward.routes):
+        if wrong := check_pattern(pattern):
+            raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
+    _check_hosts(config.admin.replica_hosts, "admin.replica_hosts")
+    _check_hosts(config.engine.key_hosts, "engine.key_hosts")
+    _check_networks(config.listen.trusted, "listen.trusted")
+    _check_networks(config.forward.trusted_proxies, "forward.trusted_proxies")
+    check_redis(config.redis)
+    if config.index.mode == "redis" and not config.redis.is_configured:
+        raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
+    _check_shadows(config.shadow)
+    _check_experiments(config)
+
+
+def check_replica(replica: ReplicaConfig, key: str = "") -> None:
+    """Refuse a replica that cannot be one, wherever it was named; `key` goes before its fields.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    _check_url(replica.url, f"{key}url")
+    name = replica.name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise ConfigError(
+            f"{key}name: {name!r} may hold letters, digits, '.', '_' and '-' (64 at most)",
+            param=f"{key}name",
+        )
+    if name == "pool":
+        raise ConfigError(f"{key}name: 'pool' means the shared pool", param=f"{key}name")
+    if replica.replay and len(replica.replay) != len(replica.events):
+        raise ConfigError(
+            f"{key}replay: name one endpoint per entry of {key}events, or none",
+            param=f"{key}replay",
+        )
+    _check_endpoints(replica.events, f"{key}events")
+    _check_endpoints(replica.replay, f"{key}replay")
+
+
+def _check_url(text: str, key: str) -> None:
+    """Refuse what is no base URL; never repeat a password that is in it."""
+    try:
+        url = urlsplit(text)
+        host, has_user, _ = url.hostname, "@" in url.netloc, url.port
+    except ValueError:  # a port that is no number, half an IPv6 address
+        host, has_user, url = None, "@" in text, urlsplit("")
+    if has_user:
+        raise ConfigError(
+            f"{key}: no user or password allowed; clients' Authorization headers go through",
+            param=key,
+        )
+    if url.scheme not in ("http", "https") or not host:
+        raise ConfigError(f"{key}: {text!r} is not a base URL; write http://HOST:PORT", param=key)
+    if url.query or url.fragment:
+        raise ConfigError(f"{key}: no query or fragment allowed", param=key)
+
+
+def _check_endpoints(endpoints: tuple[str, ...], key: str) -> None:
+    for endpoint in endpoints:
+        if not re.fullmatch(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+", endpoint):
+            raise ConfigError(
+                f"{key}: {endpoint!r} is not tcp://HOST:PORT or ipc://PATH", param=key
+            )
+
+
+def _check_hosts(patterns: tuple[str, ...], key: str) -> None:
+    try:
+        HostRules(patterns)
+    except ValueError as exc:
+        raise ConfigError(f"{key}: {exc}", param=key) from exc
+
+
+def _check_networks(texts: tuple[str, ...], key: str) -> None:
+    for i, text in enumerate(texts):
+        try:
+            network(text)
+        except ValueError as exc:
+            raise ConfigError(
+                f"{key}[{i}]: {text!r} is no address or network; write 10.0.0.0/8 or ::1",
+                param=f"{key}[{i}]",
+            ) from exc
+
+
+def _check_shadows(shadow: ShadowConfig) -> None:
+    known: list[Policy] = []
+    for i, choice in enumerate(shadow.policies):
+        key = f"shadow.policies[{i}]"
+        try:
+            policy = create(choice.name, choice.params)
+        except ValueError as exc:
+            raise ConfigError(f"{key}: {exc}", param=key) from exc
+        if policy in known:
+            raise ConfigError(f"{key}: is shadow.policies[{known.index(policy)}], too", param=key)
+        known.append(policy)
+
+
+def _check_experiments(config: Config) -> None:
+    """Refuse experiments that are wrong; replicas of arms are known if no others may come."""
+    key = "experiment.definitions"
+    check_all(config.experiment.definitions, key)
+    if config.replicas and not (config.redis.is_configured or config.admin.allow_empty):
+        known = [(r.name or f"r{i + 1}", r.url.rstrip("/")) for i, r in enumerate(config.replicas)]
+        for i, experiment in enumerate(config.experiment.definitions):
+            check_replicas(experiment, known, f"{key}[{i}].")

@@ -1,0 +1,178 @@
+"""Reads the configuration: the file, then variables, then flags; unknown keys are refused."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from policies.naming import split
+from router.config.checks import check
+from router.config.redis import REDIS_PASSWORD
+from router.config.tree import Config, Option, options
+from router.errors import ConfigError
+from router.experiments.definition import Experiment
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[tuple[str, ...], Any] | None = None,
+) -> Config:
+    """Read the configuration.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, value of the wrong type or range; the message
+            names the key and what is allowed.
+    """
+    tree: dict[str, Any] = read_yaml(file) if file is not None else {}
+    for option in options():
+        text = (environ or {}).get(option.variable)
+        if text is not None:
+            _put(tree, option.path, _from_text(option, text))
+        value = (flags or {}).get(option.path)
+        if value is not None:
+            _put(tree, option.path, value)
+    redis = tree.get("redis")
+    if isinstance(redis, dict) and "password" in redis:
+        raise ConfigError(
+            f"redis.password: not in the file; put it into {REDIS_PASSWORD} or into a file of its "
+            "own that redis.password_file names",
+            param="redis.password",
+        )
+    replicas = tree.get("replicas")
+    for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
+        if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
+            tree["replicas"][i] = {"url": replica}
+    _expand(tree, "shadow", "policies", _shadow)
+    _expand(tree, "experiment", "definitions", lambda text, _: read_yaml(Path(text), Experiment))
+    try:
+        config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as exc:
+        raise explained(str(exc)) from exc
+    except UnicodeEncodeError as exc:  # as Python reads odd bytes of the environment, and of flags
+        raise ConfigError(f"{exc.object!r}: a value must be UTF-8") from exc
+    check(config)
+    return config
+
+
+def experiment_of(tree: Mapping[str, Any]) -> Experiment:
+    """Read one experiment's definition, as it is in a file; its sense is not checked.
+
+    Raises:
+        ConfigError: unknown key, value of the wrong type or range; the message names the key.
+    """
+    try:
+        return msgspec.convert(tree, Experiment, strict=False)
+    except msgspec.ValidationError as exc:
+        raise explained(str(exc), Experiment) from exc
+
+
+def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
+    """Read a file whose top level is a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, or is none such.
+    """
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{file}: {exc.strerror}") from exc
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: not UTF-8, or no such date
+        raise ConfigError(f"{file}: not YAML: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{file}: nested too deep") from exc
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: the top level must be a mapping of {_known(known)}")
+    return tree
+
+
+def explained(message: str, root: type[Struct] = Config) -> ConfigError:
+    """Turn msgspec's message into one that names the key and what is allowed there."""
+    text, _, where = message.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".").replace("[...]", "[]")
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if unknown is None:
+        return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
+    section: Any = root
+    for step in re.findall(r"[a-z_]+", path):
+        hint = get_type_hints(section)[step]
+        section = next((a for a in get_args(hint) if isinstance(a, type)), hint)
+    allowed = [field.name for field in msgspec.structs.fields(section)]
+    key = f"{path}.{unknown[1]}" if path else unknown[1]
+    near = difflib.get_close_matches(unknown[1], allowed, n=1)
+    hint_text = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(
+        f"unknown key {key!r}: {hint_text}Known here: {', '.join(allowed)}", param=key
+    )
+
+
+def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
+    """Split NAME=VALUE pairs; numbers become numbers."""
+    result: dict[str, Any] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--{option.flag}: {part!r} is not NAME=VALUE", param=option.flag)
+        try:
+            result[name] = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError:
+            result[name] = value
+    return result
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        node = tree.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key}: must be a mapping", param=key)
+        tree = node
+    tree[path[-1]] = value
+
+
+def _from_text(option: Option, text: str) -> Any:
+    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs."""
+    if option.kind is not None:
+        return text
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return pairs(option, parts) if option.mapping else parts
+
+
+def _expand(
+    tree: dict[str, Any], section: str, key: str, parse: Callable[[str, str], dict[str, Any]]
+) -> None:
+    """Replace those entries of a list that are text by the mappings they stand for."""
+    node = tree.get(section)
+    entries = node.get(key) if isinstance(node, dict) else None
+    if isinstance(node, dict) and isinstance(entries, list):
+        node[key] = [
+            parse(entry, f"{section}.{key}[{i}]") if isinstance(entry, str) else entry
+            for i, entry in enumerate(entries)
+        ]
+
+
+def _shadow(text: str, key: str) -> dict[str, Any]:
+    try:
+        name, params = split(text)
+    except ValueError as exc:
+        raise ConfigError(f"{key}: {exc}", param=key) from exc
+    return {"name": name, "params": params}
+
+
+def _path(kind: type, value: Any) -> Any:
+    """Decode what msgspec does not know: file names. What is wrong it reports with its place."""
+    if kind is Path and isinstance(value, str | Path) and str(value):
+        return Path(value)
+    raise ValueError("Expected a file name")
+
+
+def _known(section: type[Struct]) -> str:
+    return ", ".join(field.name for field in msgspec.structs.fields(section))

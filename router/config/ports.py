@@ -1,0 +1,137 @@
+"""Settings of the public port and the admin port: addresses, TLS, limits, tenants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from router.config.ranges import Count, Port, Seconds
+
+_Certificate = Annotated[
+    Path | None, Meta(description="certificate and its chain (PEM): then it is https")
+]
+_Key = Annotated[
+    Path | None, Meta(description="its key (PEM); default: in the file of the certificate")
+]
+_ClientAuthority = Annotated[
+    Path | None, Meta(description="CA bundle; clients must then show a certificate of it")
+]
+
+
+class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, Meta(description="address to listen on", extra={"flag": "host"})] = (
+        "0.0.0.0"
+    )
+    port: Annotated[
+        Port, Meta(description="port to listen on (0: any)", extra={"flag": "port"})
+    ] = 8080
+    drain_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="after SIGTERM, time that /readyz says 503 while requests are still "
+            "served: longer than a front end takes to notice",
+        ),
+    ] = 5.0
+    drain_s: Annotated[
+        float, Meta(ge=0, description="time that answers in flight get after that to end")
+    ] = 20.0
+    detail_headers: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|always|never)$",
+            description="who is told replica, policy and cached tokens (x-warmroute-…) of an "
+            "answer: auto: clients on loopback or in listen.trusted",
+        ),
+    ] = "auto"
+    trusted: Annotated[
+        tuple[str, ...],
+        Meta(description="networks (CIDR) of clients that are told as much as those on loopback"),
+    ] = ()
+    tls_cert: _Certificate = None
+    tls_key: _Key = None
+    tls_client_ca: _ClientAuthority = None
+
+
+class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, Meta(description="address of the admin API")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="port of the admin API (0: any)")] = 8081
+    token_file: Annotated[
+        Path | None,
+        Meta(
+            description="file with the admin bearer token; default: the user's own, made at the "
+            "first start (see docs/admin.md)"
+        ),
+    ] = None
+    open: Annotated[
+        bool, Meta(description="ask for no token; on loopback only, and only for tests")
+    ] = False
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="names the admin port may be called by; addresses and localhost always"),
+    ] = ()
+    replica_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts that may be added as replicas: loopback, private, a network, a "
+            "name, .SUFFIX, or * for names without a dot; never link-local"
+        ),
+    ] = ("loopback", "private", "*", ".svc", ".svc.cluster.local")
+    allow_empty: Annotated[
+        bool,
+        Meta(
+            description="start without replicas: the admin API will add some",
+            extra={"flag": "allow-empty"},
+        ),
+    ] = False
+    tls_cert: _Certificate = None
+    tls_key: _Key = None
+    tls_client_ca: _ClientAuthority = None
+
+
+class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    body_bytes: Annotated[int, Meta(gt=0, description="largest request body")] = 32 * 1024 * 1024
+    inflight_bytes: Annotated[
+        int, Meta(gt=0, description="bodies of all requests in flight together; beyond: 503")
+    ] = 1024 * 1024 * 1024
+    header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
+    receive_timeout_s: Annotated[
+        Seconds, Meta(description="time a client has to send its body")
+    ] = 60.0
+    header_timeout_s: Annotated[
+        Seconds, Meta(description="time a new connection has to send its first headers")
+    ] = 15.0
+    keepalive_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="an idle connection is closed after it, next headers half sent or not; "
+            "longer than a front end's own"
+        ),
+    ] = 75.0
+    write_timeout_s: Annotated[
+        Seconds,
+        Meta(description="longest time a client may take nothing of what is there for it"),
+    ] = 60.0
+    connections: Annotated[
+        Count | None,
+        Meta(
+            description="client connections at once; default: what the limit of open files "
+            "allows, 16,384 at most",
+        ),
+    ] = None
+    connections_per_address: Annotated[
+        Count | None,
+        Meta(description="of these, from one address; default: any (a front end is one)"),
+    ] = None
+
+
+class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    file: Annotated[
+        Path | None,
+        Meta(
+            description="YAML file of tenants, their keys (hashed) and limits; default: requests "
+            "are not authenticated"
+        ),
+    ] = None

@@ -1,0 +1,180 @@
+"""Settings of replicas: which there are, what they run, how requests get there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from router.api.withheld import FIELDS
+from router.config.ranges import Seconds
+
+ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"]
+
+
+class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One vLLM server. Everything but `url` is found out; set it to overrule."""
+
+    url: Annotated[str, Meta(description="base URL, e.g. http://10.0.0.5:8000")]
+    name: Annotated[
+        str | None, Meta(description="name in metrics and headers; default r1, r2, …")
+    ] = None
+    events: Annotated[
+        tuple[str, ...],
+        Meta(description="KV event PUB endpoints, one per rank, e.g. tcp://10.0.0.5:5557"),
+    ] = ()
+    replay: Annotated[
+        tuple[str, ...], Meta(description="KV event replay endpoints, one per rank")
+    ] = ()
+    pool: Annotated[
+        bool | None,
+        Meta(description="whether it takes part in the Mooncake pool; default: found out"),
+    ] = None
+
+    @property
+    def identity(self) -> str:
+        """What routers call this replica among themselves: each may number its own differently."""
+        return self.name or self.url.rstrip("/")
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    api_key_file: Annotated[
+        Path | None,
+        Meta(description="file with the engines' --api-key, for discovery; clients send their own"),
+    ] = None
+    key_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts of added replicas that may be sent that key, too, as in "
+            "admin.replica_hosts; configured replicas always are"
+        ),
+    ] = ()
+
+
+class HashConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seeds: Annotated[
+        tuple[str, ...],
+        Meta(description="PYTHONHASHSEED of the engines, if set; tried first"),
+    ] = ()
+
+
+class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: Annotated[bool, Meta(description="follow the engines' KV events")] = True
+    replay_timeout_s: Annotated[Seconds, Meta(description="deadline for one replay")] = 5.0
+
+
+class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pool that replicas share (vLLM's MooncakeStoreConnector)."""
+
+    master: Annotated[
+        str | None,
+        Meta(
+            description="base URL of the Mooncake master's --metrics_port, e.g. http://10.0.0.5:9003",
+            extra={"flag": "mooncake"},
+        ),
+    ] = None
+    events: Annotated[
+        str | None,
+        Meta(description="endpoint of the master's event stream, if it has one, tcp://HOST:PORT"),
+    ] = None
+    timeout_s: Annotated[Seconds, Meta(description="longest silence of the master")] = 5.0
+    poll_s: Annotated[Seconds, Meta(description="pause between looks at the master's counters")] = (
+        1.0
+    )
+    list_s: Annotated[
+        Seconds, Meta(description="longest pause between listings of the pool's keys")
+    ] = 60.0
+    verify_timeout_s: Annotated[
+        Seconds, Meta(description="deadline for verifying what a decision would fetch")
+    ] = 0.025
+    verify_keys: Annotated[
+        int, Meta(ge=0, le=4096, description="objects asked for at once then; 0: none, never")
+    ] = 512
+
+
+class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    connect_timeout_s: Annotated[Seconds, Meta(description="time to connect to a replica")] = 2.0
+    first_byte_timeout_s: Annotated[
+        Seconds, Meta(description="time to the first byte of the answer")
+    ] = 600.0
+    idle_timeout_s: Annotated[Seconds, Meta(description="longest silence inside an answer")] = 120.0
+    max_tries: Annotated[
+        int, Meta(ge=1, description="replicas tried before a client sees a failure")
+    ] = 3
+    retry_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of the requests of the last 10 s that may be sent a second time, "
+            "beyond ten; what a replica loses at once counts as one",
+        ),
+    ] = 0.2
+    retry_backoff_s: Annotated[
+        float,
+        Meta(ge=0, description="longest pause before the second try; drawn, doubled for a third"),
+    ] = 0.05
+    continue_streams: Annotated[
+        bool,
+        Meta(
+            description="whether a stream whose engine dies goes on at another replica, where "
+            "that gives the same answer (docs/failures.md)"
+        ),
+    ] = True
+    keepalive_s: Annotated[
+        Seconds,
+        Meta(description="idle time of pooled connections; below the engine's own 5 s"),
+    ] = 4.0
+    overdue_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="a first token is overdue after this many times its predicted time and "
+            "four times the predictions' mean error; it moves on where it would be sooner. "
+            "0: never",
+        ),
+    ] = 3.0
+    overdue_floor_s: Annotated[
+        Seconds, Meta(description="no first token is overdue before this time")
+    ] = 10.0
+    max_connections: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="requests at replicas at once, 503 beyond; default: what half of the "
+            "descriptors allow (ulimit -n)",
+        ),
+    ] = None
+    ca_file: Annotated[Path | None, Meta(description="CA bundle for https replicas")] = None
+    client_cert: Annotated[
+        Path | None, Meta(description="certificate (PEM) to show to https replicas")
+    ] = None
+    client_key: Annotated[
+        Path | None, Meta(description="its key (PEM); default: in the file of the certificate")
+    ] = None
+    routes: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="engine routes that clients may use besides inference, models and tokens: "
+            "/path, /prefix/* or METHOD /path; never those that control an engine"
+        ),
+    ] = ()
+    client_fields: Annotated[
+        tuple[ClientField, ...],
+        Meta(
+            description="fields that clients may send to engines, of those taken out by default: "
+            + ", ".join(FIELDS)
+        ),
+    ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(description="networks (CIDR) of proxies in front whose X-Forwarded-For is believed"),
+    ] = ()
+
+
+class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    interval_s: Annotated[Seconds, Meta(description="pause between health probes")] = 2.0
+    timeout_s: Annotated[Seconds, Meta(description="deadline of one probe")] = 5.0
+    load_interval_s: Annotated[
+        Seconds, Meta(description="pause between reads of an engine's /metrics")
+    ] = 5.0

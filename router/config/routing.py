@@ -1,0 +1,108 @@
+"""Settings of decisions: policy, tokens, sessions, what is tried beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from router.config.ranges import Seconds
+from router.experiments.definition import Experiment
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[
+        str, Meta(description="routing policy (see `warmroute policies`)", extra={"flag": "policy"})
+    ] = "kv_aware"
+    params: Annotated[
+        dict[str, Any],
+        Meta(description="NAME=VALUE, repeatable", extra={"flag": "policy-param"}),
+    ] = {}
+    first_blocks_tokens: Annotated[
+        int, Meta(gt=0, description="prompt tokens that prefix_hash looks at")
+    ] = 2048
+
+
+class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    models: Annotated[
+        dict[str, str],
+        Meta(description="served model -> directory or hub name of its tokenizer, NAME=PATH"),
+    ] = {}
+    chat_templates: Annotated[
+        dict[str, Path],
+        Meta(description="served model -> template file, if the engine got --chat-template"),
+    ] = {}
+    cache_tokens: Annotated[
+        int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
+    ] = 20_000_000
+    inline_chars: Annotated[
+        int, Meta(ge=0, description="encodes with more new text than this leave the event loop")
+    ] = 32_768
+    prove_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of requests, and of the time, spent on proving tokens exact",
+        ),
+    ] = 0.01
+    engine_timeout_s: Annotated[
+        Seconds, Meta(description="deadline for an engine that tokenizes for us")
+    ] = 2.0
+
+
+class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    headers: Annotated[
+        tuple[str, ...], Meta(description="request headers that may carry a session id, in order")
+    ] = (
+        "x-session-id",
+        "x-claude-code-session-id",
+        "x-session-affinity",
+        "session-id",
+        "session_id",
+    )
+    ttl_s: Annotated[Seconds, Meta(description="a session is forgotten after this silence")] = (
+        3600.0
+    )
+    max_sessions: Annotated[int, Meta(gt=0, description="sessions remembered")] = 100_000
+
+
+class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Annotated[
+        str,
+        Meta(
+            pattern="^(local|redis)$",
+            description="where requests are matched: in the local copy, or in Redis itself",
+        ),
+    ] = "local"
+
+
+class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy that is asked, but not followed."""
+
+    name: str
+    params: dict[str, Any] = {}
+
+
+class ShadowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    policies: Annotated[
+        tuple[ShadowPolicy, ...],
+        Meta(
+            max_length=8,
+            description="policies to put every decision to as well, without following them: "
+            "NAME or NAME:PARAM=VALUE[:PARAM=VALUE…]",
+            extra={"flag": "shadow"},
+        ),
+    ] = ()
+    share: Annotated[float, Meta(ge=0, le=1, description="share of decisions put to them")] = 1.0
+
+
+class ExperimentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    definitions: Annotated[
+        tuple[Experiment, ...],
+        Meta(
+            description="experiments on live traffic: mappings, or YAML files of one each",
+            extra={"flag": "experiment"},
+        ),
+    ] = ()

@@ -1,0 +1,111 @@
+"""The tree of all sections, and each of its leaves as an option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
+from router.config.redis import RedisConfig
+from router.config.replicas import (
+    EngineConfig,
+    EventsConfig,
+    ForwardConfig,
+    HashConfig,
+    HealthConfig,
+    MooncakeConfig,
+    ReplicaConfig,
+)
+from router.config.routing import (
+    ExperimentConfig,
+    IndexConfig,
+    PolicyConfig,
+    SessionConfig,
+    ShadowConfig,
+    TokensConfig,
+)
+
+
+class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="log level")] = (
+        "info"
+    )
+    json: Annotated[bool, Meta(description="log JSON lines")] = False
+    decisions: Annotated[
+        Path | None,
+        Meta(description="file for decision records (JSON lines)", extra={"flag": "decision-log"}),
+    ] = None
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    replicas: Annotated[
+        tuple[ReplicaConfig, ...],
+        Meta(description="base URL of a vLLM server, repeatable", extra={"flag": "replica"}),
+    ] = ()
+    listen: ListenConfig = ListenConfig()
+    admin: AdminConfig = AdminConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tokens: TokensConfig = TokensConfig()
+    hash: HashConfig = HashConfig()
+    events: EventsConfig = EventsConfig()
+    engine: EngineConfig = EngineConfig()
+    mooncake: MooncakeConfig = MooncakeConfig()
+    limits: LimitsConfig = LimitsConfig()
+    forward: ForwardConfig = ForwardConfig()
+    health: HealthConfig = HealthConfig()
+    session: SessionConfig = SessionConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    redis: RedisConfig = RedisConfig()
+    index: IndexConfig = IndexConfig()
+    shadow: ShadowConfig = ShadowConfig()
+    experiment: ExperimentConfig = ExperimentConfig()
+    log: LogConfig = LogConfig()
+
+
+class Option(NamedTuple):
+    """One leaf of the tree as the command line shows it."""
+
+    path: tuple[str, ...]  # ("listen", "port")
+    flag: str  # "port"
+    variable: str  # "WARMROUTE_LISTEN_PORT"
+    description: str
+    default: Any
+    kind: type | None  # bool, int, float, str; None: a list
+    mapping: bool = False
+
+
+def options(section: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Yield every option of the tree, in order."""
+    hints = get_type_hints(section, include_extras=True)
+    for field in msgspec.structs.fields(section):
+        path = (*prefix, field.name)
+        hint = hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            yield from options(hint, path)
+            continue
+        metas = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Meta)]
+        described = next(m for m in reversed(metas) if m.description)
+        base = get_args(hint)[0] if metas else hint
+        origin = get_origin(base)
+        yield Option(
+            path=path,
+            flag=(described.extra or {}).get("flag", "-".join(path).replace("_", "-")),
+            variable="_".join(("WARMROUTE", *path)).upper(),
+            description=described.description or "",
+            default=None if field.default is msgspec.NODEFAULT else field.default,
+            kind=None if origin in (tuple, dict) else _scalar(base),
+            mapping=origin is dict,
+        )
+
+
+def _scalar(base: Any) -> type:
+    inner = [a for a in get_args(base) if a is not type(None)]
+    if get_origin(base) is Annotated:
+        return _scalar(get_args(base)[0])
+    if inner:
+        return _scalar(inner[0])
+    return base if base in (bool, int, float) else str
