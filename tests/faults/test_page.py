@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from router.metrics import Metrics, PoolState, SharingState, _SharingCollector, _StateCollector
+from router.metrics import Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
@@ -69,16 +69,14 @@ def test_every_metric_on_the_page_exists() -> None:
                 fetch_bytes_per_s={},
             )
 
-        def rank_states(self) -> list[object]:
+        def rank_states(self) -> list[RankState]:
             return []
 
     metrics = Metrics()
-    alone = SharingState(is_up=False, num_routers=1, num_feeds={}, counts={})
-    families = {
-        *(family.name for family in metrics.registry.collect()),
-        *(f.name for f in _StateCollector(NoReplicas()).collect()),  # type: ignore[arg-type]
-        *(f.name for f in _SharingCollector(lambda: alone).collect()),
-    }
+    without_redis = SharingState(is_up=False, num_routers=1, num_feeds={}, counts={})
+    metrics.watch(NoReplicas())
+    metrics.watch_sharing(lambda: without_redis)
+    families = {family.name for family in metrics.registry.collect()}
     found = re.findall(r'`(warmroute_\w+)(?:\{\w+="(\w+)"\})?`', PAGE)
 
     assert found

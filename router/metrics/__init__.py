@@ -1,0 +1,27 @@
+"""Every metric warmroute exports, its unit and its labels; nothing else names a metric.
+
+    instruments   counters and histograms, pushed by the request and event paths   `Metrics`
+    families      gauges and counters of a state, read at scrape time, never stale  `Family`
+    states        what they are read from                                            `RankState`, …
+
+Labels come from small closed sets: replica names, states, tiers, reasons. `docs/metrics.md` is
+generated from these tables.
+"""
+
+from router.metrics.instruments import Metrics
+from router.metrics.states import (
+    ExperimentState,
+    PoolState,
+    RankState,
+    SharingState,
+    StateSource,
+)
+
+__all__ = [
+    "ExperimentState",
+    "Metrics",
+    "PoolState",
+    "RankState",
+    "SharingState",
+    "StateSource",
+]

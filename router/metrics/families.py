@@ -1,0 +1,151 @@
+"""What is read at scrape time, as tables: name, labels, what it is, its samples of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.metrics.states import ExperimentState, PoolState, RankState, SharingState
+
+S = TypeVar("S")
+Samples = Iterable[tuple[Sequence[str], float]]  # values of the labels, value
+_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+
+
+class Family(NamedTuple, Generic[S]):
+    """A row of a table; a name that ends with `_total` is a counter's, else it is a gauge's."""
+
+    name: str
+    labels: str  # separated by spaces
+    text: str
+    samples: Callable[[S], Samples | None]  # None: not known, so it is not shown
+
+
+def _each(values: Mapping[str, float], *labels: str) -> Samples:
+    """Label each of some values by its key, after `labels`."""
+    return [((*labels, key), value) for key, value in values.items()]
+
+
+def _single(value: float | None) -> Samples | None:
+    """Show one value without labels; None: not known."""
+    return None if value is None else [((), value)]
+
+
+# fmt: off
+REPLICA: Final[list[Family[RankState]]] = [
+    Family("warmroute_replica_state", "replica state",
+        "1 for the state the replica's cache view is in",
+        lambda r: [((r.replica, s), r.state == s) for s in ("exact", "degraded", "blind")]),
+    Family("warmroute_replica_healthy", "replica", "1 while the replica may be chosen",
+        lambda r: [((r.replica,), r.healthy)]),
+    Family("warmroute_inflight_requests", "replica",
+        "Requests in flight, of all routers that tell",
+        lambda r: [((r.replica,), r.num_requests)]),
+    Family("warmroute_inflight_requests_elsewhere", "replica",
+        "Of these, sent by other routers",
+        lambda r: [((r.replica,), r.num_elsewhere)]),
+    Family("warmroute_inflight_uncached_tokens", "replica",
+        "Uncached tokens before their first token",
+        lambda r: [((r.replica,), r.num_queued_tokens)]),
+    Family("warmroute_queue_seconds", "replica",
+        "Predicted time until the prefills in flight are done",
+        lambda r: [((r.replica,), r.queue_ms / 1000)]),
+    Family("warmroute_index_blocks", "replica tier",
+        "Blocks the index credits to the replica",
+        lambda r: _each(r.num_blocks, r.replica)),
+    Family("warmroute_cost_model_error_seconds", "replica",
+        "Mean absolute error of recent TTFT predictions",
+        lambda r: [((r.replica,), r.cost_error_ms / 1000)]),
+    Family("warmroute_trust_ratio", "replica",
+        "Share of recent audited predictions that were right",
+        lambda r: [((r.replica,), r.trust)]),
+    Family("warmroute_kv_events_total", "replica kind",
+        "KV events of the replica by what became of them",
+        lambda r: _each(r.events, r.replica)),
+]
+
+POOL: Final[list[Family[PoolState]]] = [
+    Family("warmroute_pool_up", "",
+        "1 while the Mooncake master answers and its pool is counted on",
+        lambda p: _single(p.is_up)),
+    Family("warmroute_pool_blocks", "model",
+        "Blocks known to be in the shared pool, by base model",
+        lambda p: _each(p.num_blocks)),
+    Family("warmroute_pool_knowledge_total", "kind", "What was learned of the pool, by kind",
+        lambda p: _each(p.counts)),
+    Family("warmroute_pool_listing_age_seconds", "",
+        "Time since the pool's keys were last listed",
+        lambda p: _single(p.listing_age_s)),
+    Family("warmroute_pool_allocated_bytes", "", "What the pool's objects take",
+        lambda p: _single(p.allocated_bytes)),
+    Family("warmroute_pool_capacity_bytes", "", "What the pool's segments have",
+        lambda p: _single(p.capacity_bytes)),
+    Family("warmroute_pool_bytes_per_token", "model", "KV cache of a token in the pool, mean",
+        lambda p: _each(p.bytes_per_token)),
+    Family("warmroute_pool_fetch_bytes_per_second", "replica",
+        "Speed of fetches, fitted from first-token times",
+        lambda p: _each(p.fetch_bytes_per_s)),
+]
+
+SHARING: Final[list[Family[SharingState]]] = [
+    Family("warmroute_redis_up", "", "1 while state is shared through Redis",
+        lambda s: _single(s.is_up)),
+    Family("warmroute_routers", "", "Routers of this namespace that live",
+        lambda s: _single(s.num_routers)),
+    Family("warmroute_feeds", "role",
+        "Candidates by whom this router hears of their blocks from: leading (the engine, for "
+        "all routers), direct (the engine, for itself), following (another router)",
+        lambda s: _each(s.num_feeds)),
+    Family("warmroute_sharing_total", "kind", "What happened between this router and Redis",
+        lambda s: _each(s.counts)),
+]
+
+EXPERIMENT: Final[list[Family[ExperimentState]]] = [
+    Family("warmroute_experiment_running", "experiment design",
+        "1 while an experiment takes requests",
+        lambda e: [((e.name, e.design), e.is_running)]),
+    Family("warmroute_experiment_share_ratio", "experiment arm",
+        "Share of its traffic that an arm is to get now",
+        lambda e: _each(e.shares, e.name)),
+    Family("warmroute_experiment_evidence_ratio", "experiment arm guardrail",
+        "What speaks against an arm, of what is needed to stop it (logarithms): stopped at 1",
+        lambda e: [((e.name, *key), value) for key, value in e.evidence.items()]),
+]
+# fmt: on
+
+
+class Families(Collector, Generic[S]):
+    """A table, read from states at every scrape.
+
+    Args:
+        describe: Returns the states; None: the table is not shown.
+    """
+
+    def __init__(
+        self, table: Sequence[Family[S]], describe: Callable[[], Iterable[S] | None]
+    ) -> None:
+        self._table = table
+        self._describe = describe
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing to check for duplicates before the first scrape
+
+    def collect(self) -> Iterator[Metric]:
+        states = self._describe()
+        if states is None:
+            return
+        states = list(states)
+        for row in self._table:
+            found = [row.samples(state) for state in states]
+            if None in found:
+                continue
+            is_counter = row.name.endswith("_total")
+            kind: _Kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+            family = kind(row.name, row.text, labels=row.labels.split())
+            for samples in found:
+                for labels, value in samples or ():
+                    family.add_metric(labels, float(value))
+            yield family

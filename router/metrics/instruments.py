@@ -1,0 +1,194 @@
+"""The router's counters and histograms, as a table: name, labels, what it is, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, NamedTuple, get_type_hints
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, Families
+from router.metrics.states import ExperimentState, PoolState, SharingState, StateSource
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+_STAGE_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+_REGRET_BUCKETS = (-10, -1, -0.1, -0.01, 0, 0.01, 0.1, 1, 10)
+_TOKEN_BUCKETS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class Spec(NamedTuple):
+    """A row of the table; the annotated type is the instrument's kind."""
+
+    name: str
+    labels: str  # separated by spaces
+    text: str
+    buckets: tuple[float, ...] | None = None  # of a histogram
+
+
+class Metrics:
+    """The router's instruments, on a registry of its own (several routers fit in one process)."""
+
+    # fmt: off
+    requests: Annotated[Counter, Spec("warmroute_requests", "api replica outcome",
+        "Requests answered, by API, replica that answered and outcome")]
+    decisions: Annotated[Counter, Spec("warmroute_decisions", "policy state",
+        "Decisions, by policy and by how well the chosen replica's cache was known")]
+    failovers: Annotated[Counter, Spec("warmroute_failovers", "replica reason",
+        "Tries that failed before the first byte and were moved on, by replica and reason")]
+    first_event_errors: Annotated[Counter, Spec("warmroute_first_event_errors", "replica status",
+        "Streams that failed before anything was generated: 200, then an error; by its status")]
+    not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
+        "Failed tries that were not followed by another, by why: budget (forward.retry_ratio), "
+        "sent_twice, side_effects, no_replica, max_tries")]
+    overdue: Annotated[Counter, Spec("warmroute_overdue", "result",
+        "First tokens that were overdue against their prediction, by what came of it: left, or "
+        "why the request waits on (late_elsewhere, or as in warmroute_not_retried_total)")]
+    pool_suspected: Annotated[Counter, Spec("warmroute_pool_suspected", "replica",
+        "Times that a candidate's reads from the pool were suspected: fetches there do not count "
+        "for 10 s or more, or until one succeeds")]
+    pool_skipped: Annotated[Counter, Spec("warmroute_pool_skipped", "",
+        "Requests sent once more under a salt of their own, since a read from the pool failed")]
+    absolved: Annotated[Counter, Spec("warmroute_failures_absolved", "why",
+        "Failures that did not count against a replica, by why: same_elsewhere (the request "
+        "failed at two replicas in the same way), unproven (no budget to try another)")]
+    continuations: Annotated[Counter, Spec("warmroute_continuations", "result reason",
+        "Streams whose engine broke off, by what became of them: continued at another replica or "
+        "concluded here (reason: what had gone wrong), refused (reason: why the client got an "
+        "error event)")]
+    refused: Annotated[Counter, Spec("warmroute_refused", "code",
+        "Requests answered with an error by the router itself, by code")]
+    tenant_requests: Annotated[Counter, Spec("warmroute_tenant_requests", "tenant outcome",
+        "Requests of a tenant, by outcome, or by code where the router refused them; beyond 100 "
+        "tenants: other")]
+    tenant_tokens: Annotated[Counter, Spec("warmroute_tenant_tokens", "tenant kind",
+        "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)")]
+    tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
+        "Changes of the tenants' file, by result: ok, or bad: the last good one is in force")]
+    connections: Annotated[Gauge, Spec("warmroute_connections", "",
+        "Client connections that are open")]
+    connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
+        "Client connections refused or cut by the router, by reason")]
+    ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
+        "From a request's arrival to the first byte of its answer", _TTFT_BUCKETS)]
+    ttft_error: Annotated[Histogram, Spec("warmroute_ttft_prediction_error_seconds", "replica",
+        "Absolute difference of predicted and observed time to first token", _TTFT_BUCKETS)]
+    stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",
+        "Time spent in the router, by stage of a request", _STAGE_BUCKETS)]
+    tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",
+        "Prompt tokens, by replica and kind: prompt, predicted_cached, of these predicted_cpu "
+        "(its own offload) and predicted_pool (to be fetched), reported_cached")]
+    audit: Annotated[Counter, Spec("warmroute_audited", "replica result",
+        "Predictions of cached tokens held against the engine's usage: exact, over, under; "
+        "evicted: right when made, but blocks went before the engine came to the request")]
+    audit_error: Annotated[Histogram, Spec("warmroute_audit_error_tokens", "replica",
+        "Absolute difference of predicted and reported cached tokens", _TOKEN_BUCKETS)]
+    tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
+        "Prompts turned into tokens, by way: local, engine, unknown")]
+    body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
+        "Bytes of the request bodies that are held now (bounded by limits.inflight_bytes)")]
+    token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
+        "Prompts whose local tokens were not the engine's (usage, template) or a full encode's")]
+    peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
+        "Heard from other routers, by kind: began, answered, ended, alive, doubted, registered; "
+        "unknown_feed: about a replica we do not know, malformed: not understood")]
+    peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
+        "Routers that fell silent: their leases and claims were dropped")]
+    notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",
+        "Notes to other routers dropped since nobody took them; told anew in one piece")]
+    lookups: Annotated[Counter, Spec("warmroute_redis_lookups", "result",
+        "Matches asked of Redis itself (index.mode redis), by result: ok, or why the local view "
+        "counted")]
+    lookup_seconds: Annotated[Histogram, Spec("warmroute_redis_lookup_seconds", "",
+        "Round trip of such a look-up", _STAGE_BUCKETS)]
+    loop_lag: Annotated[Histogram, Spec("warmroute_loop_lag_seconds", "",
+        "How late the event loop woke a timer: anything that blocked it", _STAGE_BUCKETS)]
+    pool_verified: Annotated[Counter, Spec("warmroute_pool_verifications", "result",
+        "Pool matches held against the master before they were used, by result: confirmed, less, "
+        "more, late, failed, unnamed (the pool's keys are not known)")]
+    pool_verify: Annotated[Histogram, Spec("warmroute_pool_verify_seconds", "",
+        "Time a request waited for the Mooncake master to verify a pool match", _STAGE_BUCKETS)]
+    pool_listing: Annotated[Histogram, Spec("warmroute_pool_listing_seconds", "",
+        "Time to read the keys of the whole pool", _TTFT_BUCKETS)]
+    pool_failures: Annotated[Counter, Spec("warmroute_pool_failures", "code",
+        "Questions the Mooncake master did not answer, by code: pool_gone, pool_late, pool_error; "
+        "undecodable: messages of its event stream")]
+    follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
+        "Runs that ended in a way nobody expected, and were begun again, by what was followed: "
+        "events, replica, pool, pool_events, redis, tenants, upkeep")]
+    records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
+        "Decision records lost because their writer was behind")]
+    shadow_decisions: Annotated[Counter, Spec("warmroute_shadow_decisions", "shadow agrees",
+        "Decisions put to a shadow policy, by whether it agrees with the live one")]
+    shadow_ttft: Annotated[Counter, Spec("warmroute_shadow_ttft_seconds", "shadow choice",
+        "Predicted times to first token of the shadow's choice and of the live one, sums; live "
+        "less shadow is the regret")]
+    shadow_regret: Annotated[Histogram, Spec("warmroute_shadow_regret_seconds", "shadow",
+        "Predicted time to first token of the live choice less the shadow's: positive where the "
+        "shadow would have been sooner", _REGRET_BUCKETS)]
+    shadow_tokens: Annotated[Counter, Spec("warmroute_shadow_tokens", "shadow choice kind",
+        "Predicted tokens of the shadow's choice and of the live one: recomputed, fetched")]
+    shadows_dropped: Annotated[Counter, Spec("warmroute_shadow_dropped", "",
+        "Decisions that were to be put to the shadows and were not: they are behind")]
+    arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
+        "Requests of an experiment's arm that count, by outcome")]
+    arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
+        "Requests of an arm that do not count: wash_out, clock_step, stopped, beyond_partition")]
+    arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
+        "From arrival to the first byte of a stream, by arm", _TTFT_BUCKETS)]
+    arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",
+        "Prompt tokens by arm: prompt, of these recomputed (as reported, else predicted)")]
+    experiment_stops: Annotated[Counter, Spec(
+        "warmroute_experiment_stops", "experiment arm guardrail",
+        "Arms that a guardrail stopped at this router: errors, ttft, ttft_ratio")]
+    # fmt: on
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        for attribute, kind, spec in _TABLE:
+            options = {"buckets": spec.buckets} if spec.buckets is not None else {}
+            labels = spec.labels.split()
+            instrument = kind(spec.name, spec.text, labels, registry=self.registry, **options)
+            setattr(self, attribute, instrument)
+
+    def forget_experiment(self, name: str) -> None:
+        """Drop the series of an experiment that is removed."""
+        for attribute, _, spec in _TABLE:
+            names = spec.labels.split()
+            if "experiment" not in names:
+                continue
+            instrument = getattr(self, attribute)
+            for family in list(instrument.collect()):
+                for labels in {
+                    tuple(sample.labels[each] for each in names)
+                    for sample in family.samples
+                    if sample.labels["experiment"] == name
+                }:
+                    instrument.remove(*labels)
+
+    def watch(self, source: StateSource) -> None:
+        """Read the gauges of replicas and of the pool from `source` at every scrape."""
+        self.registry.register(Families(REPLICA, source.rank_states))
+
+        def pools() -> list[PoolState] | None:
+            pool = source.pool_state()
+            return None if pool is None else [pool]
+
+        self.registry.register(Families(POOL, pools))
+
+    def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
+        """Read what is known of Redis and of other routers at every scrape."""
+        self.registry.register(Families(SHARING, lambda: [describe()]))
+
+    def watch_experiments(self, describe: Callable[[], Iterable[ExperimentState]]) -> None:
+        """Read the states of experiments at every scrape."""
+        self.registry.register(Families(EXPERIMENT, describe))
+
+    def render(self) -> bytes:
+        """Render the text exposition format."""
+        return generate_latest(self.registry)
+
+
+_TABLE: Final[list[tuple[str, Any, Spec]]] = [
+    (attribute, hint.__origin__, hint.__metadata__[0])
+    for attribute, hint in get_type_hints(Metrics, include_extras=True).items()
+]

@@ -1,0 +1,71 @@
+"""What gauges show, described at scrape time on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class RankState(Struct, frozen=True, kw_only=True):
+    """What one candidate looks like at scrape time."""
+
+    replica: str  # candidate id: `r1`, `r1#2`
+    state: str  # exact | degraded | blind
+    healthy: bool
+    num_requests: int
+    num_elsewhere: int  # of these, sent by other routers
+    num_queued_tokens: int
+    queue_ms: float
+    num_blocks: dict[str, int]  # tier -> blocks in the index
+    events: dict[str, int]  # counter name -> value, since the router started
+    cost_error_ms: float
+    trust: float  # share of recent audited predictions that were right, 1.0 before the first
+
+
+class SharingState(Struct, frozen=True, kw_only=True):
+    """How this router stands to Redis and to other routers at scrape time."""
+
+    is_up: bool
+    num_routers: int  # that live, this one included
+    num_feeds: dict[str, int]  # role -> candidates
+    counts: dict[str, int]  # what happened -> how often, since the router started
+    reason: str = ""  # why it is not up
+    redis: str | None = None  # which server it is, or was last
+    roles: dict[str, str] = {}  # candidate -> role
+
+
+class PoolState(Struct, frozen=True, kw_only=True):
+    """What the shared pool looks like at scrape time; None: not known (yet)."""
+
+    is_up: bool
+    num_blocks: dict[str, int]  # base model -> blocks in its directory
+    counts: dict[str, int]  # counter name -> value, since the router started
+    listing_age_s: float | None
+    allocated_bytes: int | None
+    capacity_bytes: int | None
+    bytes_per_token: dict[str, float]  # base model -> of KV cache, mean
+    fetch_bytes_per_s: dict[str, float]  # candidate -> fitted from first-token times
+
+
+class ExperimentState(Struct, frozen=True, kw_only=True):
+    """How an experiment stands at scrape time."""
+
+    name: str
+    design: str
+    is_running: bool
+    shares: dict[str, float]  # arm -> of the traffic in scope, 0.0 where it is stopped
+    evidence: dict[tuple[str, str], float]  # arm, guardrail -> of what is needed to stop it
+
+
+class StateSource(Protocol):
+    """What describes the replicas and the pool."""
+
+    def rank_states(self) -> Iterable[RankState]:
+        """Describe every candidate now."""
+        ...
+
+    def pool_state(self) -> PoolState | None:
+        """Describe the shared pool; None: none is configured."""
+        ...
