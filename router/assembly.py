@@ -411,16 +411,12 @@ class Router:
         token = _secret(self._config.admin.token_file, "admin.token_file")
         return AdminApp(
             pipeline=self.pipeline,
-            orders=self.watches,
+            registry=self.registry,
+            watches=self.watches,
             trials=self.trials,
-            replicas=lambda: [
-                (e.name, e.identity, e.replica.url.rstrip("/")) for e in self.registry.entries
-            ],
+            status=self._status,
             config=self._config,
-            describe=self._status.describe,
-            describe_pool=self._status.describe_pool,
-            sharing=self._status.sharing,
-            control=Control(self._engine_api, lambda: self.registry.entries),
+            control=Control(self._engine_api, self.registry),
             guard=Guard(token, self._config.admin.hosts),
             tenants=self.tenants,
         ).build()

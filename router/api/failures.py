@@ -16,7 +16,6 @@ from router.errors import (
     RateLimited,
     RouterError,
     ShuttingDown,
-    Unauthorized,
 )
 
 _ANTHROPIC_TYPES = {
@@ -53,12 +52,12 @@ def error_event(error: RouterError, path: str) -> bytes:
 
 
 def error_headers(error: RouterError) -> dict[str, str]:
-    """Give the headers that belong to the answer."""
+    """Return the headers that belong to the answer."""
     if isinstance(error, NoReplicaAvailable):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
     if isinstance(error, RateLimited):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
-    if isinstance(error, Unauthorized):
+    if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, Overloaded | ShuttingDown):
         return {"Retry-After": "1"}

@@ -20,48 +20,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from router.api.failures import error_body, error_headers
 from router.config import Config, ReplicaConfig, experiment_of
 from router.data_path.job import Inbound
 from router.data_path.pipeline import Pipeline
+from router.discovery.status import Status
+from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
 from router.experiments.definition import check, check_replicas
 from router.experiments.trials import Trials
+from router.http.answers import error_answer
 from router.http.control import Control, Order
 from router.http.guard import Guard
-from router.replicas.registry import Entry
+from router.replicas.registry import Registry
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 _T = TypeVar("_T")
-
-
-class Orders(Protocol):
-    """Who takes orders about replicas; each raises ClientError where it cannot be followed."""
-
-    def add(self, replica: ReplicaConfig) -> tuple[Entry, bool]:
-        """Add a replica; tell whether it is new. Raises ConfigError, too."""
-        ...
-
-    def drain(self, name: str, *, draining: bool) -> Entry:
-        """Send a replica no more requests, or again."""
-        ...
-
-    def remove(self, name: str, *, now: bool) -> Entry:
-        """Let a replica go."""
-        ...
 
 
 class _Ramp(Struct, forbid_unknown_fields=True):
@@ -81,33 +65,29 @@ class AdminApp:
     """The handlers of the admin port.
 
     Args:
-        replicas: Tells of each replica there should be its names and base URL.
         guard: Lets operators through.
+        tenants: None: clients are not told apart.
     """
 
     def __init__(
         self,
         *,
         pipeline: Pipeline,
-        orders: Orders,
+        registry: Registry,
+        watches: Watches,
         trials: Trials,
-        replicas: Callable[[], Sequence[Sequence[str]]],
+        status: Status,
         config: Config,
-        describe: Callable[[], list[dict[str, Any]]],
-        describe_pool: Callable[[], dict[str, Any] | None],
         guard: Guard,
         control: Control,
-        sharing: Callable[[], dict[str, Any] | None] = lambda: None,
-        tenants: Tenants | None = None,
+        tenants: Tenants | None,
     ) -> None:
         self._pipeline = pipeline
-        self._orders = orders
+        self._registry = registry
+        self._watches = watches
         self._trials = trials
-        self._known_replicas = replicas
+        self._status = status
         self._config = config
-        self._describe = describe
-        self._describe_pool = describe_pool
-        self._sharing = sharing
         self._guard = guard
         self._control = control
         self._tenants = tenants
@@ -139,33 +119,32 @@ class AdminApp:
         try:
             self._guard.check(request)
             return await handler(request)
-        except AdminRefused as error:
-            told = {"address": request.remote, "why": error.param, "path": request.path}
-            logger.warning("admin request refused", extra=told)
-            return _failed(error, request)
         except RouterError as error:
-            return _failed(error, request)
+            if isinstance(error, AdminRefused):
+                fields = {"address": request.remote, "why": error.param, "path": request.path}
+                logger.warning("admin request refused", extra=fields)
+            return error_answer(error, request.path)
 
     async def _replicas(self, _: web.Request) -> web.Response:
-        return _json({"replicas": self._describe(), "sharing": self._sharing()})
+        return _json({"replicas": self._status.describe(), "sharing": self._status.sharing()})
 
     async def _pool(self, _: web.Request) -> web.Response:
-        return _json({"pool": self._describe_pool()})
+        return _json({"pool": self._status.describe_pool()})
 
     async def _add(self, request: web.Request) -> web.Response:
         wanted = await _read(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
         with _as_bad_request():
-            entry, is_new = self._orders.add(wanted)
-        told = {"name": entry.name, "url": entry.replica.url}
-        return _json(told, status=201 if is_new else 200)
+            entry, is_new = self._watches.add(wanted)
+        added = {"name": entry.name, "url": entry.replica.url}
+        return _json(added, status=201 if is_new else 200)
 
     async def _drain(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Drain, '{"draining": true} or false')
-        entry = self._orders.drain(request.match_info["name"], draining=wanted.draining)
+        entry = self._watches.drain(request.match_info["name"], draining=wanted.draining)
         return _json({"name": entry.name, "draining": entry.draining})
 
     async def _remove(self, request: web.Request) -> web.Response:
-        entry = self._orders.remove(request.match_info["name"], now=_is_set(request, "now"))
+        entry = self._watches.remove(request.match_info["name"], now=_is_set(request, "now"))
         return _json({"name": entry.name, "leaving": entry.leaving}, status=202)
 
     async def _experiments(self, _: web.Request) -> web.Response:
@@ -179,9 +158,11 @@ class AdminApp:
         with _as_bad_request():
             definition = experiment_of(tree)
             check(definition)
-            check_replicas(definition, self._known_replicas())
-            told = self._trials.start(definition)
-        return _json(told, status=201)
+            entries = self._registry.entries
+            known = [(e.name, e.identity, e.replica.url.rstrip("/")) for e in entries]
+            check_replicas(definition, known)
+            started = self._trials.start(definition)
+        return _json(started, status=201)
 
     async def _ramp(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Ramp, '{"shares": {"ARM": 0.5}}')
@@ -216,7 +197,7 @@ class AdminApp:
         return _json(explained)
 
     def _tenant(self, name: str | None) -> Tenant | None:
-        """Find the tenant as whom a dry run is made; None: as nobody.
+        """Find the tenant of a dry run; None: it has none.
 
         Raises:
             BadRequest: there is none of that name.
@@ -240,7 +221,7 @@ async def _read(request: web.Request, kind: type[_T], example: str) -> _T:
     """Read an order.
 
     Raises:
-        BadRequest: it is none; the message says what one looks like.
+        BadRequest: it is not one; the message says what one looks like.
     """
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=kind)
@@ -259,16 +240,6 @@ def _as_bad_request() -> Iterator[None]:
 
 def _is_set(request: web.Request, name: str) -> bool:
     return request.query.get(name) in ("1", "true")
-
-
-def _failed(error: RouterError, request: web.Request) -> web.Response:
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    return web.Response(
-        status=error.status,
-        body=error_body(error, request.path),
-        content_type="application/json",
-        headers=headers | error_headers(error),
-    )
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

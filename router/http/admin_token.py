@@ -1,8 +1,8 @@
-"""The admin API's token: where it is kept, made at the first start, read by `warmroute`.
+"""The admin API's token: where it is kept, created at the first start, read by `warmroute`.
 
 One file for all routers of a user on a machine, so that `warmroute replicas` finds it without being
-asked to. A router that is given `admin.token_file` uses that one; it is never made, so that a name
-with a typing error does not become a new secret.
+asked to. A router that is given `admin.token_file` uses that one; it is never created, so that a
+misspelled name does not become a new secret.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _KEY: Final = "admin.token_file"
 
 
 def default_file(environ: Mapping[str, str]) -> Path:
-    """Name the file of this user: in $XDG_STATE_HOME, else ~/.local/state (XDG directories)."""
+    """Return the file of this user: in $XDG_STATE_HOME, else ~/.local/state (XDG directories)."""
     state = environ.get("XDG_STATE_HOME")
     home = Path(environ.get("HOME") or "/")
     return (Path(state) if state else home / ".local" / "state") / "warmroute" / "admin-token"
 
 
 def with_token(config: Config, environ: Mapping[str, str]) -> Config:
-    """Give a configuration without a token the user's own, made (mode 0600) if it is not there.
+    """Give a configuration without a token the user's own, created (mode 0600) if it is not there.
 
     Raises:
-        ConfigError: it cannot be made or read, or others can read it.
+        ConfigError: it cannot be created or read, or others can read it.
     """
     if config.admin.open or config.admin.token_file is not None:
         return config

@@ -22,13 +22,14 @@ from multidict import CIMultiDict
 
 from router.api.clients import Client, Clients
 from router.api.encodings import AsSent, decoded
-from router.api.failures import error_body, error_event, error_headers
+from router.api.failures import error_event
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
 from router.data_path.job import Api, Inbound
 from router.data_path.pipeline import Pipeline
 from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, ShuttingDown
+from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining
 from router.http.framing import expected
 from router.http.intake import Intake
@@ -46,10 +47,6 @@ _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
 _LAST_WORD_S: Final = 0.5
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class InternalError(RouterError):
-    """Our own bug; the log has the traceback, the client a request id."""
 
 
 class WebReply:
@@ -77,7 +74,7 @@ class WebReply:
             await self.response.write(chunk)
 
     async def cut(self, error: ShuttingDown, path: str) -> None:
-        """Tell a stream's client that the rest will not come, if it takes that at once."""
+        """Write to a stream's client that the rest will not come, if it takes that at once."""
         if self.response is None or self.response.content_type != "text/event-stream":
             return
         with suppress(ConnectionError, TimeoutError):
@@ -101,7 +98,7 @@ class DataApp:
         not_ready: Callable[[], str | None],
         is_starting: Callable[[], bool],
         draining: Draining,
-        tenants: Tenants | None = None,
+        tenants: Tenants | None,
     ) -> None:
         self._pipeline = pipeline
         self._fleet = fleet
@@ -142,7 +139,7 @@ class DataApp:
             if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
                 return await self._models(request)  # with a slash at its end
             tenant = self._tenant(request)
-            # The tenant before its body: whoever may not ask costs nothing.
+            # The tenant before its body: a client that may not ask costs nothing.
             with _entered(tenant), self._intake.hold() as held:
                 body = await self._draining.until_cut(
                     held.read(request, tenant.body_bytes if tenant is not None else None)
@@ -181,10 +178,8 @@ class DataApp:
         except ConnectionError:
             return self._gone(request, reply)
         except Exception as exc:
-            # Where it happened, but not what it says: that may quote the request.
-            told = InternalError(type(exc).__name__)
-            where = (InternalError, told, exc.__traceback__)
-            logger.error("internal error", extra={"request": request_id}, exc_info=where)
+            fields = {"request": request_id}
+            logger.error("internal error", extra=fields, exc_info=without_message(exc))
             internal = InternalError(f"internal error; see the router's log for {request_id}")
             return self._failed(request, reply, internal, request_id, tenant, client)
         assert reply.response is not None
@@ -194,14 +189,14 @@ class DataApp:
         """Find whose request it is; None: clients are not told apart.
 
         Raises:
-            Unauthorized: its key is missing, or nobody's.
+            Unauthorized: its key is missing or unknown.
         """
         return self._tenants.authenticate(request.headers) if self._tenants is not None else None
 
     async def _until_started(self) -> None:
-        """Hold what comes to a router that began a moment ago and is about to know its replicas.
+        """Hold requests to a router that started a moment ago and is about to know its replicas.
 
-        Whoever retries at one that was killed is not told 503 by its successor.
+        A client that retries after one was killed gets no 503 from its successor.
         """
         while time.monotonic() < self._may_wait_until_s:
             if not self._is_starting():
@@ -223,7 +218,7 @@ class DataApp:
             self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
         if reply.response is not None and reply.response.prepared:
             if reply.response.content_type == "text/event-stream":
-                return reply.response  # the stream's client was told by an error event
+                return reply.response  # its client got an error event
             return self._gone(request, reply)
         # A client error's message may quote the request (a template's does): not for the log.
         why = error.code if isinstance(error, ClientError) else error.message
@@ -238,12 +233,7 @@ class DataApp:
                 "param": error.param,
             },
         )
-        return web.Response(
-            status=error.status,
-            body=error_body(error, request.path),
-            content_type="application/json",
-            headers={"x-warmroute-request-id": request_id, **error_headers(error)},
-        )
+        return error_answer(error, request.path, {"x-warmroute-request-id": request_id})
 
     def _gone(self, request: web.Request, reply: WebReply) -> web.StreamResponse:
         """Close a connection whose answer cannot be finished: its length would be a lie."""
@@ -261,7 +251,7 @@ class DataApp:
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        """Show the metrics; not to tenants, whom they would tell of one another."""
+        """Show the metrics; not to tenants, who would see one another's."""
         client = self._clients.find(request.remote, request.headers, request.scheme)
         if self._tenants is not None and not client.sees_details:
             return web.Response(status=403, text="ask from loopback or listen.trusted\n")
@@ -278,12 +268,7 @@ class DataApp:
             if not models:
                 raise NoReplicaAvailable("no replica has answered yet")
         except RouterError as error:
-            return web.Response(
-                status=error.status,
-                body=error_body(error, request.path),
-                content_type="application/json",
-                headers=error_headers(error),
-            )
+            return error_answer(error, request.path)
         if tenant is not None:
             models = [model for model in models if tenant.may_use(model["id"])]
         return web.Response(

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, cast
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from router.api.failures import error_body
 from router.errors import BadRequest, HeadersTooLarge, RouterError
+from router.http.answers import InternalError, error_answer, without_message
 
 # Source: struct tcp_info in linux/tcp.h since 4.1: u64 tcpi_bytes_acked at offset 120.
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
@@ -25,16 +25,16 @@ _BYTES_ACKED_AT: Final = 120
 
 
 class Owner(Protocol):
-    """Who opened the connection and is told of its ends."""
+    """Opens connections, and is called at what happens to them: the listener."""
 
     def opened(self, connection: Connection) -> None:
-        """A connection can be used."""
+        """Note that a connection can be used."""
 
     def closed(self, connection: Connection) -> None:
-        """A connection that was opened is gone."""
+        """Note that a connection that was opened is gone."""
 
     def not_http(self, connection: Connection, kind: str) -> None:
-        """A client sent what is no request; `kind` is the parser's name for it."""
+        """Note that a client sent what is no request; `kind` is the parser's name for it."""
 
 
 class Connection(web.RequestHandler):
@@ -96,7 +96,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def stalled_s(self, now_s: float) -> float:
-        """Say for how long the client has taken nothing of what waits for it; look now and then.
+        """Return for how long the client has taken nothing of what waits for it; ask now and then.
 
         Counted by what its kernel acknowledged: what fits into the buffers in between would hide
         for minutes that a slow client does read.
@@ -136,25 +136,20 @@ class Connection(web.RequestHandler):
         error: RouterError
         if status == 500:
             self.log_exception("internal error", exc_info=exc)
-            error = RouterError("internal error; see the router's log")
+            error = InternalError("internal error; see the router's log")
         else:
             self._owner.not_http(self, type(exc).__name__)
             error = _refusal(exc, self.max_field_size)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
-        response = web.Response(
-            status=error.status,
-            body=error_body(error, request.path),
-            content_type="application/json",
-        )
+        response = error_answer(error, request.path)
         response.force_close()
         return response
 
     def log_exception(self, *_: Any, exc_info: Any = None, **__: Any) -> None:
-        """Log where it happened, but not what it says: that may quote the request."""
+        """Log where it happened, never the message: that may quote the request."""
         if isinstance(exc_info, BaseException):
-            told = RouterError(type(exc_info).__name__)
-            exc_info = (RouterError, told, exc_info.__traceback__)
+            exc_info = without_message(exc_info)
         self.logger.error("internal error", exc_info=exc_info)
 
 

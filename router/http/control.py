@@ -1,8 +1,8 @@
-"""Orders to engines: to all replicas that are meant, and what each of them answered.
+"""Orders to engines: to all replicas that are named, and what each of them answered.
 
-What runs an engine is no business of the public port (router.api.routes). Here it is named from a
-list, with the parameters that vLLM 0.32 knows; most routes exist with VLLM_SERVER_DEV_MODE=1 only
-(entrypoints/serve/dev, entrypoints/rl/online), an engine without them answers 404.
+The public port does not pass on what controls an engine (router.api.routes). Here an order is named
+from a list, with the parameters that vLLM 0.32 knows; most routes exist with VLLM_SERVER_DEV_MODE=1
+only (entrypoints/serve/dev, entrypoints/rl/online), an engine without them answers 404.
 
 `sleep` (from level 1 on), `pause` and `reset_prefix_cache` with `reset_external` also empty the
 Mooncake pool, for all replicas that share it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, UnknownReplica, UpstreamError
-from router.replicas.registry import Entry
+from router.replicas.registry import Entry, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +70,12 @@ class Order(Struct, frozen=True, forbid_unknown_fields=True):
 class Control:
     """Passes orders on to engines."""
 
-    def __init__(self, api: EngineApi, entries: Callable[[], Sequence[Entry]]) -> None:
+    def __init__(self, api: EngineApi, registry: Registry) -> None:
         self._api = api
-        self._entries = entries
+        self._registry = registry
 
     async def follow(self, order: Order) -> dict[str, Any]:
-        """Send an order to all that are meant at once; what fails at one does not stop others.
+        """Send an order to all that it names at once; what fails at one does not stop others.
 
         Raises:
             BadRequest, UnknownReplica: nothing was sent.
@@ -90,9 +90,9 @@ class Control:
                     f"{order.route} has no parameter {name[:64]!r}; it takes: {known}",
                     param=f"params.{name[:64]}",
                 )
-        meant = self._meant(order.replicas)
+        entries = self._named(order.replicas)
         answers = await asyncio.gather(
-            *(self._send(entry, command, order.params) for entry in meant)
+            *(self._send(entry, command, order.params) for entry in entries)
         )
         logger.warning(
             "engines were given an order",
@@ -103,8 +103,8 @@ class Control:
         )
         return {"route": order.route, "replicas": answers}
 
-    def _meant(self, names: Sequence[str] | None) -> list[Entry]:
-        entries = {entry.name: entry for entry in self._entries()}
+    def _named(self, names: Sequence[str] | None) -> list[Entry]:
+        entries = {entry.name: entry for entry in self._registry.entries}
         if names is None:
             return list(entries.values())
         for name in names:

@@ -55,7 +55,7 @@ class Draining:
             raise
 
     def skip_grace(self) -> None:
-        """Go without the first phase: whoever ends the router is its front end, at a terminal."""
+        """Leave the first phase out: a person at a terminal has no front end that must notice."""
         self._grace_s = 0.0
 
     def end_now(self) -> None:

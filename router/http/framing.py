@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aiohttp import HttpVersion11, web
 
-from router.api.failures import error_body
 from router.errors import BadRequest, ExpectationFailed
+from router.http.answers import error_answer
 
 
 def check_framing(request: web.Request) -> None:
@@ -32,13 +32,11 @@ def check_framing(request: web.Request) -> None:
 
 
 async def expected(request: web.Request) -> web.StreamResponse | None:
-    """Leave `Expect: 100-continue` to whoever reads the body, so that a refusal comes first."""
+    """Leave `Expect: 100-continue` to the reader of the body, so that a refusal comes first."""
     if request.headers["Expect"].lower() == "100-continue":
         return None
     error = ExpectationFailed("Expect may be 100-continue alone", param="Expect")
-    return web.Response(
-        status=error.status, body=error_body(error, request.path), content_type="application/json"
-    )
+    return error_answer(error, request.path)
 
 
 async def let_send(request: web.Request) -> None:

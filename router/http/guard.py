@@ -1,4 +1,4 @@
-"""Who may ask the admin port: what a web page in the operator's browser cannot fake, and a token.
+"""Who may use the admin port: what a web page in the operator's browser cannot fake, and a token.
 
 Host            an address, localhost, or a name of `admin.hosts`: a page whose own name was
                 made to resolve to this machine (DNS rebinding) sends that name
@@ -24,7 +24,7 @@ class Guard:
     """Checks requests to the admin port.
 
     Args:
-        token: None: none is asked for (`admin.open`).
+        token: None: none is needed (`admin.open`).
         hosts: Names that the port may be called by, beside addresses and localhost.
     """
 
@@ -36,7 +36,7 @@ class Guard:
         """Let a request through.
 
         Raises:
-            AdminRefused: it is none of an operator's; the message says what is missing.
+            AdminRefused: it is not an operator's; the message says what is missing.
         """
         host = _host_of(request.headers.get("Host", ""))
         if host not in self._hosts and address_of(host) is None:

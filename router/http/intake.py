@@ -1,6 +1,6 @@
 """Request bodies as they come in: bounded each, and all together.
 
-What counts is what arrived: who announces much and sends little takes up little.
+What counts is what arrived: a client that announces much and sends little takes up little.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ class Intake:
         metrics.body_bytes.set_function(lambda: self.held_bytes)
 
     def hold(self) -> HeldBody:
-        """Begin a request; its body counts until the context ends."""
+        """Hold one request's body; it counts until the context ends."""
         return HeldBody(self, self._limits)
 
 
 class HeldBody:
     """One request's part of the budget; a context, at whose end the body is no longer held."""
 
-    __slots__ = ("_intake", "_limits", "_num_bytes", "_own_limit")
+    __slots__ = ("_intake", "_limits", "_num_bytes")
 
     def __init__(self, intake: Intake, limits: LimitsConfig) -> None:
         self._intake = intake
         self._limits = limits
         self._num_bytes = 0
-        self._own_limit: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -52,9 +51,9 @@ class HeldBody:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._take(-self._num_bytes)
+        self._add(-self._num_bytes)
 
-    async def read(self, request: web.Request, own_limit: int | None = None) -> bytes | None:
+    async def read(self, request: web.Request, own_limit: int | None) -> bytes | None:
         """Read the body once, bounded in size and time; None: there is none.
 
         `own_limit` is the tenant's, in bytes; None: it has none of its own.
@@ -65,16 +64,15 @@ class HeldBody:
         """
         if not request.body_exists:
             return None
-        self._own_limit = own_limit
         check_framing(request)
-        self._check(request.content_length or 0)
+        self._check(request.content_length or 0, own_limit)
         await let_send(request)
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(self._limits.receive_timeout_s):
                 while part := await request.content.readany():
-                    self._check(self._num_bytes + len(part))
-                    self._take(len(part))
+                    self._check(self._num_bytes + len(part), own_limit)
+                    self._add(len(part))
                     parts.append(part)
         except web.RequestPayloadError as exc:
             raise BadRequest("the body breaks off or is framed wrongly") from exc
@@ -85,19 +83,19 @@ class HeldBody:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def count(self, num_bytes: int) -> None:
-        """Count what was made of the body and is held, too.
+        """Count what was decoded of the body and is held, too.
 
         Raises:
             Overloaded: the budget is used up.
         """
         self._check_budget(self._num_bytes + num_bytes)
-        self._take(num_bytes)
+        self._add(num_bytes)
 
-    def _check(self, num_bytes: int) -> None:
+    def _check(self, num_bytes: int, own_limit: int | None) -> None:
         """Refuse a body of this size, arrived or announced."""
         limit, which = self._limits.body_bytes, "limits.body_bytes"
-        if self._own_limit is not None and self._own_limit < limit:
-            limit, which = self._own_limit, "your limit"
+        if own_limit is not None and own_limit < limit:
+            limit, which = own_limit, "your limit"
         if num_bytes > limit:
             raise PayloadTooLarge(f"the body is larger than {limit} bytes ({which})")
         self._check_budget(num_bytes)
@@ -110,6 +108,6 @@ class HeldBody:
                 "(limits.inflight_bytes); try again"
             )
 
-    def _take(self, num_bytes: int) -> None:
+    def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._intake.held_bytes += num_bytes

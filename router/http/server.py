@@ -35,7 +35,6 @@ from router.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
-NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ECONNRESET})
 _MOST_DESCRIPTORS: Final = 1 << 20
 _MOST_CONNECTIONS: Final = 16_384
@@ -45,7 +44,7 @@ _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_AGAIN_S: Final = 1.0
 _LOOK_S: Final = 1.0
 _LOOKS_AT_ONCE: Final = 500
-_SAY_AGAIN_S: Final = 10.0
+_LOG_AGAIN_S: Final = 10.0
 _READ_BYTES: Final = 1024 * 1024  # of a body before its socket is paused: most come in one piece
 _MAX_HEADERS: Final = 128
 _LINGER_S: Final = 5.0  # what a refused client goes on sending is read for so long
@@ -68,7 +67,7 @@ class Listener:
         limits: LimitsConfig,
         max_connections: int,
         metrics: Metrics,
-        tls: ServerTls | None = None,
+        tls: ServerTls | None,
     ) -> None:
         self.name = name
         self._limits = limits
@@ -91,8 +90,8 @@ class Listener:
         self._is_leaving = False
         self._is_closing = False
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._said_s: dict[str, float] = {}  # reason -> when it was last logged
-        self._unsaid: Counter[str] = Counter()
+        self._logged_s: dict[str, float] = {}  # reason -> when it was last logged
+        self._num_unlogged: Counter[str] = Counter()
         self._tg: asyncio.TaskGroup | None = None
 
     def bind(self, host: str, port: int) -> str:
@@ -213,12 +212,12 @@ class Listener:
     async def _connect(self, wire: socket.socket, host: str) -> None:
         """Make an accepted socket a connection; with TLS, shake hands first."""
         server = self._runner.server
-        made: Connection | None = None
+        connection: Connection | None = None
 
-        def make() -> Connection:
-            nonlocal made
+        def create() -> Connection:
+            nonlocal connection
             assert server is not None
-            made = Connection(
+            connection = Connection(
                 server,
                 owner=self,
                 wire=wire,
@@ -234,23 +233,23 @@ class Listener:
                 auto_decompress=False,  # the body goes on as it came
                 read_bufsize=_READ_BYTES,
             )
-            return made
+            return connection
 
         tls = self._tls.context if self._tls is not None else None
         timeout_s = self._limits.header_timeout_s if tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                make, wire, ssl=tls, ssl_handshake_timeout=timeout_s
+                create, wire, ssl=tls, ssl_handshake_timeout=timeout_s
             )
         except Exception as exc:  # a client's: nothing of it may end the router
             self._note("tls" if self._tls is not None else "broken", _tls_reason(exc))
         finally:
-            if made is None or made.opened_s == 0.0:  # it never was a connection
+            if connection is None or connection.opened_s == 0.0:  # it never was a connection
                 wire.close()
                 self._let_go(host)
 
     def _turn_away(self, wire: socket.socket, reason: str, host: str) -> None:
-        """Say that there is no room; unread bytes of the client's would make it see a reset."""
+        """Answer that there is no room; unread bytes of the client's would make it see a reset."""
         self._note(reason, host)
         with suppress(OSError):
             if self._tls is None:
@@ -261,7 +260,7 @@ class Listener:
                 wire.shutdown(socket.SHUT_WR)
         wire.close()
 
-    # ---------------------------------------------------------------- what connections tell
+    # ---------------------------------------------------------------- what connections report
 
     def opened(self, connection: Connection) -> None:
         self._connections.add(connection)
@@ -283,27 +282,27 @@ class Listener:
             del self._by_address[host]
 
     def _note(self, reason: str, what: str) -> None:
-        """Count it; log the first and then some: whoever floods us must not flood the log."""
+        """Count it; log the first and then some: a flood of connections must not flood the log."""
         self._metrics.connections_ended.labels(reason).inc()
         now_s = time.monotonic()
-        if now_s - self._said_s.get(reason, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
-            self._unsaid[reason] += 1
+        if now_s - self._logged_s.get(reason, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
+            self._num_unlogged[reason] += 1
             return
-        self._said_s[reason] = now_s
+        self._logged_s[reason] = now_s
         logger.warning(
             "client connections refused or cut",
             extra={
                 "port": self.name,
                 "reason": reason,
                 "such_as": what,
-                "num_more_before": self._unsaid.pop(reason, 0),
+                "num_more_before": self._num_unlogged.pop(reason, 0),
             },
         )
 
     # ---------------------------------------------------------------- ending
 
     async def _on_answer(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Say where an answer is its connection's last.
+        """Close the connection after an answer that is its last.
 
         The router is to end; or the body was refused unread: what comes next may be it, or not.
         """
@@ -356,10 +355,10 @@ def raise_descriptor_limit() -> None:
 
 
 def room_for_connections(wanted: int | None) -> int:
-    """Say how many clients can be connected: each may need a connection to a replica, too.
+    """Return how many clients can be connected: each may need a connection to a replica, too.
 
     Args:
-        wanted: The operator's word; None: as many as descriptors allow.
+        wanted: As configured; None: as many as descriptors allow.
     """
     if wanted is not None:
         return wanted

@@ -1,0 +1,34 @@
+"""Answers that are errors, and what the log may say of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+from aiohttp import web
+
+from router.api.failures import error_body, error_headers
+from router.errors import RouterError
+
+
+class InternalError(RouterError):
+    """Our own bug; the log has the traceback, the client a request id."""
+
+
+def error_answer(
+    error: RouterError, path: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Answer an error in the shape of the API behind `path`."""
+    return web.Response(
+        status=error.status,
+        body=error_body(error, path),
+        content_type="application/json",
+        headers={**(headers or {}), **error_headers(error)},
+    )
+
+
+def without_message(
+    error: BaseException,
+) -> tuple[type[InternalError], InternalError, TracebackType | None]:
+    """Return where an error happened, for a log: its message may quote the request."""
+    return (InternalError, InternalError(type(error).__name__), error.__traceback__)
