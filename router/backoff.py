@@ -25,11 +25,11 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self) -> None:
-        """Begin with the first pause again: it went well for a while."""
+        """Start with the first pause again: it went well for a while."""
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """Give the next pause, in (longest_s / 2, longest_s] once it has grown."""
+        """Return the next pause, in (longest_s / 2, longest_s] once it has grown."""
         pause_s = self._next_s
         self._next_s = min(pause_s * 2.0, self._longest_s)
         return pause_s * random.uniform(0.5, 1.0)

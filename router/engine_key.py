@@ -1,7 +1,7 @@
 """The engines' own `--api-key`, and which replicas may be sent it.
 
 Configured replicas may. One that was added while the router runs, by the admin API or by another
-router, may only if its host is in `engine.key_hosts`: who can add a replica must not learn the key.
+router, may only if its host is in `engine.key_hosts`: adding a replica must not reveal the key.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class EngineKey:
 
     @classmethod
     def of(cls, config: Config, key: str | None) -> Self:
-        """Take the replicas and hosts of a configuration."""
+        """Build it from the replicas and hosts of a configuration."""
         return cls(key, (r.url for r in config.replicas), HostRules(config.engine.key_hosts))
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Give the header that authorizes at the replica with base URL `url`; {}: none does."""
+        """Return the header that authorizes at the replica with base URL `url`; {}: none does."""
         if self._key is None:
             return {}
         is_known = url.rstrip("/") in self._urls or self._hosts.refused([url]) is None

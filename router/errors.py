@@ -35,11 +35,11 @@ RouterError                    status  code
 │   └── StoreRefused            -      it will not do as it is: password, schema, read-only
 │       └── StoreFull           -      it has no room for this
 ├── PoolError                   -      the Mooncake master is slow or not understood
-│   ├── PoolGone                -      nobody listens where it should be
+│   ├── PoolGone                -      nothing listens where it should be
 │   └── PoolLate                -      a deadline of ours passed; it may be well
 └── ConfigError                 -      the operator's; printed, exit status 2
 
-Raised on any floor, turned into an API's own JSON in router.http alone.
+Raised anywhere, turned into an API's own JSON in router.http alone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BadRequest(ClientError):
 
 
 class Unauthorized(ClientError):
-    """The client's key is missing or nobody's."""
+    """The client's key is missing or unknown."""
 
     status = 401
     code = "invalid_api_key"
@@ -79,7 +79,7 @@ class Unauthorized(ClientError):
 
 
 class RateLimited(ClientError):
-    """A tenant has used up a limit; `headers` say how much there is of each."""
+    """A tenant has used up a limit; `headers` give what is left of each."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -157,11 +157,11 @@ class AdminRefused(ClientError):
 
     def __init__(self, status: int, message: str, param: str) -> None:
         super().__init__(message, param=param)
-        self.status = status  # type: ignore[misc]  # one class: no caller tells them apart
+        self.status = status  # type: ignore[misc]  # one class: no caller needs to know which
 
 
 class UnknownReplica(ClientError):
-    """An order names a replica that is not there."""
+    """An order names a replica that does not exist."""
 
     status = 404
     code = "unknown_replica"
@@ -177,7 +177,7 @@ class ReplicaConflict(ClientError):
 
 
 class UnknownExperiment(ClientError):
-    """An order names an experiment that is not there."""
+    """An order names an experiment that does not exist."""
 
     status = 404
     code = "unknown_experiment"
@@ -277,7 +277,7 @@ class StoreUnavailable(StoreError):
 
 
 EMPTIED: Final = "Redis was emptied, or is another one now"
-"""What StoreUnavailable says where the index that this router knew is gone from it."""
+"""The message of StoreUnavailable where the index that this router knew is gone from it."""
 
 
 class StoreRefused(StoreError):
@@ -297,7 +297,7 @@ class PoolError(RouterError):
 
 
 class PoolGone(PoolError):
-    """Nobody listens at the master's address: engines find nothing there either."""
+    """Nothing listens at the master's address: engines find nothing there either."""
 
     code = "pool_gone"
 

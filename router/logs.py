@@ -86,7 +86,7 @@ class LineWriter(logging.Handler):
             self._waiting.append(record)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class LineWriter(logging.Handler):
                 self._stream.write("".join(lines))
                 self._stream.flush()
             except (OSError, ValueError):
-                pass  # stderr is full or closed: there is nobody to tell
+                pass  # stderr is full or closed
 
     def _line(self, record: logging.LogRecord) -> str:
         try:

@@ -1,10 +1,10 @@
-"""Keeps a follower running, whatever the data that it reads does to it.
+"""Keeps a follower running, whatever it reads.
 
 A follower (of an engine's events, of a replica, of the pool's master, of Redis) reads what other
 processes wrote. What is wrong there is meant to be handled where it is decoded; this is the net
-below. An exception that nobody expected ends one run of one follower, never the router: it is
-counted, logged with its type and place (its message may quote what was read), whoever depends on
-the follower is informed, and the follower starts again after a pause.
+below. An unexpected exception ends one run of one follower, never the router: it is counted,
+logged with its type and place (its message may quote what was read), what depends on the follower
+is informed, and the follower starts again after a pause.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.backoff import Backoff
 logger = logging.getLogger(__name__)
 
 STEADY_S: Final = 60.0
-"""A run of so long went well: the next failure is logged again, and the pauses begin anew."""
+"""A run of so long went well: the next failure is logged again, and the pauses start over."""
 
 _PAUSES_S: Final = (0.5, 30.0)
 _ROOT: Final = Path(__file__).parent.parent
@@ -44,10 +44,10 @@ async def keep_running(
     """Run until it returns or is cancelled, and start it again where it fails.
 
     Args:
-        run: Begins anew with each call.
+        run: Starts over with each call.
         follower: Its kind, a label of `warmroute_follower_failures_total`.
         count: Takes the kind, once a failure.
-        on_failure: Takes the reason, before the pause: whoever depends on it does without.
+        on_failure: Takes the reason, before the pause: what depends on it goes on without.
         subject: What it follows, as log fields.
         backoff: The pauses; None: from half a second to half a minute.
     """

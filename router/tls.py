@@ -1,4 +1,4 @@
-"""TLS: contexts made from files that are checked at the start, and read again when renewed."""
+"""TLS contexts, from files that are checked at the start and read again when renewed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServerTls:
         self.context = self._load()
 
     def reload(self) -> None:
-        """Use the files as they are now; connections that are open keep what they began with.
+        """Use the files as they are now; open connections keep what they began with.
 
         Raises:
             ConfigError: one cannot be used; the last good ones stay in force.
@@ -54,7 +54,7 @@ class ServerTls:
         stamps = self._stamps()
         if stamps == self._read:
             return False
-        self._read = stamps  # what is wrong now is said once, until it changes again
+        self._read = stamps  # what is wrong now is logged once, until it changes again
         return True
 
     def _stamps(self) -> tuple[object, ...]:
@@ -96,9 +96,9 @@ def server_tls(files: Files, section: str) -> ServerTls | None:
 
 
 def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
-    """Make what https replicas are met with: whom to believe, and who we are.
+    """Build the context for https replicas: trusted authorities, our own certificate.
 
-    None: nothing is configured, the system's authorities do.
+    None: nothing is configured, the system's authorities are trusted.
 
     Raises:
         ConfigError: a file is missing or cannot be used.
@@ -106,7 +106,7 @@ def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
     if config.ca_file is None and config.client_cert is None and config.client_key is None:
         return None
     if config.ca_file is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of all authorities, this alone
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts this authority alone
         _load_ca(context, config.ca_file, "forward.ca_file")
     else:
         context = ssl.create_default_context()
@@ -120,7 +120,7 @@ def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
 
 
 def refusal(exc: BaseException) -> str | None:
-    """Say why a TLS connection was not made; None: that is not why `exc` was raised."""
+    """Return why a TLS connection was not made; None: `exc` has another reason."""
     seen: BaseException | None = exc
     while seen is not None:
         inner = getattr(seen, "certificate_error", None) or getattr(seen, "os_error", None)
@@ -175,7 +175,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 class _Encrypted(Exception):
-    """Nobody is there to be asked for a password."""
+    """The key needs a password, and there is none."""
 
 
 def _no_password() -> str:

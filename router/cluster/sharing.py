@@ -107,7 +107,7 @@ class Sharing:
             me=me,
             on_registered=self._must_read_registry.set,
             on_pool=pool.apply if pool is not None else _ignore,
-            on_consumed=accounts.hear if accounts is not None else _ignore,
+            on_consumed=accounts.receive if accounts is not None else _ignore,
         )
         self.writer = Writer(store, self.shared, pool.take if pool is not None else list)
         self.keeper = Keeper(

@@ -1,8 +1,8 @@
-"""Which hosts may be named by whoever adds a replica while the router runs.
+"""Which hosts a replica that is added while the router runs may have.
 
 An order of the admin API, or a record of another router in Redis, makes this router connect to an
 address and send it prompts. So that address has to match `admin.replica_hosts`. What is named in
-the configuration is the operator's own and is not asked about here.
+the configuration is the operator's own and is not checked here.
 
     pattern          matches
     loopback         127.0.0.0/8, ::1
@@ -37,7 +37,7 @@ class HostRules:
     """The hosts that match one of some patterns.
 
     Raises:
-        ValueError: one of `patterns` is none; the message says which and what one looks like.
+        ValueError: one of `patterns` is wrong; the message names it and what one looks like.
     """
 
     __slots__ = ("_names", "_networks", "patterns")

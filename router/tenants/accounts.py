@@ -1,15 +1,15 @@
 """What each tenant has used: here, and at the routers that share its limits.
 
-Each router counts what it let through, ever; all tell one another these sums a few times a second
-(`note`, `hear`). Sums are absolute, so a note that is late, lost or heard twice does no harm. What
+Each router counts what it ever let through; all publish these sums a few times a second (`note`,
+`receive`). Sums are absolute, so a note that is late, lost or received twice does no harm. What
 others let through is taken from our buckets, too: over any longer time all routers together hold
 the limit. In a shorter one they may exceed it by what the others let through between two notes (a
 tenth of a second), and it is paid back: the buckets are in debt then.
 
-A router not heard of before, or not for a while, has what was used in a time we do not know: the
+Of a router that is new, or was silent for a while, we do not know when it let through what: the
 lower level counts, ours or its. No request waits for any of it. Without Redis each router holds
-the whole limit for itself: N of them let through up to N times as much, and none is refused for
-Redis's sake.
+the whole limit for itself: N of them let through up to N times as much, and no request is refused
+because Redis is away.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from router.tenants.bucket import Bucket
 from router.tenants.file import TenantEntry
 
 ALIVE_S: Final = 3.0
-"""A router silent for so long is taken for gone: its sums start anew."""
+"""A router silent for so long is taken for gone: its sums start again."""
 
-_TELL_ALL_S: Final = 1.0
+_PUBLISH_ALL_S: Final = 1.0
 _MAX_ROUTERS: Final = 256
 
 
@@ -41,7 +41,7 @@ class Account:
         self.tokens = _bucket(None, entry.uncached_tokens_per_minute, now_s)
 
     def follow(self, entry: TenantEntry, now_s: float) -> None:
-        """Have the limits of another version of the entry; what is used stays used."""
+        """Take the limits of another version of the entry; what is used stays used."""
         self.entry = entry
         self.requests = _bucket(self.requests, entry.requests_per_minute, now_s)
         self.tokens = _bucket(self.tokens, entry.uncached_tokens_per_minute, now_s)
@@ -94,16 +94,16 @@ class Account:
         return Charge(self, num_tokens)
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Say what is left of the limits, as OpenAI's API does; empty where there are none."""
-        said: dict[str, str] = {}
+        """Return what is left of the limits, as OpenAI's API does; empty where there are none."""
+        headers: dict[str, str] = {}
         for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
                 left = bucket.level(now_s)
                 full_s = (bucket.capacity - left) * 60.0 / bucket.capacity
-                said[f"x-ratelimit-limit-{kind}"] = str(bucket.capacity)
-                said[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(left)))
-                said[f"x-ratelimit-reset-{kind}"] = f"{full_s:.3f}s"
-        return said
+                headers[f"x-ratelimit-limit-{kind}"] = str(bucket.capacity)
+                headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(left)))
+                headers[f"x-ratelimit-reset-{kind}"] = f"{full_s:.3f}s"
+        return headers
 
 
 class Charge:
@@ -116,7 +116,7 @@ class Charge:
         self.num_tokens = num_tokens
 
     def settle(self, num_tokens: int, now_s: float) -> None:
-        """Make it so many."""
+        """Correct the charge to so many."""
         tokens = self._account.tokens
         if tokens is not None and num_tokens != self.num_tokens:
             tokens.take(num_tokens - self.num_tokens, now_s)
@@ -128,14 +128,13 @@ class Accounts:
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
-        self._heard: dict[
-            str, tuple[float, dict[str, TenantUsage]]
-        ] = {}  # router -> when, last sums
-        self._told: dict[str, TenantUsage] = {}
-        self._told_all_s = 0.0
+        # Router -> when it was last received, its last sums.
+        self._received: dict[str, tuple[float, dict[str, TenantUsage]]] = {}
+        self._published: dict[str, TenantUsage] = {}
+        self._published_all_s = 0.0
 
     def follow(self, entries: Mapping[str, TenantEntry], now_s: float) -> None:
-        """Have an account for each entry; those of other tenants go."""
+        """Keep an account for each entry; those of other tenants go."""
         for name in self._accounts.keys() - entries.keys():
             del self._accounts[name]
         for name, entry in entries.items():
@@ -149,18 +148,18 @@ class Accounts:
         return self._accounts[name]
 
     def note(self, now_s: float) -> Consumed | None:
-        """Write down what changed since the last note, now and then all; None: nothing."""
-        is_all = now_s - self._told_all_s >= _TELL_ALL_S
+        """Return what changed since the last note, now and then all; None: nothing."""
+        is_all = now_s - self._published_all_s >= _PUBLISH_ALL_S
         usages: list[TenantUsage] = []
         for name, account in self._accounts.items():
             requests, tokens = account.requests, account.tokens
             if requests is None and tokens is None:
                 continue
-            told = self._told.get(name)
+            last = self._published.get(name)
             num_requests = requests.taken if requests is not None else 0
             num_tokens = tokens.taken if tokens is not None else 0
-            if not is_all and told is not None:
-                if told.num_requests == num_requests and told.num_tokens == num_tokens:
+            if not is_all and last is not None:
+                if last.num_requests == num_requests and last.num_tokens == num_tokens:
                     continue
             usage = TenantUsage(
                 name,
@@ -169,20 +168,20 @@ class Accounts:
                 int(requests.level(now_s)) if requests is not None else None,
                 int(tokens.level(now_s)) if tokens is not None else None,
             )
-            self._told[name] = usage
+            self._published[name] = usage
             usages.append(usage)
         if is_all:
-            self._told_all_s = now_s
+            self._published_all_s = now_s
         return Consumed(tuple(usages)) if usages else None
 
-    def hear(self, router: str, consumed: Consumed, now_s: float) -> None:
-        """Count what another router says it let through."""
-        heard_s, known = self._heard.get(router, (0.0, {}))
-        if now_s - heard_s > ALIVE_S:
+    def receive(self, router: str, consumed: Consumed, now_s: float) -> None:
+        """Count what another router let through."""
+        received_s, known = self._received.get(router, (0.0, {}))
+        if now_s - received_s > ALIVE_S:
             known = {}
-        if router not in self._heard and len(self._heard) >= _MAX_ROUTERS:
-            del self._heard[min(self._heard, key=lambda name: self._heard[name][0])]
-        self._heard[router] = (now_s, known)
+        if router not in self._received and len(self._received) >= _MAX_ROUTERS:
+            del self._received[min(self._received, key=lambda name: self._received[name][0])]
+        self._received[router] = (now_s, known)
         for usage in consumed.usages:
             account = self._accounts.get(usage.tenant)
             if account is None:  # of another version of the file, here or there
@@ -211,8 +210,8 @@ class Accounts:
                     bucket.at_most(level, now_s)
 
     def lost(self) -> None:
-        """Learn that other routers cannot be heard: what they do meanwhile is not known."""
-        self._heard.clear()
+        """Forget what other routers sent: what they let through from now on is not known."""
+        self._received.clear()
 
 
 def _bucket(known: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:

@@ -19,7 +19,7 @@ class Bucket:
     def __init__(self, per_minute: int, now_s: float) -> None:
         self.capacity = per_minute
         self.taken = 0
-        """Ever, less what was given back: what other routers are told."""
+        """Ever, less what was given back: what other routers receive."""
         self._level = float(per_minute)
         self._at_s = now_s
 
@@ -32,7 +32,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Tell how long until `amount` may be taken; 0.0: now."""
+        """Return how long until `amount` may be taken; 0.0: now."""
         lacking = min(amount, self.capacity) - self.level(now_s)
         return max(0.0, lacking * MINUTE_S / self.capacity)
 
@@ -48,12 +48,12 @@ class Bucket:
         self._level = min(float(self.capacity), max(level - amount, least))
 
     def at_most(self, level: int, now_s: float) -> None:
-        """Learn that another router has no more than so much left of the same limit."""
+        """Lower the level to what another router has left of the same limit."""
         least = min(self.level(now_s), -float(self.capacity))
         self._level = max(min(self.level(now_s), float(level)), least)
 
     def resize(self, per_minute: int, now_s: float) -> None:
-        """Have another limit from now on: what is used of it stays used."""
+        """Change the limit: what is used of it stays used."""
         used = self.capacity - self.level(now_s)
         self.capacity = per_minute
         self._level = per_minute - used

@@ -1,4 +1,4 @@
-"""Making keys: a new one for a tenant, and its entry for the tenants' file."""
+"""New keys for tenants, and their entries in the tenants' file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ tenants:
 
 
 def make(name: str) -> tuple[str, str]:
-    """Make a key for a tenant; return it and the entry that lets it in.
+    """Create a key for a tenant; return it and its entry for the file.
 
     Raises:
-        ConfigError: the name cannot be one.
+        ConfigError: the name is not allowed.
     """
     key = new_key()
     entry = f"  - name: {name}\n    keys:\n      - {written(digest_of(key))}\n"
@@ -30,9 +30,9 @@ def make(name: str) -> tuple[str, str]:
 
 
 def add(path: Path, name: str) -> str:
-    """Make a key for a tenant that is new, add its entry to the file, and return the key.
+    """Create a key for a new tenant, add its entry to the file, and return the key.
 
-    The file is made if there is none, readable by its owner only, and replaced as a whole. Its
+    The file is created if there is none, readable by its owner only, and replaced as a whole. Its
     comments and its order stay: the entry goes to its end.
 
     Raises:
@@ -51,10 +51,11 @@ def add(path: Path, name: str) -> str:
         )
     text = path.read_text(encoding="utf-8").rstrip("\n") + "\n" + entry
     try:
-        made = parse(text.encode())
+        extended = parse(text.encode())
     except ConfigError:
-        made = None
-    if made is None or made.tenants[:-1] != known.tenants or made.secret != known.secret:
+        extended = None
+    is_same = extended is not None and extended.secret == known.secret
+    if extended is None or not is_same or extended.tenants[:-1] != known.tenants:
         raise ConfigError(
             f"{path}: does not end with a list of tenants in block style; make a key without "
             "--file and add its entry yourself"

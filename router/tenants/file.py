@@ -78,8 +78,8 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
         if key in seen:
             raise _unreadable("a key is given twice", key_node)
         seen.add(key)
-    made: dict[Any, Any] = loader.construct_mapping(node, deep=True)
-    return made
+    mapping: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -122,17 +122,17 @@ def parse(data: bytes) -> TenantsFile:
     if not isinstance(tree, dict):
         raise ConfigError("the top level must be a mapping of tenants and secret")
     try:
-        made = msgspec.convert(tree, TenantsFile)
+        file = msgspec.convert(tree, TenantsFile)
     except msgspec.ValidationError as exc:
         raise explained(str(exc), TenantsFile) from None
     except RecursionError:
         raise ConfigError("nested too deep") from None
-    _check(made)
-    return made
+    _check(file)
+    return file
 
 
 def _check(file: TenantsFile) -> None:
-    """Refuse what types cannot.
+    """Refuse what types cannot say.
 
     Raises:
         ConfigError: the message and `param` name the field.
@@ -205,5 +205,5 @@ def _unreadable(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
 
 
 def _plain(problem: str | None) -> str:
-    """Keep what the parser says, less what it quotes of the file."""
+    """Return the parser's message without what it quotes of the file."""
     return re.sub(r"'[^']*'", "…", problem or "")

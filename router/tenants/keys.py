@@ -16,11 +16,11 @@ from typing import Final
 DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 """How a key's digest is written."""
 
-_LONGEST_KEY: Final = 512  # characters; a longer one is none of ours
+_LONGEST_KEY: Final = 512  # characters; a longer one is not ours
 
 
 def new_key() -> str:
-    """Make a client key: 256 bits of the system's randomness."""
+    """Create a client key: 256 bits of the system's randomness."""
     return f"wr-{secrets.token_urlsafe(32)}"
 
 

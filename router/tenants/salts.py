@@ -1,8 +1,8 @@
 """Cache salts: whose blocks are whose.
 
 vLLM mixes a request's `cache_salt` into the hash of its first block, and each block's hash into the
-next: requests with different salts share no block, on no tier. Salts are secret: who knows one can
-ask for what is cached under it.
+next: requests with different salts share no block, on no tier. Salts are secret: a client that
+knows one can ask for what is cached under it.
 
     tenant   HMAC(secret of the file, name of its cache), or as configured
     user     HMAC(the tenant's salt, the salt that the client sent); tenants that share one cache

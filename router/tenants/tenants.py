@@ -1,6 +1,6 @@
-"""Who a request is of: the tenants' file in force, looked up by key.
+"""Whose request it is: the tenants' file in force, looked up by key.
 
-The file is read anew when it changes. One that cannot be used changes nothing: the last good one
+The file is read again when it changes. One that cannot be used changes nothing: the last good one
 stays in force, the log says why, and it is counted.
 """
 
@@ -30,7 +30,7 @@ _Signature = tuple[int, int, int]
 class Tenant:
     """One tenant, as requests see it.
 
-    salt: Of its cache; None: it shares its cache with whoever sends no salt.
+    salt: Of its cache; None: it shares its cache with all that send no salt.
     """
 
     __slots__ = (
@@ -61,14 +61,14 @@ class Tenant:
         self.account = account
 
     def may_use(self, model: str | None) -> bool:
-        """Say whether it may use a model; None, a model we cannot see, only if it may use all."""
+        """Whether it may use a model; None, a model we cannot see, only if it may use all."""
         return self.models is None or model in self.models
 
     def salted(self, sent: object) -> str | None:
-        """Give the salt of a request whose client sent this one; None: it stays as it is.
+        """Return the salt of a request whose client sent this one; None: it stays as it is.
 
         Raises:
-            BadRequest: what was sent is no salt.
+            BadRequest: what was sent is not a salt.
         """
         if sent is None or self._users_salt is None:
             return self.salt
@@ -76,11 +76,11 @@ class Tenant:
 
 
 class Tenants:
-    """See the module.
+    """The tenants of the file in force.
 
     Args:
         path: The tenants' file.
-        on_reload: Called with `ok` or `bad` for each version of the file that was looked at.
+        on_reload: Called with `ok` or `bad` for each version of the file that was read.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -105,7 +105,7 @@ class Tenants:
         """Find whose key a request carries.
 
         Raises:
-            Unauthorized: it has none, or one that is nobody's.
+            Unauthorized: it has none, or one that is unknown.
         """
         key = key_in(headers)
         if key is None:
@@ -139,7 +139,7 @@ class Tenants:
             return error
 
     def follow(self, found: TenantsFile | ConfigError | None, now_s: float) -> None:
-        """Put what `look` found into force."""
+        """Apply what `look` found."""
         if found is None:
             return
         if isinstance(found, ConfigError):
@@ -151,7 +151,7 @@ class Tenants:
             return
         self._apply(found, now_s)
         self._on_reload("ok")
-        logger.info("tenants read anew", extra={"tenants": len(self)})
+        logger.info("tenants read again", extra={"tenants": len(self)})
 
     def _apply(self, file: TenantsFile, now_s: float) -> None:
         self.accounts.follow({entry.name: entry for entry in file.tenants}, now_s)
@@ -183,7 +183,7 @@ def _salt(entry: TenantEntry, secret: str | None) -> str | None:
 
 
 def _signature(path: Path) -> _Signature | None:
-    """Tell versions of the file apart; None: there is none."""
+    """Return what tells versions of the file apart; None: there is no file."""
     try:
         status = os.stat(path)
     except OSError:

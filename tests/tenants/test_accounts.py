@@ -155,7 +155,7 @@ def test_all_routers_together_hold_the_limit(num_routers: int) -> None:
         for sender, note, sent_s in late:
             for receiver, accounts in enumerate(routers):
                 if receiver != sender and sent_s >= 0:
-                    accounts.hear(f"r{sender}", note, now_s)
+                    accounts.receive(f"r{sender}", note, now_s)
         late = []
         for sender, accounts in enumerate(routers):
             note = accounts.note(now_s)
@@ -220,8 +220,8 @@ def test_what_happened_while_redis_was_gone_is_no_debt() -> None:
 def test_a_silent_router_starts_anew() -> None:
     """After 3 s: what it let through meanwhile is not known."""
     accounts = accounts_of()
-    accounts.hear("r", Consumed((TenantUsage("a", 0, 0, 60, 60_000),)), 0.0)
-    accounts.hear("r", Consumed((TenantUsage("a", 50, 0, 60, 60_000),)), ALIVE_S + 0.1)
+    accounts.receive("r", Consumed((TenantUsage("a", 0, 0, 60, 60_000),)), 0.0)
+    accounts.receive("r", Consumed((TenantUsage("a", 50, 0, 60, 60_000),)), ALIVE_S + 0.1)
     assert accounts["a"].requests is not None
 
     assert accounts["a"].requests.level(ALIVE_S + 0.1) == 60
@@ -252,7 +252,7 @@ def test_absurd_notes_do_bounded_harm() -> None:
     for taken in (0, 2**62, -(2**62), 2**62):
         for router in range(1000):
             usage = TenantUsage("a", taken, taken, -(2**62), None)
-            accounts.hear(f"r{router}", Consumed((usage, TenantUsage("?", 1, 1, 1, 1))), 0.0)
+            accounts.receive(f"r{router}", Consumed((usage, TenantUsage("?", 1, 1, 1, 1))), 0.0)
     assert accounts["a"].requests is not None
 
     assert -60 <= accounts["a"].requests.level(0.0) <= 60
