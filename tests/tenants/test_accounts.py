@@ -168,18 +168,18 @@ def test_all_routers_together_hold_the_limit(num_routers: int) -> None:
 
 
 def test_a_burst_at_two_routers_is_paid_back() -> None:
-    """Both let a minute's worth through before they hear of one another; then both wait."""
+    """Both let a minute's worth through before they receive each other's notes; then both wait."""
     one, two = accounts_of(), accounts_of()
     for accounts, name, other in ((one, "one", two), (two, "two", one)):
         note = accounts.note(0.0)
         assert note is not None
-        other.hear(name, note, 0.0)
+        other.receive(name, note, 0.0)
     for accounts in (one, two):
         assert ask(accounts["a"], 60_000, 0.1)
     for accounts, name, other in ((one, "one", two), (two, "two", one)):
         note = accounts.note(0.2)
         assert note is not None
-        other.hear(name, note, 0.2)
+        other.receive(name, note, 0.2)
 
     assert not ask(one["a"], 1, 59.0)
     assert not ask(two["a"], 1, 59.0)
@@ -192,11 +192,11 @@ def test_a_router_that_comes_later_has_no_fresh_limit() -> None:
     assert ask(old["a"], 50_000, 0.0)
     note = old.note(0.0)
     assert note is not None
-    new.hear("old", note, 0.0)
+    new.receive("old", note, 0.0)
     assert new["a"].tokens is not None
 
     assert new["a"].tokens.level(0.0) == 10_000
-    new.hear("old", note, 0.0)
+    new.receive("old", note, 0.0)
     assert new["a"].tokens.level(0.0) == 10_000
 
 
@@ -205,13 +205,13 @@ def test_what_happened_while_redis_was_gone_is_no_debt() -> None:
     one, two = accounts_of(), accounts_of()
     note = two.note(0.0)
     assert note is not None
-    one.hear("two", note, 0.0)
+    one.receive("two", note, 0.0)
     one.lost()
     for minute in range(30):
         assert ask(two["a"], 60_000, minute * 61.0)
     note = two.note(30 * 61.0)
     assert note is not None
-    one.hear("two", note, 30 * 61.0)
+    one.receive("two", note, 30 * 61.0)
     assert one["a"].tokens is not None
 
     assert one["a"].tokens.level(30 * 61.0) >= 0
@@ -228,7 +228,7 @@ def test_a_silent_router_starts_anew() -> None:
 
 
 def test_only_what_changed_is_told_and_all_now_and_then() -> None:
-    """Every second all, so that who is new hears it; else silence costs nothing."""
+    """Every second all, so that a new router receives it; else silence costs nothing."""
     accounts = Accounts()
     entries = {n: TenantEntry(name=n, requests_per_minute=5) for n in ("a", "b")}
     accounts.follow(entries, 0.0)
@@ -256,7 +256,7 @@ def test_absurd_notes_do_bounded_harm() -> None:
     assert accounts["a"].requests is not None
 
     assert -60 <= accounts["a"].requests.level(0.0) <= 60
-    assert len(accounts._heard) <= 256
+    assert len(accounts._received) <= 256
 
 
 def test_notes_survive_the_wire() -> None:
