@@ -1,12 +1,14 @@
-"""router.garbage: collections see what is new, and everything now and then."""
+"""router.garbage: collections see what is new, and everything now and then; memory goes back."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import math
+import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,29 @@ async def test_cycles_that_died_frozen_are_found_while_idle_or_in_the_end(
     assert found
     assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.skipif(garbage._malloc_trim is None, reason="only glibc gives back what is free")
+async def test_memory_between_what_lives_goes_back_to_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was freed below something that lives, which glibc keeps by itself."""
+    monkeypatch.setattr(garbage, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(garbage, "_TRIM_S", 0.0)
+    blocks = [bytearray(b"x") * 60_000 for _ in range(2_000)]
+    alive = blocks[::100]
+    blocks.clear()
+    before = resident_bytes()
+    async with asyncio.TaskGroup() as group, asyncio.timeout(10.0):
+        collecting = group.create_task(garbage.collect_garbage(lambda: False))
+        while resident_bytes() > before - 80_000_000:  # noqa: ASYNC110 (the system has no event)
+            await asyncio.sleep(0)
+        collecting.cancel()
+
+    assert len(alive) == 20
+
+
+def resident_bytes() -> int:
+    """Read what this process takes of memory."""
+    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")
