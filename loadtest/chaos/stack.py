@@ -320,7 +320,7 @@ class Stack:
             "replicas": replicas,
             "listen": {"host": "127.0.0.1", "port": port},
             "admin": {"port": next(self._ports), "open": True},
-            # What is remembered of prompts fills within a minute: what grows after that is a leak.
+            # What is remembered of prompts (1.2 MB) fills within a minute; it is no growth later.
             "tokens": {"cache_tokens": _CACHE_TOKENS},
             "redis": {
                 "url": f"redis://127.0.0.1:{self.redis_links[f'{router}-redis'].port}/0",

@@ -6,6 +6,9 @@ this router, from `SETTLED_S` before the request began until it ended. Nor if it
 already, to two replicas that were disturbed: a router sends once more at most what a replica may
 have worked on.
 
+Memory of a router is flat if its *floor* is: the least it takes in the second half of a life,
+against the least in the first. What is above it comes and goes with what is in flight.
+
 A router's counters are held against what clients saw at the last look at each of its lives: all
 that had ended by then must be in, nothing that had not begun.
 """
@@ -30,9 +33,12 @@ from loadtest.chaos.watch import Counts, Sample
 NONE_RESENT: Final[Mapping[str, int]] = {}
 SETTLED_S: Final = 5.0  # until routers use a replica again that was disturbed
 _COUNTED_S: Final = 1.0  # between the end of an answer and its being counted, at most
-_WARM_S: Final = 20.0  # of a life: caches fill
+_WARM_S: Final = 20.0  # of a life
 _LONG_S: Final = 40.0  # shorter records say nothing about growth
-_GROWTH_BYTES: Final = 40 * 1024 * 1024
+_FULL_S: Final = 75.0  # of a life: what is remembered of prompts has filled
+_FLOOR_S: Final = 60.0  # a router gives back what is free once a minute
+_SWAY_BYTES: Final = 16 * 1024 * 1024  # the least of a minute was 150 to 169 MiB in one life
+_FILL_BYTES: Final = 2 * 1024  # a request: some 20 blocks that are new in the pool's directory
 _GROWTH_DESCRIPTORS: Final = 40
 _NOT_WORKED_ON: Final = (b'"upstream_unreachable"', b'"status_503"')
 _OF_ROUTERS: Final = frozenset(
@@ -248,43 +254,61 @@ def _gauges_are_zero(evidence: Evidence) -> Check:
 
 
 def _memory_is_flat(evidence: Evidence) -> Check:
-    return _flat(
-        evidence,
-        "memory of routers is flat",
-        lambda sample: sample.rss_bytes,
-        _GROWTH_BYTES,
-        lambda value: f"{value / 2**20:.0f} MiB",
-    )
+    """Compare the floors of both halves of each long life, once what it remembers has filled."""
+    told: list[str] = []
+    failures: list[str] = []
+    for (router, life), samples in sorted(evidence.samples.items()):
+        full = _since_ready(evidence, router, life, samples, _FULL_S)
+        if not full or full[-1].at_s - full[0].at_s < 2 * _FLOOR_S:
+            continue
+        middle_s = (full[0].at_s + full[-1].at_s) / 2
+        first, last = (
+            min((s for s in full if (s.at_s > middle_s) is late), key=lambda s: s.rss_bytes)
+            for late in (False, True)
+        )
+        num_requests = sum(
+            first.at_s < seen.end_s <= last.at_s
+            for seen in evidence.ledger.seen
+            if (seen.router, seen.life) == (router, life)
+        )
+        grown = last.rss_bytes - first.rss_bytes
+        line = (
+            f"{router}: {first.rss_bytes / 2**20:.0f} MiB to {last.rss_bytes / 2**20:.0f} MiB "
+            f"over {num_requests:,} requests"
+        )
+        told.append(line)
+        if grown > _SWAY_BYTES + _FILL_BYTES * num_requests:
+            failures.append(f"life {life} of router {line}")
+    return _flatness("memory of routers is flat", told, failures)
 
 
 def _descriptors_are_flat(evidence: Evidence) -> Check:
-    return _flat(
-        evidence,
-        "descriptors of routers are flat",
-        lambda sample: sample.num_descriptors,
-        _GROWTH_DESCRIPTORS,
-        lambda value: f"{value:.0f}",
-    )
-
-
-def _flat(evidence: Evidence, name: str, of: Any, limit: float, shown: Any) -> Check:
     """Compare the medians of the first and the last fifth of each long life, once warm."""
     told: list[str] = []
     failures: list[str] = []
     for (router, life), samples in sorted(evidence.samples.items()):
-        ready_s = evidence.lives[router][life].ready_s
-        if ready_s is None:
-            continue
-        warm = [s for s in samples if s.at_s > ready_s + _WARM_S]
+        warm = _since_ready(evidence, router, life, samples, _WARM_S)
         if not warm or warm[-1].at_s - warm[0].at_s < _LONG_S:
             continue
         fifth = len(warm) // 5
-        first = statistics.median(of(s) for s in warm[:fifth])
-        last = statistics.median(of(s) for s in warm[-fifth:])
-        line = f"{router}: {shown(first)} to {shown(last)} in {warm[-1].at_s - warm[0].at_s:.0f} s"
+        first = statistics.median(s.num_descriptors for s in warm[:fifth])
+        last = statistics.median(s.num_descriptors for s in warm[-fifth:])
+        line = f"{router}: {first:.0f} to {last:.0f} in {warm[-1].at_s - warm[0].at_s:.0f} s"
         told.append(line)
-        if last - first > limit:
+        if last - first > _GROWTH_DESCRIPTORS:
             failures.append(f"life {life} of router {line}")
+    return _flatness("descriptors of routers are flat", told, failures)
+
+
+def _since_ready(
+    evidence: Evidence, router: str, life: int, samples: Sequence[Sample], after_s: float
+) -> list[Sample]:
+    """Leave out what was seen until `after_s` after it was ready; all, if it never was."""
+    ready_s = evidence.lives[router][life].ready_s
+    return [s for s in samples if ready_s is not None and s.at_s > ready_s + after_s]
+
+
+def _flatness(name: str, told: Sequence[str], failures: Sequence[str]) -> Check:
     return Check(
         name=name,
         holds=None if not told else not failures,

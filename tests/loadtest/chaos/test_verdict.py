@@ -152,10 +152,28 @@ def test_what_is_left_in_flight_is_named() -> None:
 def test_growth_is_noticed() -> None:
     """A megabyte a second, and a descriptor."""
     samples = [
-        Sample(at_s=float(i), rss_bytes=i << 20, num_descriptors=100 + i) for i in range(120)
+        Sample(at_s=float(i), rss_bytes=i << 20, num_descriptors=100 + i) for i in range(240)
     ]
 
     assert len(broken(run(samples={("a", 0): samples}))) == 2
+
+
+@pytest.mark.parametrize(("leak_bytes", "is_leak"), [(0, False), (20_000, True)])
+def test_what_comes_and_goes_and_what_fills_is_no_leak(leak_bytes: int, is_leak: bool) -> None:
+    """30 MiB that fill in a minute, and 25 MiB free that go back once a minute: ten requests/s."""
+    samples = [
+        Sample(
+            at_s=float(i),
+            rss_bytes=(min(i, 60) << 19) + (min(i % 60, 25) << 20) + 10 * i * leak_bytes,
+            num_descriptors=60,
+        )
+        for i in range(400)
+    ]
+    requests = [seen(start_s=i / 10 - 1.0, end_s=i / 10) for i in range(4_000)]
+
+    checks = {check.name: check for check in judge(run(*requests, samples={("a", 0): samples}))}
+
+    assert checks["memory of routers is flat"].holds is not is_leak
 
 
 def test_a_process_that_ends_by_itself_is_named() -> None:
