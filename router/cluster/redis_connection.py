@@ -172,7 +172,7 @@ class RedisConnection:
         pool = self._pool or await self._located()
         connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            await connection.send_packed_command(connection.pack_commands(commands))
+            await _send(connection, commands)
             values = [await _reply(connection) for _ in commands]
             return Replies(values, self._origins[connection])
         except BaseException:  # cancelled as well: replies may be under way
@@ -302,6 +302,13 @@ class RedisConnection:
 def is_out_of_memory(error: Exception) -> bool:
     """Tell whether a reply means that Redis is full; from inside a script it is wrapped."""
     return "OOM command not allowed" in str(error) or isinstance(error, errors.OutOfMemoryError)
+
+
+async def _send(connection: AbstractConnection, commands: Sequence[Command]) -> None:
+    try:
+        await connection.send_packed_command(connection.pack_commands(commands))
+    except RuntimeError as exc:  # uvloop's, where the server has just closed the connection
+        raise errors.ConnectionError(str(exc)) from exc
 
 
 async def _reply(connection: AbstractConnection) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from aiohttp import web
+from redis.asyncio.connection import AbstractConnection
 
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_store import RedisStore, Written
@@ -397,3 +398,20 @@ async def test_a_close_that_is_cancelled_cuts_all_the_same(start_redis: Start) -
     async with asyncio.timeout(DEADLINE_S):
         while len(redis.client.client_list()) > 1:  # noqa: ASYNC110 (it does not tell)
             await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_closes_under_a_command_is_a_lost_connection(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop raises RuntimeError for a write to a transport that has just closed."""
+
+    async def write(self: AbstractConnection, command: object) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    async with opened(start_redis("7").url) as store:
+        monkeypatch.setattr(AbstractConnection, "send_packed_command", write)
+        with pytest.raises(StoreUnavailable):
+            await store.beat(b"")
+
+        monkeypatch.undo()
+        assert (await store.beat(b"")).routers == {"router-1"}
