@@ -26,7 +26,6 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -78,6 +77,7 @@ from router.records.log import DecisionLog
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.sessions import Sessions
+from router.secret_file import read_secret
 from router.signals import handle_signals
 from router.supervisor import ignore, keep_running
 from router.tenants import Tenants
@@ -139,7 +139,7 @@ class Router:
         self.prompters = Prompters()
         tls = client_tls(config.forward)
         self._upstream = Upstream(config.forward, tls)
-        key = _secret(config.engine.api_key_file, "engine.api_key_file")
+        key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         engine_key = EngineKey.of(config, key)
         self._engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
@@ -408,7 +408,7 @@ class Router:
         ).build()
 
     def _admin_app(self) -> web.Application:
-        token = _secret(self._config.admin.token_file, "admin.token_file")
+        token = read_secret(self._config.admin.token_file, "admin.token_file")
         return AdminApp(
             pipeline=self.pipeline,
             registry=self.registry,
@@ -530,24 +530,6 @@ class Router:
 
     def _now(self) -> float:
         return time.monotonic()
-
-
-def _secret(file: Path | None, key: str) -> str | None:
-    """Read a secret from its file; None: none is configured.
-
-    Raises:
-        ConfigError: the file cannot be read, or is empty.
-    """
-    if file is None:
-        return None
-    try:
-        secret = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise ConfigError(f"{key}: {reason}", param=key) from exc
-    if not secret:
-        raise ConfigError(f"{key}: the file is empty", param=key)
-    return secret
 
 
 def _check_files(config: Config) -> None:

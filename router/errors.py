@@ -26,10 +26,12 @@ RouterError                    status  code
 ├── UpstreamError                      the replica is wrong; counts against it
 │   ├── NotAsked                502    not_asked                (ours; a probe that was none)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
+│   │   └── TlsRefused          502    upstream_unreachable     (no certificate that is accepted)
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
 │   │   └── Overdue             504    overdue                  (left for a sooner one)
 │   └── UpstreamBroken          502    upstream_broken
+│       └── KeyRefused          502    upstream_broken          (the engine has an --api-key)
 ├── StoreError                         Redis is wrong: counted, survived, never a client's answer
 │   ├── StoreUnavailable        -      gone, slow, or failing over: tried again
 │   └── StoreRefused            -      it will not do as it is: password, schema, read-only
@@ -245,6 +247,10 @@ class UpstreamUnreachable(UpstreamError):
     code = "upstream_unreachable"
 
 
+class TlsRefused(UpstreamUnreachable):
+    """Something listens, and no TLS connection comes about."""
+
+
 class UpstreamTimeout(UpstreamError):
     status = 504
     code = "upstream_timeout"
@@ -264,6 +270,10 @@ class UpstreamBroken(UpstreamError):
     """The connection or the answer broke off, or was not HTTP."""
 
     code = "upstream_broken"
+
+
+class KeyRefused(UpstreamBroken):
+    """The engine wants an API key, or another one."""
 
 
 class StoreError(RouterError):

@@ -23,6 +23,7 @@ from router.errors import (
     ConnectTimeout,
     OutOfConnections,
     Overdue,
+    TlsRefused,
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
@@ -446,7 +447,7 @@ def _named(exc: Exception, replica: str, when: str) -> UpstreamError | OutOfConn
     if isinstance(exc, TimeoutError):
         return UpstreamTimeout(replica, f"replica {replica} was silent {when}")
     if (why := tls_refusal(exc)) is not None:
-        return UpstreamUnreachable(replica, f"replica {replica}: {why}")
+        return TlsRefused(replica, f"replica {replica}: {why}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         return UpstreamUnreachable(replica, f"replica {replica} refused the connection")
     return UpstreamBroken(replica, f"replica {replica} broke off {when} ({type(exc).__name__})")

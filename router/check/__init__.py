@@ -1,19 +1,18 @@
 """`warmroute check`: what `warmroute serve` would find, and what to do about what is wrong.
 
-    seen        what was looked at, as data                         `ReplicaSeen`, `RedisSeen`, …
-    checks, replicas, tokenizers, stores, here
-                looking: by the router's own clients, with a deadline; the rest has no I/O
-    *_rules     from what was seen to findings: pure
-    findings    a finding: ok, note, warning or error, with a hint  `Finding`, `Report`
-    rendering   a report for people
+    replica, events, tokenizer    one file a system: what was seen, as data; `look`, by the
+    redis, mooncake, host         router's own clients, with a deadline; `judge`, pure
+    run                           looks at everything at once, then judges
+    finding, report               a finding: ok, note, warning or error, with a hint; all of them
+    deadline, reach               what looking has in common
 
-Nothing is changed by looking. No lease is taken, no request goes to a model, Redis is only read,
-ports are tried and left. Engines see what they see of a router that starts: questions about
-themselves, a subscription, one replay of their events and a few tokens to tokenize.
+Looking changes nothing. No lease is taken, no request goes to a model, Redis is only read, ports
+are tried and left. Engines see what they see of a router that starts: questions about themselves,
+a subscription, one replay of their events and a few tokens to tokenize.
 """
 
-from router.check.checks import check
-from router.check.findings import Finding, Report
-from router.check.rendering import render
+from router.check.finding import Finding
+from router.check.report import Report, render
+from router.check.run import check
 
 __all__ = ["Finding", "Report", "check", "render"]

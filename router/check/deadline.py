@@ -1,4 +1,4 @@
-"""How long a check may take, and whom it still waits for."""
+"""How long a check may take, and what it still waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Deadline:
-    """The end of a check. Who looks says at what, so that people know what they wait for."""
+    """The end of a check, and what is being looked at, so that people can see what it waits for."""
 
     __slots__ = ("_at_s", "_waiting")
 
@@ -27,7 +27,7 @@ class Deadline:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Say what is being looked at."""
+        """List `what` as awaited while the block runs."""
         self._waiting[what] = self._waiting.get(what, 0) + 1
         try:
             yield

@@ -25,7 +25,7 @@ from typing import Final
 from policies.view import CandidateId
 from router.contracts import DEFAULT_SEED, HashContract
 from router.index.block_index import BlockIndex
-from router.index.candidate_stream import StreamState
+from router.index.candidate_stream import StreamReason, StreamState
 from router.index.counters import StreamCounters
 from router.index.staged_blocks import StagedBlocks
 from router.messages import Delta, FeedState, Position, Standing, TierChange
@@ -78,7 +78,7 @@ class SharedStream:
         self.on_applied: Callable[[CandidateId], None] | None = None
         self.wants_snapshot = True  # the owner loads one; until then nothing changes here
         self._index = index
-        self._guess = Standing("blind", "no events yet", contract, capacity_blocks)
+        self._guess = Standing("blind", StreamReason.NO_EVENTS, contract, capacity_blocks)
         self._standing = self._guess
         self._distrust: str | None = None
         self._is_fed = False  # somebody leads, and has told how it stands

@@ -17,7 +17,15 @@ from msgspec import Struct
 
 from router.discovery import engine_pages as pages
 from router.engine_key import NO_KEY, EngineKey
-from router.errors import BadRequest, NotAsked, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from router.errors import (
+    BadRequest,
+    KeyRefused,
+    NotAsked,
+    TlsRefused,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import ServedModel
 from router.shortage import shortage
@@ -92,7 +100,7 @@ class EngineApi:
         """
         answer = await self._get(replica, url, "/v1/models")
         if answer.status in (401, 403):
-            raise UpstreamBroken(
+            raise KeyRefused(
                 replica,
                 f"{url}/v1/models answered {answer.status}: the engine has an --api-key; "
                 "name its file in engine.api_key_file (of a replica that was added, also its host "
@@ -249,7 +257,7 @@ class EngineApi:
             if (short_of := shortage(exc)) is not None:
                 raise NotAsked(replica, f"{request.url} was not asked: {short_of}") from exc
             if (why := tls_refusal(exc)) is not None:
-                raise UpstreamUnreachable(replica, f"{request.url}: {why}") from exc
+                raise TlsRefused(replica, f"{request.url}: {why}") from exc
             raise UpstreamUnreachable(replica, f"{request.url} refused the connection") from exc
         except (httpx.HTTPError, httpx.StreamError, AttributeError, ValueError) as exc:
             # AttributeError: anyio asks a connection for its peer, which uvloop does not have any

@@ -6,6 +6,7 @@ RankStream follows the engine itself; SharedStream follows another router that d
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Literal, Protocol
 
 from policies.view import CandidateId
@@ -15,6 +16,23 @@ from router.messages import Position
 
 StreamState = Literal["exact", "degraded", "blind"]
 """How much predictions for a candidate can be believed."""
+
+
+class StreamReason(StrEnum):
+    """Why a stream is not exact. The text is for people, and what other routers receive.
+
+    A reason can be another text, too: why a follower failed, or of a router of another release.
+    """
+
+    NO_EVENTS = "no events yet"
+    EVENTS_NOT_UNDERSTOOD = "its events are not understood"
+    BATCH_NOT_UNDERSTOOD = "a batch was not understood"
+    UNREACHABLE = "publisher unreachable"
+    LOST = "event stream lost"
+    PARTIAL = "history before we joined is lost"
+    RESUMING = "resuming: believed as it was, until a replay has proven it"
+    TRANSLATED = "hashes cannot be computed, translated"
+    UNVERIFIED = "hash contract not verified yet"
 
 
 class CandidateStream(Protocol):

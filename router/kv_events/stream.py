@@ -16,15 +16,13 @@ from policies.view import CandidateId
 from router.backoff import Backoff
 from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.index.block_index import BlockIndex
-from router.index.candidate_stream import StreamState
+from router.index.candidate_stream import StreamReason, StreamState
 from router.index.counters import StreamCounters
 from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
 from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
 from router.messages import Position, Standing
-
-NOT_UNDERSTOOD: Final = "a batch was not understood"
 
 REREAD_S: Final = (1.0, 300.0)
 """After a batch that was not understood history is read again, so soon first and so late at last:
@@ -146,15 +144,15 @@ class RankStream:
         """Tell state and reason; of several reasons the gravest."""
         if not self._has_understood:
             if self.counters.num_undecodable:
-                return "blind", "its events are not understood"
-            return "blind", self._lost_reason or "no events yet"
+                return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
+            return "blind", self._lost_reason or StreamReason.NO_EVENTS
         phase = self._blocks.phase
         for is_so, reason in (
             (self._distrust is not None, self._distrust),
-            (self._is_resuming, "resuming: believed as it was, until a replay has proven it"),
-            (self._disconnected_s is not None, "publisher unreachable"),
-            (phase is Phase.TRANSLATED, "hashes cannot be computed, translated"),
-            (phase is Phase.SEARCHING, "hash contract not verified yet"),
+            (self._is_resuming, StreamReason.RESUMING),
+            (self._disconnected_s is not None, StreamReason.UNREACHABLE),
+            (phase is Phase.TRANSLATED, StreamReason.TRANSLATED),
+            (phase is Phase.SEARCHING, StreamReason.UNVERIFIED),
             (bool(self._lacks), self._lacks),
         ):
             if is_so:
@@ -180,7 +178,7 @@ class RankStream:
         """What was missed in this epoch; empty: nothing."""
         if self._lost_reason is not None:
             return self._lost_reason
-        return "history before we joined is lost" if self._is_partial else ""
+        return StreamReason.PARTIAL if self._is_partial else ""
 
     # -- taking over -------------------------------------------------------------------------
 
@@ -239,8 +237,8 @@ class RankStream:
             self._history.forget()
             self._begin_epoch()
             self._has_understood = False
-            self._lost_reason = "event stream lost"
-        elif self._lost_reason == NOT_UNDERSTOOD and gone_s is None:
+            self._lost_reason = StreamReason.LOST
+        elif self._lost_reason == StreamReason.BATCH_NOT_UNDERSTOOD and gone_s is None:
             self._reread(now_s)
 
     def failed(self, reason: str) -> None:
@@ -352,7 +350,7 @@ class RankStream:
             self._blocks.apply(batch, payload)
         except ValueError:  # of `apply`: tokens that nobody had to read before
             self.counters.num_undecodable += 1
-            self._lost_reason = NOT_UNDERSTOOD
+            self._lost_reason = StreamReason.BATCH_NOT_UNDERSTOOD
             return
         self.counters.num_batches += 1
         if self.counters.num_clears > num_clears:  # history is complete from here

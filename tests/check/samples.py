@@ -1,19 +1,15 @@
-"""Things as they should be seen; a test changes what it is about."""
+"""Systems as they should be seen; a test changes what it is about."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from router.check.findings import Finding, Level
-from router.check.seen import (
-    FeedSeen,
-    ModelSeen,
-    PatternSeen,
-    PoolSeen,
-    RankSeen,
-    RedisSeen,
-    ReplicaSeen,
-)
+from router.check.events import RankSeen
+from router.check.finding import Finding, Level
+from router.check.mooncake import PatternSeen, PoolSeen
+from router.check.redis import FeedSeen, RedisSeen
+from router.check.replica import ReplicaSeen
+from router.check.tokenizer import ModelSeen
 from router.messages import FeedId
 
 RANK = RankSeen(

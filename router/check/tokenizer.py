@@ -1,21 +1,23 @@
-"""Looks at how a model's prompts become tokens: here, and as the engine does it."""
+"""A model's tokenizer: whether its prompts become tokens here, and the same as in the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from router.api.openai import parse_chat, tokenize_body
 from router.check.deadline import Deadline
-from router.check.seen import ModelSeen
+from router.check.finding import Finding, Subject
 from router.config import TokensConfig
 from router.discovery.engine_api import EngineApi
-from router.errors import BadRequest, RouterError, UpstreamError
+from router.errors import RouterError
 from router.replicas.replica import ServedModel
 from router.tokens import NeedsEngine, Prompter, load_prompter
 
@@ -25,6 +27,22 @@ _SAMPLE: Final = [
     {"role": "assistant", "content": "It squares x."},
     {"role": "user", "content": "Thanks!"},
 ]
+
+
+class ModelSeen(Struct, frozen=True, kw_only=True):
+    """One base model of a replica, and how its prompts become tokens."""
+
+    id: str
+    source: str  # of tokenizer and template
+    max_model_len: int | None = None
+    num_adapters: int = 0
+    is_loaded: bool = False  # False: there was no time
+    engine_only: str | None = None  # why it cannot be tokenized here; None: it can
+    # Whether the engine tokenizes a sample chat to the same ids; None: not compared.
+    is_same: bool | None = None
+
+
+# -- look ----------------------------------------------------------------------------------------
 
 
 class Tokenizers:
@@ -41,22 +59,18 @@ class Tokenizers:
     async def look(
         self, replica: str, url: str, model: ServedModel, *, num_adapters: int, api: EngineApi
     ) -> ModelSeen:
-        """Load a model's tokenizer, and hold it against the replica's own."""
-        source = self._config.models.get(model.id) or model.root or model.id
+        """Load a model's tokenizer, and compare it with the replica's own."""
         seen = ModelSeen(
             id=model.id,
-            source=source,
+            source=self._config.models.get(model.id) or model.root or model.id,
             max_model_len=model.max_model_len,
             num_adapters=num_adapters,
         )
         with self._deadline.waiting(f"tokenizer of {model.id}"), suppress(TimeoutError):
             async with asyncio.timeout(self._deadline.left_s):
-                prompter = await asyncio.shield(self._prompter(model.id, source))
-                return ModelSeen(
-                    id=model.id,
-                    source=source,
-                    max_model_len=model.max_model_len,
-                    num_adapters=num_adapters,
+                prompter = await asyncio.shield(self._prompter(model.id, seen.source))
+                return replace(
+                    seen,
                     is_loaded=True,
                     engine_only=prompter.engine_only,
                     is_same=await self._is_same(replica, url, model.id, prompter, api),
@@ -67,18 +81,13 @@ class Tokenizers:
         key = f"{model} {source}"
         if key not in self._loading:
             template = self._config.chat_templates.get(model)
-            self._loading[key] = _in_thread(
-                lambda: load_prompter(
-                    source,
-                    chat_template=template,
-                )
-            )
+            self._loading[key] = _in_thread(lambda: load_prompter(source, chat_template=template))
         return self._loading[key]
 
     async def _is_same(
         self, replica: str, url: str, model: str, prompter: Prompter, api: EngineApi
     ) -> bool | None:
-        """Compare the token ids of a sample chat; None: one of the two has none."""
+        """Compare the token ids of a sample chat; None: one side has none."""
         if prompter.engine_only is not None:
             return None
         body = {"model": model, "messages": _SAMPLE}
@@ -88,16 +97,16 @@ class Tokenizers:
             sent = orjson.dumps(tokenize_body(body))
             timeout_s = self._deadline.at_most(self._config.engine_timeout_s)
             return ours == await api.tokenize(replica, url, sent, timeout_s=timeout_s)
-        except (NeedsEngine, BadRequest, UpstreamError, RouterError):
+        except (NeedsEngine, RouterError):
             return None
 
 
 def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
-    """Run it in a daemon thread; whatever a model directory does to libraries is an answer."""
+    """Load in a daemon thread; whatever a library raises for a model directory is an answer."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Prompter] = loop.create_future()
 
-    def settle(prompter: Prompter) -> None:
+    def finish(prompter: Prompter) -> None:
         if not loaded.done():
             loaded.set_result(prompter)
 
@@ -107,7 +116,40 @@ def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
         except Exception as exc:
             prompter = Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
         with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, prompter)
+            loop.call_soon_threadsafe(finish, prompter)
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return loaded
+
+
+# -- judge ---------------------------------------------------------------------------------------
+
+
+def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
+    """Judge a model of the replica that is `subject`."""
+    longest = f", up to {seen.max_model_len:,} tokens" if seen.max_model_len else ""
+    adapters = f", {seen.num_adapters} adapters" if seen.num_adapters else ""
+    yield subject.ok("model", f"{seen.id}{longest}{adapters}")
+    if not seen.is_loaded:
+        yield subject.warning(
+            "tokenizer",
+            f"{seen.source}: not loaded in time",
+            f"a slow or unreachable hub? Name a directory: --tokens-models {seen.id}=DIRECTORY; "
+            "or --wait longer",
+        )
+    elif seen.engine_only is not None:
+        yield subject.note(
+            "tokenizer",
+            f"the engine's, over HTTP for each prompt: {seen.engine_only}",
+            f"where the files are elsewhere: --tokens-models {seen.id}=DIRECTORY",
+        )
+    elif seen.is_same is False:
+        yield subject.error(
+            "tokenizer",
+            f"{seen.source}: other tokens than the engine's for a sample chat",
+            "was the engine started with --chat-template or another --tokenizer? "
+            f"--tokens-chat-templates {seen.id}=FILE, --tokens-models {seen.id}=DIRECTORY",
+        )
+    else:
+        proof = "as the engine's, by a sample chat" if seen.is_same else "not compared"
+        yield subject.ok("tokenizer", f"local, {seen.source} ({proof})")

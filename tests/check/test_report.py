@@ -1,14 +1,15 @@
-"""router.check.rendering and findings: a report for people, and for machines."""
+"""router.check.report and finding: a report for people, and for machines."""
 
 from __future__ import annotations
 
 import io
 import json
 
+import pytest
 from rich.console import Console
 
-from router.check.findings import Finding, Level, Report, gravest
-from router.check.rendering import render
+from router.check.finding import Finding, Level, gravest, size
+from router.check.report import Report, render
 from tests.check.samples import POOL, REDIS, REPLICA
 
 
@@ -70,3 +71,12 @@ def test_a_report_is_json() -> None:
     assert told["replicas"][0]["ranks"][0]["state"] == "exact"
     assert told["redis"]["feeds"][0]["leader"] == "router-a"
     assert told["pool"]["models"][0]["num_ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB")],
+)
+def test_sizes_are_readable(num_bytes: int, text: str) -> None:
+    """In three digits."""
+    assert size(num_bytes) == text

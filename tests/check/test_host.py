@@ -1,28 +1,69 @@
-"""router.check.router_rules: ports, files, and what a running router has seen."""
+"""router.check.host: ports, files, and what a running router has seen."""
 
 from __future__ import annotations
 
+import socket
+
+from aiohttp import web
 from msgspec.structs import replace
 
 from router import config
-from router.check.findings import Finding
-from router.check.router_rules import of_router
-from router.check.seen import FileSeen, PortSeen, RouterSeen
+from router.check.finding import Finding
+from router.check.host import FileSeen, HostSeen, PortSeen, ask_router, judge, total, why_not_free
 from tests.check.samples import REPLICA, wrong
+from tests.conftest import Serve
+
+# -- look ----------------------------------------------------------------------------------------
+
+
+def test_a_free_port_is_free_and_left_so() -> None:
+    """A taken one is not; nobody listens on a host that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert why_not_free("127.0.0.1", port) == "Address already in use"
+    assert why_not_free("127.0.0.1", port) is None
+    assert why_not_free("127.0.0.1", port) is None
+    assert why_not_free("nowhere.invalid", port) == "unknown host"
+    assert why_not_free("203.0.113.1", port) is not None
+    assert why_not_free("::1", port) in (None, "Cannot assign requested address")
+
+
+async def test_a_router_is_known_by_its_pages(serve: Serve) -> None:
+    """Behind a token, too; others are not taken for one."""
+    told = {"/metrics": (200, 'warmroute_x_total{a="b"} 2.0\nwarmroute_x_total 1\n')}
+
+    async def answer(request: web.Request) -> web.Response:
+        status, text = told.get(request.path, (401, '{"error": "admin token missing"}'))
+        return web.Response(status=status, text=text)
+
+    port = int((await serve(answer)).rpartition(":")[2])
+    page = await ask_router("listen", "0.0.0.0", port, timeout_s=10)
+    admin = await ask_router("admin", "127.0.0.1", port, timeout_s=10)
+    told["/metrics"] = (200, "<html>")
+    other = await ask_router("listen", "", port, timeout_s=10)
+    nobody = await ask_router("listen", "::", port, timeout_s=10)
+
+    assert page is not None
+    assert (total(page, "warmroute_x_total"), total(page, "warmroute_y_total")) == (3, 0)
+    assert admin is not None
+    assert (other, nobody) == (None, None)
+
+
+# -- judge ---------------------------------------------------------------------------------------
 
 FREE = PortSeen(key="listen", host="0.0.0.0", port=8080, error=None)
 TAKEN = PortSeen(key="admin", host="127.0.0.1", port=8081, error="Address already in use")
 
 
-def judged(seen: RouterSeen, **settings: object) -> list[Finding]:
+def judged(seen: HostSeen, **settings: object) -> list[Finding]:
     """Judge with a configuration: dots as double underscores."""
     flags = {tuple(key.split("__")): value for key, value in settings.items()}
-    return list(of_router(seen, config=config.load(flags=flags), replicas=[REPLICA]))
+    return list(judge(seen, config=config.load(flags=flags), replicas=[REPLICA]))
 
 
 def test_free_ports_and_good_files_are_well() -> None:
     """Any port is free where none is asked for."""
-    seen = RouterSeen(
+    seen = HostSeen(
         ports=(FREE, replace(TAKEN, port=0, error=None)),
         files=(FileSeen("forward.ca_file", "ca.pem", None),),
         num_answered=100,
@@ -39,7 +80,7 @@ def test_free_ports_and_good_files_are_well() -> None:
 
 def test_taken_ports_and_bad_files_are_wrong() -> None:
     """Unless it is a router that has the port."""
-    seen = RouterSeen(
+    seen = HostSeen(
         ports=(replace(FREE, error="in use", is_router=True), TAKEN),
         files=(FileSeen("admin.token_file", "t", "it is empty"),),
     )
@@ -55,8 +96,8 @@ def test_taken_ports_and_bad_files_are_wrong() -> None:
 
 def test_one_port_for_both_is_wrong() -> None:
     """The second could not be bound."""
-    same = judged(RouterSeen(), listen__port=9000, admin__port=9000)
-    any_two = judged(RouterSeen(), listen__port=0, admin__port=0)
+    same = judged(HostSeen(), listen__port=9000, admin__port=9000)
+    any_two = judged(HostSeen(), listen__port=0, admin__port=0)
 
     assert ("error", "ports", "listen and admin port are the same") in wrong(same)
     assert "ports" not in {f.about for f in any_two}
@@ -64,10 +105,10 @@ def test_one_port_for_both_is_wrong() -> None:
 
 def test_the_audit_is_told_by_a_running_router() -> None:
     """Answers without a word about cached tokens: a flag is missing. A few say nothing yet."""
-    silent = RouterSeen(num_answered=20, num_audited=0)
+    silent = HostSeen(num_answered=20, num_audited=0)
 
     (told,) = judged(silent)
-    (untold,) = judged(RouterSeen())
+    (untold,) = judged(HostSeen())
 
     assert (told.level, untold.level) == ("warning", "note")
     assert "--enable-prompt-tokens-details" in told.hint
@@ -77,21 +118,21 @@ def test_the_audit_is_told_by_a_running_router() -> None:
 
 def test_replicas_without_a_name_on_loopback_are_noted() -> None:
     """Every machine has its own 127.0.0.1, so routers would mean different replicas."""
-    quiet = RouterSeen(num_answered=0, num_audited=0)
+    quiet = HostSeen(num_answered=0, num_audited=0)
     flags = {("redis", "url"): "redis://10.0.0.6:6379/0"}
     local = replace(REPLICA, url="http://127.0.0.1:8000", identity="http://127.0.0.1:8000")
     tree = config.load(flags=flags)
 
-    (found,) = of_router(quiet, config=tree, replicas=[local])
+    (found,) = judge(quiet, config=tree, replicas=[local])
 
     assert (found.level, found.about) == ("note", "names")
-    assert list(of_router(quiet, config=tree, replicas=[REPLICA])) == []
-    assert list(of_router(quiet, config=config.load(), replicas=[local])) == []
+    assert list(judge(quiet, config=tree, replicas=[REPLICA])) == []
+    assert list(judge(quiet, config=config.load(), replicas=[local])) == []
 
 
 def test_a_ca_file_for_a_plain_redis_is_told() -> None:
     """Whoever gives one wants encryption."""
-    quiet = RouterSeen(num_answered=0, num_audited=0)
+    quiet = HostSeen(num_answered=0, num_audited=0)
 
     (found,) = judged(quiet, redis__url="redis://10.0.0.6:6379/0", redis__ca_file="ca.pem")
 

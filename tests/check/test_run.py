@@ -94,15 +94,21 @@ async def test_every_rank_is_looked_at() -> None:
 
 
 async def test_nothing_reachable_is_told() -> None:
-    """At a port that nobody has, and at somebody who is no engine."""
-    async with FakeEngine() as other:
+    """At a free port, at a server that is no engine, and at an engine with a key of its own."""
+    async with FakeEngine() as other, FakeEngine() as locked:
         other.pages["/v1/models"] = (200, "<html>")
-        report = await checked(f"http://127.0.0.1:{free_port()}", other.url)
+        locked.pages["/v1/models"] = (401, "no key")
+        report = await checked(f"http://127.0.0.1:{free_port()}", other.url, locked.url)
 
     assert not report.is_well
-    assert "refused the connection" in told(report, "replica r1", "reachable").text
-    assert "not an OpenAI-compatible server" in told(report, "replica r2", "reachable").text
-    assert [replica.error is not None for replica in report.replicas] == [True, True]
+    found = [told(report, f"replica r{number}", "reachable") for number in (1, 2, 3)]
+    assert "refused the connection" in found[0].text
+    assert "does a firewall lie between" in found[0].hint
+    assert "not an OpenAI-compatible server" in found[1].text
+    assert found[1].hint == ""
+    assert "answered 401" in found[2].text
+    assert found[2].hint == "--engine-api-key-file FILE"
+    assert [replica.error is not None for replica in report.replicas] == [True, True, True]
 
 
 async def test_an_engine_that_hangs_ends_with_the_patience() -> None:
@@ -194,10 +200,10 @@ async def test_endpoints_that_are_configured_wrongly_are_told() -> None:
             )
             found.append(await check(tree, wait_s=PATIENCE_S))
 
-    assert "nobody listens at" in told(found[0], "replica r1", "events").text
+    assert "nothing listens at" in told(found[0], "replica r1", "events").text
     assert "no event publisher" in told(found[1], "replica r1", "events").text
     assert told(found[2], "replica r1", "replay").text.startswith("none: ")
-    assert "nobody knows the host" in told(found[3], "replica r1", "events").text
+    assert "is unknown" in told(found[3], "replica r1", "events").text
     assert "(refused)" in told(found[4], "replica r1", "replay").text
 
 
@@ -207,7 +213,7 @@ async def test_nonsense_that_an_engine_says_of_its_events_is_told() -> None:
         ({"0": {"endpoint": "nonsense"}}, "is not tcp://HOST:PORT"),
         ({"0": {"endpoint": "ipc:///"}}, "no event publisher"),
         ({"0": {"endpoint": "tcp://*:1", "publisher": "null"}}, '"publisher": "null"'),
-        ((200, "nonsense"), "does not say where its events are"),
+        ((200, "nonsense"), "does not report its event endpoints"),
     ]
     async with FakeEngine() as engine:
         for page, said in pages:
@@ -341,7 +347,7 @@ async def test_files_are_tried(tmp_path: Path) -> None:
     assert not (tmp_path / "new.jsonl").exists()
     texts = {f.about: f.text.rpartition(": ")[2] for f in bad.of("router") if f.level == "error"}
     assert texts == {
-        "admin.token_file": "it is empty",
+        "admin.token_file": "the file is empty",
         "engine.api_key_file": "No such file or directory",
         "redis.password_file": "not UTF-8",
         "redis.ca_file": "No such file or directory",
@@ -379,7 +385,7 @@ async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
 
     assert report.redis is not None
     assert (report.redis.mode, report.redis.schema) == ("standalone", None)
-    assert told(report, "redis", "namespace").text.endswith("the first router makes it")
+    assert told(report, "redis", "namespace").text.endswith("the first router creates it")
     assert server.client.dbsize() == 0
     commands = server.client.info("commandstats")
     assert isinstance(commands, dict)
@@ -422,7 +428,7 @@ async def test_orders_of_operators_are_told(start_redis: Start) -> None:
             report = await checked(one, other, redis__url=server.url)
 
     assert "drains" in told(report, "replica r1", "orders").text
-    assert "took it out" in told(report, "replica r2", "orders").text
+    assert "removed it" in told(report, "replica r2", "orders").text
     assert "bad name" in told(report, "redis", "replicas").text
 
 

@@ -1,28 +1,34 @@
-"""router.check.replica_rules and event_rules: what is wrong is told, with what to do."""
+"""router.check.replica, events and tokenizer: what is wrong is found, with what to do."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from router.check.findings import Level
-from router.check.replica_rules import among_replicas, of_replica
-from router.check.seen import Publisher, ReplicaSeen
+from router.check.events import Publisher
+from router.check.finding import Level
+from router.check.replica import ReplicaSeen, judge, judge_together
 from tests.check.samples import RANK, REPLICA, model, rank, wrong
 
 LOCAL = replace(REPLICA, url="http://127.0.0.1:8000")
 CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
-    (replace(REPLICA, error="x refused the connection"), "error", "reachable", "refused", "--port"),
     (
-        replace(REPLICA, error="401: name its file in engine.api_key_file"),
+        replace(REPLICA, error="x refused the connection", failure="no answer"),
+        "error", "reachable", "refused", "--port",
+    ),
+    (
+        replace(REPLICA, error="x answered 401", failure="api key"),
         "error", "reachable", "401", "--engine-api-key-file",
     ),
-    (replace(REPLICA, error="not an OpenAI-compatible server?"), "error", "reachable", "not", ""),
-    (replace(REPLICA, version=None), "note", "engine", "does not tell", ""),
+    (
+        replace(REPLICA, error="not an OpenAI-compatible server?", failure="other"),
+        "error", "reachable", "not", "",
+    ),
+    (replace(REPLICA, version=None), "note", "engine", "does not report", ""),
     (replace(REPLICA, num_blocks=None), "note", "cache", "guessed", "/metrics"),
     (replace(REPLICA, prefix_caching=False), "warning", "prefix caching", "off", "prefix-caching"),
     (replace(REPLICA, order="drain"), "warning", "orders", "it drains", "replicas undrain r1"),
-    (replace(REPLICA, order="remove"), "warning", "orders", "took it out", "replicas add"),
+    (replace(REPLICA, order="remove"), "warning", "orders", "removed it", "replicas add"),
     (
         replace(REPLICA, order="drain", is_added=True),
         "note", "orders", "it drains", "undrain",
@@ -48,14 +54,14 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (replace(REPLICA, num_ranks=2), "warning", "events", "1 of 2 ranks", "data-parallel rank"),
     (
         rank(reach="refused"),
-        "error", "events", "nobody listens at tcp://10.0.0.5:5557", "another engine",
+        "error", "events", "nothing listens at tcp://10.0.0.5:5557", "another engine",
     ),
     (
         replace(rank(reach="refused"), events_configured=True),
-        "error", "events", "nobody listens", "in the configuration",
+        "error", "events", "nothing listens", "in the configuration",
     ),
     (rank(reach="silent"), "error", "events", "does not answer", "firewall"),
-    (rank(reach="unknown host"), "error", "events", "nobody knows the host", "engine"),
+    (rank(reach="unknown host"), "error", "events", "is unknown", "engine"),
     (rank(reach="not an address", reason="x"), "error", "events", "BLIND: x", "engine"),
     (rank(reach="not an address", told="y"), "error", "events", "'y' is not tcp://", "engine"),
     (rank(has_handshake=False), "error", "events", "no event publisher", "another port"),
@@ -103,7 +109,7 @@ def test_what_is_wrong_is_told_with_a_hint(
     seen: ReplicaSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
     """One finding says so, and nothing else is called wrong."""
-    findings = list(of_replica(seen))
+    findings = list(judge(seen))
 
     (found,) = [f for f in findings if f.level != "ok"]
     assert (found.subject, found.level, found.about) == ("replica r1", level, about)
@@ -113,7 +119,7 @@ def test_what_is_wrong_is_told_with_a_hint(
 
 def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
     """And says what it is."""
-    findings = list(of_replica(REPLICA))
+    findings = list(judge(REPLICA))
 
     assert wrong(findings) == []
     assert {f.about for f in findings} == {
@@ -132,7 +138,7 @@ def test_silence_without_history_may_be_another_port() -> None:
         state="blind", reason="no events yet", num_batches=0, has_replay=None, replay_endpoint=None
     )
 
-    (found,) = [f for f in of_replica(seen) if f.about == "state"]
+    (found,) = [f for f in judge(seen) if f.about == "state"]
 
     assert (found.level, "another port" in found.hint) == ("note", True)
 
@@ -147,7 +153,7 @@ def test_small_facts_are_told() -> None:
         prefix_caching=None,
     )
 
-    findings = list(of_replica(seen))
+    findings = list(judge(seen))
 
     texts = " ".join(f.text for f in findings)
     for part in (
@@ -178,14 +184,14 @@ def test_replicas_that_have_nothing_to_do_with_each_other_are_well() -> None:
     """Two, and one that is not there."""
     gone = replace(REPLICA, name="r3", error="x", ranks=(), models=())
 
-    assert list(among_replicas([REPLICA, OTHER, gone, replace(gone, name="r4")])) == []
+    assert list(judge_together([REPLICA, OTHER, gone, replace(gone, name="r4")])) == []
 
 
 def test_one_engine_under_two_addresses_is_found() -> None:
     """It started when the other did, and publishes where the other does."""
     twin = replace(REPLICA, name="r2", url="http://localhost:8000")
 
-    (found,) = among_replicas([REPLICA, twin])
+    (found,) = judge_together([REPLICA, twin])
 
     assert found.level == "error"
     assert "r1 and r2 are the same engine" in found.text
@@ -193,7 +199,7 @@ def test_one_engine_under_two_addresses_is_found() -> None:
 
 def test_two_engines_with_one_event_endpoint_are_found() -> None:
     """One would be credited with the other's cache."""
-    (found,) = among_replicas([REPLICA, replace(OTHER, ranks=(RANK,))])
+    (found,) = judge_together([REPLICA, replace(OTHER, ranks=(RANK,))])
 
     assert found.level == "error"
     assert "same event endpoint" in found.text
@@ -203,7 +209,7 @@ def test_different_hashes_of_one_model_are_noted() -> None:
     """They cost time, and the pool cannot be shared."""
     other = replace(OTHER, ranks=(replace(OTHER.ranks[0], seed="7"),))
 
-    (found,) = among_replicas([REPLICA, other])
+    (found,) = judge_together([REPLICA, other])
 
     assert found.level == "note"
     assert "seed '7'" in found.text

@@ -1,0 +1,345 @@
+"""A replica's event streams: whether each can be followed, and how much its history shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from policies.view import CandidateId
+from router.check.deadline import Deadline
+from router.check.finding import Finding, Subject
+from router.check.reach import CONNECT_S, Reach, reach
+from router.cluster.candidate_source import CandidateSource
+from router.config import Config
+from router.contracts import DEFAULT_SEED, BlockKey
+from router.discovery.engine_api import EngineFacts
+from router.errors import ConfigError
+from router.index.block_index import BlockIndex
+from router.index.candidate_stream import StreamReason
+from router.kv_events.follower import Pace, follow
+from router.kv_events.stream import RankStream
+from router.kv_events.subscriber import EngineEvents, EventSource, Received, reachable_endpoint
+from router.replicas.registry import Entry
+
+EVENTS_FLAG: Final = (
+    '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", '
+    '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\''
+)
+_HANDSHAKE_S: Final = 2.0  # of a publisher whose port is open
+_LIVE_S: Final = 0.3  # for a live batch, where there is no replay to wait for
+_PACE: Final = Pace(tick_s=0.05, quiet_s=3600.0, subscribe_s=3600.0)
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class RankSeen(Struct, frozen=True, kw_only=True):
+    """One rank's event stream. None: not reported, or there was no time to find out."""
+
+    rank: int
+    told: str  # the endpoint as the engine or the configuration has it
+    endpoint: str  # to connect to
+    reach: Reach
+    has_handshake: bool = False  # what listens there speaks ZeroMQ
+    replay_endpoint: str | None = None  # None: there is none
+    replay_reach: Reach | None = None
+    has_replay: bool | None = None  # whether it answered
+    state: Literal["exact", "degraded", "blind"] = "blind"
+    reason: str = ""
+    algorithm: str = ""
+    seed: str = ""
+    block_size: int = 0
+    is_verified: bool = False  # the contract was found in its events, not guessed
+    num_batches: int = 0  # of history
+    num_blocks: int = 0  # that it holds by them
+    num_pooled: int = 0  # blocks that it reported as written to the pool
+
+
+class Publisher(Struct, frozen=True):
+    """One rank's publisher that an engine reports, and that is off."""
+
+    enabled: bool
+    publisher: str | None
+
+
+class EventsSeen(Struct, frozen=True, kw_only=True):
+    """A replica's event streams."""
+
+    url: str
+    num_ranks: int = 1
+    wants_events: bool = True  # events.enabled
+    has_source_route: bool | None = None  # whether it answers /kv_event_sources
+    silent_publishers: tuple[Publisher, ...] = ()  # configured at the engine, but off
+    events_configured: bool = False  # the endpoints are the configuration's
+    ranks: tuple[RankSeen, ...] = ()
+
+
+# -- look ----------------------------------------------------------------------------------------
+
+
+async def look(
+    rank: int,
+    source: EventSource,
+    *,
+    entry: Entry,
+    facts: EngineFacts,
+    config: Config,
+    pool_stored: Callable[[Sequence[BlockKey]], None] | None,
+    deadline: Deadline,
+) -> RankSeen:
+    """Try a rank's endpoints, then follow its events until its history is known.
+
+    Args:
+        pool_stored: Takes what it wrote to the shared pool; None: there is no pool.
+    """
+    url = entry.replica.url.rstrip("/")
+    seen = RankSeen(
+        rank=rank, told=source.endpoint, endpoint=source.endpoint, reach="not an address"
+    )
+    try:
+        endpoint = reachable_endpoint(source.endpoint, url)
+        replay = reachable_endpoint(source.replay_endpoint, url) if source.replay_endpoint else None
+    except ValueError as exc:
+        return replace(seen, reason=str(exc))
+    with deadline.waiting(f"{entry.name} events"):
+        timeout_s = deadline.at_most(CONNECT_S)
+        seen = replace(
+            seen,
+            endpoint=endpoint,
+            reach=await reach(endpoint, timeout_s=timeout_s),
+            replay_endpoint=replay,
+            replay_reach=await reach(replay, timeout_s=timeout_s) if replay else None,
+        )
+        if seen.reach != "open":
+            return replace(seen, reason=StreamReason.UNREACHABLE.value)
+        try:
+            events = _Events(
+                endpoint,
+                replay if seen.replay_reach == "open" else None,
+                topic=source.topic,
+                replay_timeout_s=deadline.at_most(config.events.replay_timeout_s),
+            )
+        except ConfigError as exc:
+            return replace(seen, reach="not an address", reason=exc.message)
+        return await _follow(seen, source, events, entry, facts, config, pool_stored, deadline)
+
+
+class _Events(EngineEvents):
+    """Events that remember whether their publisher ever answered."""
+
+    is_up = False
+
+    async def receive(self, timeout_s: float) -> Received:
+        received = await super().receive(timeout_s)
+        self.is_up = self.is_up or bool(received.is_up)
+        return received
+
+
+async def _follow(
+    seen: RankSeen,
+    source: EventSource,
+    events: _Events,
+    entry: Entry,
+    facts: EngineFacts,
+    config: Config,
+    pool_stored: Callable[[Sequence[BlockKey]], None] | None,
+    deadline: Deadline,
+) -> RankSeen:
+    index, candidate = BlockIndex(), CandidateId(entry.name)
+    num_pooled = 0
+
+    def stored(keys: Sequence[BlockKey]) -> None:
+        nonlocal num_pooled
+        num_pooled += len(keys)
+        assert pool_stored is not None
+        pool_stored(keys)
+
+    stream = CandidateSource(
+        candidate,
+        index,
+        url=entry.replica.url.rstrip("/"),
+        endpoint=source,
+        replay_timeout_s=config.events.replay_timeout_s,
+        block_size=facts.block_size,
+        capacity_blocks=facts.num_gpu_blocks,
+        seeds=config.hash.seeds,
+        lora_paths={m.id: m.root for m in facts.models if m.parent and m.root},
+        pool_stored=stored if pool_stored is not None else None,
+    ).rank_stream()
+    await _history(stream, events, deadline)
+    standing, counters = stream.standing_now(), stream.counters
+    is_replayed = counters.num_replays > counters.num_failed_replays
+    return replace(
+        seen,
+        has_handshake=events.is_up,
+        has_replay=is_replayed if events.has_replay and events.is_up else None,
+        state=standing.state,
+        reason=standing.reason,
+        algorithm=standing.contract.algorithm,
+        seed=standing.contract.seed,
+        block_size=standing.contract.block_size,
+        is_verified=standing.is_verified,
+        num_batches=counters.num_batches,
+        num_blocks=index.num_blocks(candidate),
+        num_pooled=num_pooled,
+    )
+
+
+async def _history(stream: RankStream, events: _Events, deadline: Deadline) -> None:
+    """Follow until history is read, or there is none to read, or the time is over."""
+    async with asyncio.TaskGroup() as tg:
+        following = tg.create_task(follow(stream, events, pace=_PACE))
+        await _until(lambda: events.is_up, deadline.at_most(_HANDSHAKE_S))
+        if events.is_up and events.has_replay:
+            await _until(lambda: _is_read(stream), deadline.left_s)
+        elif events.is_up:
+            await asyncio.sleep(deadline.at_most(_LIVE_S))
+        following.cancel()
+
+
+async def _until(is_so: Callable[[], bool], timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
+                await asyncio.sleep(0.02)
+
+
+def _is_read(stream: RankStream) -> bool:
+    counters = stream.counters
+    if counters.num_failed_replays:
+        return True
+    return counters.num_replays > 0 and stream.wanted_replay is None
+
+
+# -- judge ---------------------------------------------------------------------------------------
+
+
+def judge(subject: Subject, seen: EventsSeen) -> Iterator[Finding]:
+    """Judge the event streams of the replica that is `subject`."""
+    if not seen.wants_events:
+        yield subject.note("events", "BLIND: not followed, as configured", "--events-enabled")
+    elif seen.ranks:
+        for rank in seen.ranks:
+            yield from _rank(subject, seen, rank)
+        if len(seen.ranks) < seen.num_ranks:
+            yield subject.warning(
+                "events",
+                f"{len(seen.ranks)} of {seen.num_ranks} ranks publish: the others are BLIND",
+                "name one endpoint per data-parallel rank in `events` of the replica",
+            )
+    elif seen.silent_publishers:
+        first = seen.silent_publishers[0]
+        enabled = str(first.enabled).lower()
+        how = f'"enable_kv_cache_events": {enabled}, "publisher": "{first.publisher}"'
+        yield subject.warning("events", f"BLIND: publishes nothing ({how})", EVENTS_FLAG)
+    elif seen.has_source_route:
+        yield subject.warning("events", "BLIND: started without KV events", EVENTS_FLAG)
+    else:
+        yield subject.warning(
+            "events",
+            "BLIND: it does not report its event endpoints (an older release)",
+            f"{EVENTS_FLAG}, and name the endpoints in `events` and `replay` of the replica",
+        )
+
+
+def _rank(subject: Subject, seen: EventsSeen, rank: RankSeen) -> Iterator[Finding]:
+    suffix = f" #{rank.rank}" if seen.num_ranks > 1 else ""
+    unreachable = _unreachable(seen, rank)
+    if unreachable is not None:
+        text, hint = unreachable
+        yield subject.error(f"events{suffix}", f"BLIND: {text}", hint)
+        return
+    yield subject.ok(f"events{suffix}", f"published at {rank.endpoint}")
+    yield _replay(subject, f"replay{suffix}", rank)
+    yield _state(subject, f"state{suffix}", rank)
+    yield _contract(subject, f"hashes{suffix}", rank)
+
+
+def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
+    """Return what is wrong with an endpoint, and what to do; None: a publisher answers there."""
+    if rank.reach == "not an address":
+        text = rank.reason or f"{rank.told!r} is not tcp://HOST:PORT or ipc://PATH"
+        return text, _endpoint_hint(seen)
+    if rank.reach == "open" and rank.has_handshake:
+        return None
+    if rank.reach == "open":
+        text = f"what listens at {rank.endpoint} is no event publisher"
+        return text, f"another port? {_endpoint_hint(seen)}"
+    host, own = urlsplit(rank.endpoint).hostname, urlsplit(seen.url).hostname
+    if host in _LOOPBACK and own not in _LOOPBACK:
+        return (
+            f"{rank.endpoint} is this machine, and the engine runs on {own}",
+            '"endpoint": "tcp://*:PORT" in --kv-events-config (with a host vLLM connects instead '
+            "of binding), or name the endpoint in `events` of the replica",
+        )
+    if rank.reach == "unknown host":
+        return f"the host of {rank.endpoint} is unknown", _endpoint_hint(seen)
+    if rank.reach == "silent":
+        text = f"{rank.endpoint} does not answer"
+        return text, "a firewall, or a container port that is not published?"
+    return f"nothing listens at {rank.endpoint}", _endpoint_hint(seen)
+
+
+def _endpoint_hint(seen: EventsSeen) -> str:
+    if seen.events_configured:
+        return "see `events` of the replica in the configuration, and the engine's own"
+    return (
+        f"does another engine on that machine have the port? {EVENTS_FLAG}, with ports of its own"
+    )
+
+
+def _replay(subject: Subject, about: str, rank: RankSeen) -> Finding:
+    flag = '"replay_endpoint": "tcp://*:PORT" in --kv-events-config'
+    if rank.replay_endpoint is None:
+        text = "none: what it cached before a router starts is unknown"
+        return subject.warning(about, text, flag)
+    if rank.replay_reach != "open":
+        text = f"{rank.replay_endpoint} does not answer ({rank.replay_reach})"
+        return subject.warning(about, text, f"open the port: {flag}")
+    if not rank.has_replay:
+        text = f"{rank.replay_endpoint} gives no history"
+        return subject.warning(about, text, f"another port? {flag}; or --wait longer")
+    batches = "1 batch" if rank.num_batches == 1 else f"{rank.num_batches:,} batches"
+    return subject.ok(about, f"{batches} of history from {rank.replay_endpoint}")
+
+
+_NETWORK: Final = "look at the engine and the network"
+_UNKNOWN: Final = "is it vLLM, and a release that is known here? Please report it"
+_HINTS: Final[Mapping[str, str]] = {
+    StreamReason.UNVERIFIED: "it ends with the first event that starts a plain prompt; if "
+    "not, name the engines' PYTHONHASHSEED: --hash-seeds SEED",
+    StreamReason.TRANSLATED: "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here, "
+    "or --prefix-caching-hash-algo sha256",
+    StreamReason.PARTIAL: '"replay_endpoint", and a larger "buffer_steps", in '
+    "--kv-events-config; it ends when the engine clears its cache or restarts",
+    StreamReason.EVENTS_NOT_UNDERSTOOD: _UNKNOWN,
+    StreamReason.BATCH_NOT_UNDERSTOOD: _UNKNOWN,
+    StreamReason.UNREACHABLE: _NETWORK,
+    StreamReason.LOST: _NETWORK,
+}
+
+
+def _state(subject: Subject, about: str, rank: RankSeen) -> Finding:
+    if rank.state == "exact":
+        return subject.ok(about, f"EXACT: {rank.num_blocks:,} blocks known")
+    if rank.num_batches == 0 and rank.reason == StreamReason.NO_EVENTS:
+        hint = "" if rank.has_replay else "if there were prompts since it started: another port?"
+        return subject.note(about, "no events yet: BLIND until its first prompt", hint)
+    text, hint = f"{rank.state.upper()}: {rank.reason}", _HINTS.get(rank.reason, "")
+    if rank.reason == StreamReason.UNVERIFIED:  # it passes
+        return subject.note(about, text, hint)
+    return subject.warning(about, text, hint)
+
+
+def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
+    seed = "" if rank.seed == DEFAULT_SEED else f", seed {rank.seed!r}"
+    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block"
+    if rank.algorithm == "warmroute":
+        return subject.note(about, "translated: the engine's own cannot be computed")
+    if not rank.is_verified:
+        return subject.note(about, f"guessed: {name}; its events will show")
+    return subject.ok(about, f"found in its events: {name}")

@@ -1,0 +1,256 @@
+"""The shared Mooncake pool: its master, what is in it, and which replicas take part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.check.deadline import Deadline
+from router.check.finding import Finding, Subject, size
+from router.check.reach import CONNECT_S, Reach, reach
+from router.check.replica import ReplicaSeen
+from router.config import MooncakeConfig
+from router.errors import PoolError
+from router.pool.catalog import PoolCatalog
+from router.pool.master import MasterApi
+
+CONNECTOR_FLAG: Final = (
+    '--kv-transfer-config \'{"kv_connector": "MooncakeStoreConnector", "kv_role": '
+    '"kv_both", "kv_load_failure_policy": "recompute"}\''
+)
+_SLICE: Final = 10_000  # keys
+_POOL: Final = Subject("pool")
+
+
+class PatternSeen(Struct, frozen=True, kw_only=True):
+    """How a model's objects in the pool are named."""
+
+    model: str
+    text: str | None  # None: not learned
+    num_ranks: int = 0
+    num_blocks: int = 0
+    bytes_per_token: float | None = None
+
+
+class PoolSeen(Struct, frozen=True, kw_only=True):
+    """The Mooncake master. `error` says why nothing else is known; None: not reported."""
+
+    url: str
+    error: str | None = None
+    num_objects: int | None = None
+    used_bytes: int | None = None
+    max_bytes: int | None = None
+    num_evicted: int | None = None
+    num_segments: int | None = None
+    publishes_events: bool | None = None
+    events_configured: bool = False
+    events_reach: Reach | None = None
+    is_listed: bool = False  # its keys could be listed
+    list_error: str | None = None
+    num_unknown_keys: int = 0
+    models: tuple[PatternSeen, ...] = ()
+
+
+# -- look ----------------------------------------------------------------------------------------
+
+
+async def look(
+    config: MooncakeConfig, *, pool: PoolCatalog, block_sizes: dict[str, int], deadline: Deadline
+) -> PoolSeen:
+    """Ask the master, and list its keys to learn how they are built.
+
+    Args:
+        pool: Has the models, and what replicas reported as stored.
+        block_sizes: Base model to tokens a block.
+    """
+    assert config.master is not None
+    seen = PoolSeen(url=config.master.rstrip("/"), events_configured=config.events is not None)
+    timeout_s = deadline.at_most(config.timeout_s)
+    with deadline.waiting("pool"):
+        async with MasterApi(config.master, timeout_s=timeout_s) as api:
+            try:
+                async with asyncio.timeout(deadline.left_s):
+                    seen = await _with_figures(seen, api, pool)
+            except PoolError as exc:
+                return replace(seen, error=exc.message)
+            except TimeoutError:
+                return replace(seen, error=f"{seen.url} was silent")
+            seen = await _with_optional(seen, api, deadline)
+            if config.events is not None:
+                timeout_s = deadline.at_most(CONNECT_S)
+                reached = await reach(config.events, timeout_s=timeout_s)
+                seen = replace(seen, events_reach=reached)
+            seen = await _with_keys(seen, api, pool, deadline)
+    return replace(
+        seen,
+        models=tuple(
+            _pattern(pool, model, block_sizes.get(model)) for model in sorted(pool.directories)
+        ),
+    )
+
+
+async def _with_figures(seen: PoolSeen, api: MasterApi, pool: PoolCatalog) -> PoolSeen:
+    figures = await api.figures()
+    pool.bytes_per_object = figures.bytes_per_object
+    return replace(
+        seen,
+        num_objects=figures.num_keys,
+        used_bytes=figures.allocated_bytes,
+        max_bytes=figures.capacity_bytes,
+        num_evicted=figures.num_evicted_keys,
+    )
+
+
+async def _with_optional(seen: PoolSeen, api: MasterApi, deadline: Deadline) -> PoolSeen:
+    """Ask for what only some releases report."""
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            seen = replace(seen, num_segments=len(await api.segments()))
+            return replace(seen, publishes_events=await api.publishes_events())
+    except (PoolError, TimeoutError):
+        return seen
+
+
+async def _with_keys(
+    seen: PoolSeen, api: MasterApi, pool: PoolCatalog, deadline: Deadline
+) -> PoolSeen:
+    pool.begin_listing()
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            await api.list_keys(pool.listed)
+            is_done = False
+            while not is_done:
+                await asyncio.sleep(0)
+                is_done = not pool.reconcile(_SLICE)
+    except PoolError as exc:
+        pool.abandon_listing()
+        return replace(seen, list_error=exc.message)
+    except TimeoutError:
+        pool.abandon_listing()
+        return replace(seen, list_error="its keys could not be listed in time")
+    return replace(seen, is_listed=True, num_unknown_keys=pool.counters.num_unknown_keys)
+
+
+def _pattern(pool: PoolCatalog, model: str, block_size: int | None) -> PatternSeen:
+    pattern = pool.patterns.get(model)
+    if pattern is None:
+        return PatternSeen(model=model, text=None)
+    block_bytes = pool.bytes_per_block(model)
+    return PatternSeen(
+        model=model,
+        text=pattern.text,
+        num_ranks=pattern.num_ranks,
+        num_blocks=len(pool.directory(model)),
+        bytes_per_token=(
+            round(block_bytes / block_size, 1) if block_bytes and block_size else None
+        ),
+    )
+
+
+# -- judge ---------------------------------------------------------------------------------------
+
+
+def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    """Judge the Mooncake master, and the replicas that take part."""
+    if seen.error is not None:
+        yield _POOL.error(
+            "reachable",
+            seen.error,
+            "--mooncake names the master's --metrics_port (9003 by default), not its --rpc_port",
+        )
+        return
+    yield _POOL.ok("reachable", seen.url)
+    yield from _contents(seen)
+    for model in seen.models:
+        yield _keys(model, seen)
+    yield from _members(replicas)
+    yield _events(seen)
+    yield _POOL.note(
+        "load failures",
+        "what engines do when an object vanishes cannot be seen from here; by default the client "
+        "gets a 500",
+        '"kv_load_failure_policy": "recompute" in --kv-transfer-config',
+    )
+
+
+def _contents(seen: PoolSeen) -> Iterator[Finding]:
+    if seen.max_bytes == 0 or seen.num_segments == 0:
+        yield _POOL.warning(
+            "contents",
+            "no engine gives it memory: nothing can be stored",
+            f"{CONNECTOR_FLAG}, and global_segment_size in mooncake.json",
+        )
+        return
+    limit = f" of {size(seen.max_bytes)}" if seen.max_bytes else ""
+    evicted = f", {seen.num_evicted:,} evicted so far" if seen.num_evicted else ""
+    used = size(seen.used_bytes or 0)
+    yield _POOL.ok("contents", f"{seen.num_objects or 0:,} objects, {used}{limit}{evicted}")
+    if seen.list_error is not None:
+        yield _POOL.warning(
+            "keys",
+            f"not listed: {seen.list_error}",
+            "what was stored before a router starts is then unknown; --wait longer?",
+        )
+
+
+def _keys(model: PatternSeen, seen: PoolSeen) -> Finding:
+    if model.text is None:
+        text = f"{model.model}: nothing of it is there yet, or its keys are not known"
+        if not seen.num_objects:
+            return _POOL.ok("keys", text)
+        return _POOL.note("keys", text, "a prompt through a router shows how its keys are built")
+    ranks = f", {model.num_ranks} objects a block" if model.num_ranks > 1 else ""
+    each = f", {size(round(model.bytes_per_token))} a token" if model.bytes_per_token else ""
+    text = f"{model.model}: {model.num_blocks:,} blocks{ranks}{each}, {model.text}@DIGEST"
+    return _POOL.ok("keys", text)
+
+
+def _members(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    there = [replica for replica in replicas if replica.error is None]
+    known = [r.name for r in there if r.has_pool_connector or any(k.num_pooled for k in r.ranks)]
+    unknown = [r.name for r in there if r.name not in known and r.reads_pool is None]
+    excluded = [r.name for r in there if r.reads_pool is False]
+    if known:
+        yield _POOL.ok("members", f"take part: {', '.join(known)}")
+    if unknown:
+        yield _POOL.note(
+            "members",
+            f"nothing shows that they take part: {', '.join(unknown)}; taken for members until "
+            "fetches fail to happen",
+            f"{CONNECTOR_FLAG}; or `pool: false` for the replica",
+        )
+    if excluded:
+        yield _POOL.ok("members", f"do not, as configured: {', '.join(excluded)}")
+    if any(
+        rank.algorithm == "warmroute" and rank.has_handshake and rank.is_verified
+        for replica in there
+        if replica.reads_pool is not False
+        for rank in replica.ranks
+    ):
+        yield _POOL.warning(
+            "hashes",
+            "engines whose hashes cannot be computed cannot be matched with the pool's keys",
+            "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here",
+        )
+
+
+def _events(seen: PoolSeen) -> Finding:
+    if seen.events_configured and seen.events_reach != "open":
+        return _POOL.error(
+            "events",
+            f"the master's event stream does not answer ({seen.events_reach})",
+            "see --mooncake-events; most builds of mooncake_master have no such stream",
+        )
+    if seen.events_configured:
+        return _POOL.ok("events", "followed")
+    if seen.publishes_events:
+        return _POOL.note(
+            "events",
+            "the master publishes its events, and they are not followed",
+            "--mooncake-events tcp://HOST:PORT: evictions are then known at once",
+        )
+    return _POOL.ok("events", "none: evictions are found by listing and verifying")

@@ -1,0 +1,49 @@
+"""Whether something listens at an address: a connection, without a word said."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from contextlib import suppress
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+CONNECT_S: Final = 2.0
+
+Reach = Literal["open", "refused", "silent", "unknown host", "not an address"]
+"""What a try to connect to HOST:PORT came to. A path (`ipc://…`) that is there counts as open."""
+
+_SILENT: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+async def reach(endpoint: str, *, timeout_s: float) -> Reach:
+    """Try to connect to `tcp://HOST:PORT`, `http://HOST:PORT` or `ipc://PATH`."""
+    scheme, _, path = endpoint.partition("://")
+    if scheme == "ipc":
+        return "open" if path and _exists(path) else "refused"
+    try:
+        url = urlsplit(endpoint)
+        host, port = url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        return "not an address"
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return "silent"
+    except socket.gaierror:
+        return "unknown host"
+    except OSError as exc:
+        return "silent" if exc.errno in _SILENT else "refused"
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return "open"
+
+
+def _exists(path: str) -> bool:  # apart: ruff's ASYNC240 knows it for blocking
+    return os.path.exists(path)

@@ -1,0 +1,342 @@
+"""The shared store: what routers keep in Redis, and whether it can be relied on.
+
+Only read commands are sent, unlike by RedisStore.open, which creates the namespace and loads
+scripts: an ACL user who may only read can check, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.check.deadline import Deadline
+from router.check.finding import Finding, Subject, size
+from router.check.replica import ReplicaSeen
+from router.cluster.pool_share import LISTER
+from router.cluster.redis_connection import RedisConnection
+from router.cluster.redis_log import read_states
+from router.config import IndexConfig, RedisConfig
+from router.errors import StoreError, StoreRefused
+from router.messages import SCHEMA, FeedId, ReplicaRecord, decode_record
+from router.replicas.registry import Registry
+
+_MAX_FEEDS: Final = 10_000
+_FULL: Final = 0.9  # of maxmemory
+_SLOW_MS: Final = 5.0  # a round trip: deltas go out about as often
+_REDIS: Final = Subject("redis")
+
+
+class FeedSeen(Struct, frozen=True, kw_only=True):
+    """One rank's event stream in Redis."""
+
+    id: FeedId
+    number: int
+    sequence: int | None  # the engine's last batch in it
+    state: str | None
+    reason: str | None
+    leader: str | None  # the router that holds its lease; None: no router does
+
+
+class RedisSeen(Struct, frozen=True, kw_only=True):
+    """The shared store. `error` says why nothing else is known; None: not reported."""
+
+    address: str
+    namespace: str
+    error: str | None = None
+    is_refused: bool = False  # it answers, but cannot be used as it is
+    server: str | None = None
+    version: str | None = None
+    mode: str | None = None
+    round_trip_ms: float | None = None
+    schema: str | None = None  # None: the namespace is new
+    used_bytes: int | None = None
+    max_bytes: int | None = None  # 0: no bound
+    policy: str | None = None
+    save_error: bool = False  # it refuses writes because it cannot save
+    routers: tuple[str, ...] = ()  # that live
+    feeds: tuple[FeedSeen, ...] = ()
+    pool_lister: str | None = None  # the router that lists the pool's keys for all
+    num_log_entries: int | None = None
+    num_sessions: int | None = None
+    refused: tuple[str, ...] = ()  # orders about replicas that no router follows, and why
+
+
+Records = dict[str, ReplicaRecord]
+"""What operators ordered, by a replica's name among routers."""
+
+
+# -- look ----------------------------------------------------------------------------------------
+
+
+async def look(
+    config: RedisConfig, registry: Registry, *, password: str | None, deadline: Deadline
+) -> tuple[RedisSeen, Records]:
+    """Read what routers share; `registry` finds the orders among it that no router follows."""
+    seen = RedisSeen(
+        address=config.url or f"{config.sentinel_service} at {', '.join(config.sentinels)}",
+        namespace=config.namespace,
+    )
+    key = f"{{wr:{config.namespace}}}:meta"
+    connection = RedisConnection(config, key=key, password=password)
+    with deadline.waiting("redis"):
+        try:
+            async with asyncio.timeout(deadline.left_s):
+                seen, records = await _read(seen, connection)
+        except StoreError as exc:
+            return replace(seen, error=exc.message, is_refused=isinstance(exc, StoreRefused)), {}
+        except TimeoutError:
+            return replace(seen, error="it did not answer in time"), {}
+        finally:
+            await connection.close()
+    refused = tuple(
+        f"{name}: {why}"
+        for name, record in sorted(records.items())
+        if (why := registry.refused(name, record)) is not None
+    )
+    return replace(seen, refused=refused), records
+
+
+async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen, Records]:
+    base = f"{{wr:{seen.namespace}}}:"
+    await connection.ask("PING")  # connects, so that the next one is a round trip alone
+    started_s = time.perf_counter()
+    await connection.ask("PING")
+    round_trip_ms = (time.perf_counter() - started_s) * 1000
+    replies = await connection.ask_all(
+        [
+            ("INFO",),
+            ("HMGET", f"{base}meta", "schema"),
+            ("HGETALL", f"{base}feeds"),
+            ("ZRANGE", f"{base}routers", 0, -1, "WITHSCORES"),
+            ("XLEN", f"{base}log"),
+            ("HLEN", f"{base}sessions"),
+            ("HGETALL", f"{base}replicas"),
+            ("TIME",),
+        ]
+    )
+    info, meta, feeds, routers, num_log, num_sessions, records, clock = replies.values
+    for needed in (meta, feeds, routers):
+        if isinstance(needed, Exception):
+            raise await connection.refusal(needed)
+    states, _ = read_states(feeds)
+    names = [*states, LISTER][:_MAX_FEEDS]
+    owners = await connection.ask("MGET", *(f"{base}lease:{name}" for name in names))
+    leaders = {name: _text(owner) for name, owner in zip(names, owners, strict=True)}
+    server = connection.server
+    assert server is not None
+    facts = _info(info)
+    found = replace(
+        seen,
+        address=server.address,
+        server=server.name,
+        version=server.version,
+        mode=server.mode,
+        round_trip_ms=round(round_trip_ms, 3),
+        schema=_text(meta[0]),
+        used_bytes=_number(facts.get("used_memory")),
+        max_bytes=_number(facts.get("maxmemory")),
+        policy=facts.get("maxmemory_policy"),
+        save_error=facts.get("rdb_last_bgsave_status", "ok") != "ok",
+        routers=_living(routers, clock),
+        feeds=tuple(
+            FeedSeen(
+                id=name,
+                number=state.number,
+                sequence=state.position.sequence if state.position is not None else None,
+                state=state.standing.state if state.standing is not None else None,
+                reason=state.standing.reason if state.standing is not None else None,
+                leader=leaders.get(name),
+            )
+            for name, state in sorted(states.items())
+        ),
+        pool_lister=leaders.get(LISTER),
+        num_log_entries=num_log if isinstance(num_log, int) else None,
+        num_sessions=num_sessions if isinstance(num_sessions, int) else None,
+    )
+    return found, _records(records)
+
+
+def _info(reply: Any) -> dict[str, str]:
+    if not isinstance(reply, bytes):  # the ACL user may not ask
+        return {}
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _living(flat: list[bytes], clock: Any) -> tuple[str, ...]:
+    """List routers whose time is not over; the next heartbeat removes the others."""
+    now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000 if isinstance(clock, list) else 0
+    return tuple(
+        name.decode(errors="replace")
+        for name, until_ms in zip(flat[::2], flat[1::2], strict=True)
+        if float(until_ms) > now_ms
+    )
+
+
+def _records(flat: Any) -> Records:
+    records: Records = {}
+    if isinstance(flat, list):
+        for name, record in zip(flat[::2], flat[1::2], strict=True):
+            try:
+                records[name.decode()] = decode_record(record)
+            except ValueError:
+                continue  # not ours: the router counts and skips it
+    return records
+
+
+# -- judge ---------------------------------------------------------------------------------------
+
+
+def judge(
+    seen: RedisSeen, *, config: RedisConfig, index: IndexConfig, replicas: Sequence[ReplicaSeen]
+) -> Iterator[Finding]:
+    """Judge the shared store."""
+    if seen.error is not None:
+        hint = "" if seen.is_refused else "is it running? Until then each router is on its own"
+        yield _REDIS.error("reachable", seen.error, hint)
+        return
+    server = f"{seen.server} {seen.version}, {seen.mode}"
+    trip = f", {seen.round_trip_ms:.1f} ms away" if seen.round_trip_ms is not None else ""
+    yield _REDIS.ok("reachable", f"{seen.address}: {server}{trip}")
+    yield from _distance(seen, config, index)
+    yield _namespace(seen)
+    yield _memory(seen)
+    if seen.save_error:
+        yield _REDIS.warning(
+            "disk",
+            "its last save to disk failed: it refuses writes, unless configured otherwise",
+            "see its log; what warmroute keeps there needs no saving: --save ''",
+        )
+    names = f"{len(seen.routers)}: {', '.join(seen.routers)}"
+    yield _REDIS.ok("routers", names if seen.routers else "none runs now")
+    yield from _feeds(seen, replicas)
+    for text in seen.refused:
+        yield _REDIS.warning(
+            "replicas",
+            f"a stored order is not followed: {text}",
+            f"delete its field in the hash {{wr:{seen.namespace}}}:replicas",
+        )
+
+
+def _distance(seen: RedisSeen, config: RedisConfig, index: IndexConfig) -> Iterator[Finding]:
+    trip_ms, limit_ms = seen.round_trip_ms or 0.0, config.lookup_timeout_s * 1000
+    trip = f"a round trip takes {trip_ms:.1f} ms"
+    if index.mode == "redis" and trip_ms > limit_ms / 2:
+        yield _REDIS.warning(
+            "distance",
+            f"{trip}, a look-up may take {limit_ms:g}: many will be too late",
+            "a Redis nearby, --redis-lookup-timeout-s, or --index-mode local",
+        )
+    elif trip_ms > _SLOW_MS:
+        text = f"{trip}: routers know of each other's requests late"
+        yield _REDIS.note("distance", text, "a Redis nearby")
+
+
+def _namespace(seen: RedisSeen) -> Finding:
+    if seen.schema is None:
+        return _REDIS.ok("namespace", f"{seen.namespace!r} is new: the first router creates it")
+    if seen.schema == str(SCHEMA):
+        log = f", {seen.num_log_entries:,} entries in the log" if seen.num_log_entries else ""
+        sessions = f", {seen.num_sessions:,} sessions" if seen.num_sessions else ""
+        text = f"{seen.namespace!r}, schema {seen.schema}{log}{sessions}"
+        return _REDIS.ok("namespace", text)
+    if not seen.schema.isdigit():
+        hint = "the key is not ours: choose another --redis-namespace"
+    elif int(seen.schema) > SCHEMA:
+        hint = "update this router, or choose another --redis-namespace"
+    else:
+        hint = (
+            f"stop the older routers and delete the keys {{wr:{seen.namespace}}}:*, or choose "
+            "another --redis-namespace"
+        )
+    text = f"{seen.namespace!r} has schema {seen.schema}, this router has {SCHEMA}"
+    return _REDIS.error("namespace", text, hint)
+
+
+def _memory(seen: RedisSeen) -> Finding:
+    if seen.used_bytes is None:
+        return _REDIS.note(
+            "memory",
+            "it may not be asked: whether it evicts is not known",
+            "+info for the ACL user; maxmemory-policy noeviction",
+        )
+    policy, limit = seen.policy or "", seen.max_bytes
+    used = size(seen.used_bytes)
+    if not limit:
+        hint = "maxmemory with maxmemory-policy noeviction keeps the machine safe"
+        return _REDIS.note("memory", f"{used} used, no limit", hint)
+    text = f"{used} used of {size(limit)}, {policy}"
+    if policy.startswith("allkeys"):
+        return _REDIS.error(
+            "memory",
+            f"{text}: it may evict the holders of blocks, and routers refuse it",
+            "maxmemory-policy noeviction, or a Redis of its own",
+        )
+    if policy.startswith("volatile"):
+        return _REDIS.warning(
+            "memory",
+            f"{text}: it may evict leases, and leaders change for nothing",
+            "maxmemory-policy noeviction",
+        )
+    if seen.used_bytes >= _FULL * limit:
+        return _REDIS.warning(
+            "memory",
+            f"{text}: a full Redis takes no new blocks, and each router is on its own for them",
+            "raise maxmemory: about 30 bytes a block and holder set, see docs/routers.md",
+        )
+    return _REDIS.ok("memory", text)
+
+
+def _feeds(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    """List the leaders of event streams; compare with the replicas that are configured here."""
+    engines = [feed for feed in seen.feeds if not feed.id.startswith("pool/")]
+    if engines:
+        yield _REDIS.ok("feeds", "; ".join(map(_feed, engines)))
+    if seen.pool_lister is not None:
+        yield _REDIS.ok("pool", f"listed by {seen.pool_lister}")
+    there = {feed for r in replicas if r.ranks and r.error is None for feed in _feed_ids(r)}
+    orphans = [feed.id for feed in engines if feed.leader is None and feed.id in there]
+    if orphans and seen.routers:
+        yield _REDIS.warning(
+            "feeds",
+            f"no leader for {', '.join(orphans)}, though routers run",
+            "can they reach it, and is it in their configuration by this name?",
+        )
+    known = {_owner(feed) for replica in replicas for feed in _feed_ids(replica)}
+    led = {_owner(feed.id) for feed in engines if feed.leader is not None}
+    if strange := sorted(led - known):
+        yield _REDIS.warning(
+            "names",
+            f"other routers follow replicas that are not known here: {', '.join(strange)}",
+            "routers know a replica by its name, or else its URL: give each the same name "
+            "and list in every router's configuration",
+        )
+
+
+def _feed(feed: FeedSeen) -> str:
+    state = f" {feed.state.upper()}" if feed.state else ""
+    why = f" ({feed.reason})" if feed.reason else ""
+    return f"{feed.id}{state}{why}, leader {feed.leader or 'none'}"
+
+
+def _feed_ids(replica: ReplicaSeen) -> Iterator[FeedId]:
+    for rank in range(replica.num_ranks):
+        yield FeedId(f"{replica.identity}#{rank}")
+
+
+def _owner(feed: FeedId) -> str:
+    head, hash_sign, rank = feed.rpartition("#")
+    return head if hash_sign and rank.isdigit() else feed

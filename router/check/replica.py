@@ -1,0 +1,308 @@
+"""A replica: whether it answers, what it serves, and what only several can have wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from router.check import events, tokenizer
+from router.check.deadline import Deadline
+from router.check.events import EventsSeen, Publisher
+from router.check.finding import Finding, Subject
+from router.check.tokenizer import ModelSeen, Tokenizers
+from router.config import Config
+from router.discovery.engine_api import EngineApi, EngineFacts
+from router.errors import (
+    KeyRefused,
+    TlsRefused,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from router.kv_events.subscriber import EventSource
+from router.pool.catalog import PoolCatalog
+from router.replicas.registry import Entry
+
+Failure = Literal["api key", "no answer", "other"]
+_REPLICAS: Final = Subject("replicas")
+
+
+class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
+    """One replica. `error` says why nothing else is known; None: not reported."""
+
+    name: str
+    identity: str  # its name among routers
+    is_added: bool = False  # by an operator, at some router's admin API
+    order: Literal["none", "drain", "remove"] = "none"  # of an operator
+    error: str | None = None
+    failure: Failure | None = None  # None: it answered
+    version: str | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None  # per rank
+    prefix_caching: bool | None = None
+    started_s: float | None = None
+    models: tuple[ModelSeen, ...] = ()
+    reads_pool: bool | None = None  # as configured
+    has_pool_connector: bool = False  # it reports one; False: or it does not say
+
+
+# -- look ----------------------------------------------------------------------------------------
+
+
+async def look(
+    entry: Entry,
+    *,
+    config: Config,
+    api: EngineApi,
+    tokenizers: Tokenizers,
+    pool: PoolCatalog | None,
+    deadline: Deadline,
+) -> ReplicaSeen:
+    """See what a router would when it finds a replica; what does not answer is in the result."""
+    url = entry.replica.url.rstrip("/")
+    seen = ReplicaSeen(
+        name=entry.name,
+        identity=entry.identity,
+        url=url,
+        wants_events=config.events.enabled,
+        events_configured=bool(entry.replica.events),
+        reads_pool=entry.replica.pool,
+        is_added=not any(r.identity == entry.identity for r in config.replicas),
+        order="remove" if entry.leaving else "drain" if entry.draining else "none",
+    )
+    if entry.leaving:
+        return seen
+    with deadline.waiting(entry.name):
+        try:
+            async with asyncio.timeout(deadline.left_s):
+                facts = await api.facts(entry.name, url)
+                publishers = await api.event_publishers(entry.name, url)
+        except UpstreamError as exc:
+            return replace(seen, error=exc.message, failure=_failure(exc))
+        except TimeoutError:
+            return replace(seen, error=f"{url} was silent", failure="no answer")
+    seen = _with_facts(seen, facts, publishers)
+    pool_stored = None
+    if pool is not None:
+        base = _add_to_pool(pool, facts)
+        pool_stored = partial(pool.stored, base)
+    async with asyncio.TaskGroup() as tg:
+        models = [
+            tg.create_task(
+                tokenizers.look(
+                    entry.name,
+                    url,
+                    model,
+                    num_adapters=sum(other.parent == model.id for other in facts.models),
+                    api=api,
+                )
+            )
+            for model in facts.models
+            if model.parent is None
+        ]
+        ranks = [
+            tg.create_task(
+                events.look(
+                    rank,
+                    source,
+                    entry=entry,
+                    facts=facts,
+                    config=config,
+                    pool_stored=pool_stored,
+                    deadline=deadline,
+                )
+            )
+            for rank, source in _sources(entry, facts, config).items()
+        ]
+    return replace(
+        seen,
+        models=tuple(task.result() for task in models),
+        ranks=tuple(task.result() for task in ranks),
+    )
+
+
+def _failure(error: UpstreamError) -> Failure:
+    match error:
+        case KeyRefused():
+            return "api key"
+        case TlsRefused():
+            return "other"
+        case UpstreamUnreachable() | UpstreamTimeout():
+            return "no answer"
+    return "other"
+
+
+def _with_facts(
+    seen: ReplicaSeen, facts: EngineFacts, publishers: list[EventSource] | None
+) -> ReplicaSeen:
+    return replace(
+        seen,
+        version=facts.version,
+        block_size=facts.block_size,
+        num_blocks=facts.num_gpu_blocks,
+        prefix_caching=facts.prefix_caching,
+        started_s=facts.started_s,
+        num_ranks=facts.num_ranks,
+        has_source_route=publishers is not None,
+        silent_publishers=tuple(
+            Publisher(one.enable_kv_cache_events, one.publisher)
+            for one in publishers or ()
+            if not one.enable_kv_cache_events or one.publisher not in ("zmq", None)
+        ),
+        has_pool_connector=facts.has_pool_connector,
+    )
+
+
+def _sources(entry: Entry, facts: EngineFacts, config: Config) -> dict[int, EventSource]:
+    """Choose endpoints as router.discovery.watch does."""
+    if not config.events.enabled:
+        return {}
+    if not entry.replica.events:
+        return facts.event_sources
+    replay = entry.replica.replay or (None,) * len(entry.replica.events)
+    return {
+        rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
+        for rank, endpoint in enumerate(entry.replica.events)
+    }
+
+
+def _add_to_pool(pool: PoolCatalog, facts: EngineFacts) -> str:
+    """Add the model and its possible names in the pool, as router.discovery.watch does."""
+    own = [model for model in facts.models if model.parent is None]
+    base = own[0].id if own else facts.models[0].id
+    roots = [model.root for model in own if model.root]
+    names = [model.id for model in own]
+    pool.add_model(base, [*names, *roots, *(Path(root).name for root in roots)])
+    return base
+
+
+# -- judge ---------------------------------------------------------------------------------------
+
+_HINTS: Final[dict[Failure, str]] = {
+    "api key": "--engine-api-key-file FILE",
+    "no answer": "is it running, is this its --host and --port, does a firewall lie between?",
+    "other": "",
+}
+
+
+def judge(seen: ReplicaSeen) -> Iterator[Finding]:
+    """Judge one replica."""
+    subject = Subject(f"replica {seen.name}")
+    if seen.order != "none":
+        yield _order(subject, seen)
+    if seen.order == "remove":
+        return
+    if seen.error is not None:
+        yield subject.error("reachable", seen.error, _HINTS[seen.failure or "other"])
+        return
+    added = " (added at an admin API)" if seen.is_added else ""
+    yield subject.ok("reachable", seen.url + added)
+    yield _engine(subject, seen)
+    for model in seen.models:
+        yield from tokenizer.judge(subject, model)
+    yield _capacity(subject, seen)
+    if seen.prefix_caching is False:
+        yield subject.warning(
+            "prefix caching",
+            "off: every prompt is computed from its first token",
+            "start the engine without --no-enable-prefix-caching",
+        )
+    elif seen.prefix_caching:
+        yield subject.ok("prefix caching", "on")
+    yield from events.judge(subject, seen)
+
+
+def _order(subject: Subject, seen: ReplicaSeen) -> Finding:
+    if seen.order == "remove":
+        text, hint = "an operator removed it", f"warmroute replicas add {seen.url}"
+    else:
+        text = "it drains: an operator wants no new requests there"
+        hint = f"warmroute replicas undrain {seen.name}"
+    create = subject.note if seen.is_added else subject.warning
+    return create("orders", text, hint)
+
+
+def _engine(subject: Subject, seen: ReplicaSeen) -> Finding:
+    ranks = f", {seen.num_ranks} data-parallel ranks" if seen.num_ranks > 1 else ""
+    if seen.version:
+        return subject.ok("engine", f"version {seen.version}{ranks}")
+    return subject.note("engine", f"does not report its version{ranks}")
+
+
+def _capacity(subject: Subject, seen: ReplicaSeen) -> Finding:
+    if seen.block_size is None or seen.num_blocks is None:
+        text = "it does not report the size of its cache: guessed"
+        return subject.note(
+            "cache", text, "is its /metrics reachable? (--disable-log-stats hides it)"
+        )
+    num_tokens = seen.block_size * seen.num_blocks
+    each = " per rank" if seen.num_ranks > 1 else ""
+    text = f"{seen.num_blocks:,} blocks of {seen.block_size} tokens{each}: {num_tokens:,} tokens"
+    return subject.ok("cache", text)
+
+
+# -- judge several -------------------------------------------------------------------------------
+
+
+def judge_together(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    """Judge what only several replicas can have wrong."""
+    yield from _twins(replicas)
+    yield from _publishers_shared(replicas)
+    yield from _contracts(replicas)
+
+
+def _twins(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    """Find one engine behind two addresses: it started in the same millisecond with all alike."""
+    seen: dict[tuple[object, ...], ReplicaSeen] = {}
+    for replica in replicas:
+        if replica.error is not None or not replica.ranks or replica.started_s is None:
+            continue
+        mark = (replica.started_s, replica.version, replica.ranks[0].endpoint)
+        first = seen.setdefault(mark, replica)
+        if first is not replica:
+            yield _REPLICAS.error(
+                "addresses",
+                f"{first.name} and {replica.name} are the same engine",
+                "name it once: its load would be counted in halves",
+            )
+
+
+def _publishers_shared(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    owner: dict[str, ReplicaSeen] = {}
+    for replica in replicas:
+        for rank in replica.ranks:
+            first = owner.setdefault(rank.endpoint, replica)
+            if first is not replica and first.started_s != replica.started_s:
+                yield _REPLICAS.error(
+                    "events",
+                    f"{first.name} and {replica.name} have the same event endpoint, "
+                    f"{rank.endpoint}: one would be credited with the other's cache",
+                    "engines on one machine need different ports in --kv-events-config",
+                )
+
+
+def _contracts(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    by_model: defaultdict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    for replica in replicas:
+        contracts = {
+            (rank.algorithm, rank.seed, rank.block_size)
+            for rank in replica.ranks
+            if rank.is_verified and rank.has_handshake
+        }
+        for model in replica.models:
+            by_model[model.id] |= contracts
+    for name, contracts in by_model.items():
+        if len(contracts) > 1:
+            ways = "; ".join(f"{a}, seed {s!r}, {b} tokens" for a, s, b in sorted(contracts))
+            yield _REPLICAS.note(
+                "hashes",
+                f"{name}: replicas name blocks differently ({ways}): each way costs a hash chain, "
+                "and they cannot share a pool",
+                "the same PYTHONHASHSEED, --prefix-caching-hash-algo and --block-size for all",
+            )

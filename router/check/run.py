@@ -1,0 +1,146 @@
+"""The check from beginning to end: look at everything at once, then judge."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from router.check import host, mooncake, redis, replica
+from router.check.deadline import Deadline
+from router.check.finding import Finding
+from router.check.host import HostSeen
+from router.check.mooncake import PoolSeen
+from router.check.redis import RedisSeen
+from router.check.replica import ReplicaSeen
+from router.check.report import Report
+from router.check.tokenizer import Tokenizers
+from router.config import Config
+from router.config.hosts import HostRules
+from router.discovery.engine_api import EngineApi
+from router.engine_key import EngineKey
+from router.errors import ConfigError
+from router.pool.catalog import PoolCatalog
+from router.replicas.registry import Entry, Registry
+from router.secret_file import read_secret
+from router.tls import client_tls
+
+_PROGRESS_S: Final = (2.0, 0.25)  # before the first message, and between looks
+
+
+async def check(
+    config: Config,
+    *,
+    redis_password: str | None = None,
+    wait_s: float = 10.0,
+    on_waiting: Callable[[list[str]], None] = lambda awaited: None,
+) -> Report:
+    """Look at all that a router would use; the package describes what others see of it.
+
+    Args:
+        wait_s: What has not answered by then is reported as silent.
+        on_waiting: Takes what is awaited, after two seconds and whenever it changes.
+    """
+    deadline = Deadline(wait_s)
+    async with asyncio.TaskGroup() as tg:
+        progress = tg.create_task(_report_progress(deadline, on_waiting), name="progress")
+        looking = tg.create_task(host.look(config, deadline), name="host")
+        registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
+        store = None
+        if config.redis.is_configured:  # first: it may have further replicas
+            store, records = await redis.look(
+                config.redis, registry, password=redis_password, deadline=deadline
+            )
+            registry.apply(records)
+        catalog = PoolCatalog() if config.mooncake.master is not None else None
+        replicas = await _look_at_replicas(registry.entries, config, catalog, deadline)
+        pool = None
+        if catalog is not None:  # last: replicas report what is theirs in it
+            pool = await mooncake.look(
+                config.mooncake,
+                pool=catalog,
+                block_sizes=_block_sizes(replicas),
+                deadline=deadline,
+            )
+        here = await looking
+        progress.cancel()
+    findings = tuple(_judge(config, replicas, store, pool, here))
+    return Report(findings=findings, replicas=replicas, redis=store, pool=pool)
+
+
+async def _look_at_replicas(
+    entries: Sequence[Entry], config: Config, pool: PoolCatalog | None, deadline: Deadline
+) -> tuple[ReplicaSeen, ...]:
+    key, tls = _usable(config)
+    api = EngineApi(
+        timeout_s=deadline.at_most(config.health.timeout_s),
+        tls=tls,
+        key=EngineKey.of(config, key),
+    )
+    tokenizers = Tokenizers(config.tokens, deadline)
+    async with api, asyncio.TaskGroup() as tg:
+        looking = [
+            tg.create_task(
+                replica.look(
+                    entry,
+                    config=config,
+                    api=api,
+                    tokenizers=tokenizers,
+                    pool=pool,
+                    deadline=deadline,
+                ),
+                name=entry.name,
+            )
+            for entry in entries
+        ]
+    return tuple(task.result() for task in looking)
+
+
+def _judge(
+    config: Config,
+    replicas: tuple[ReplicaSeen, ...],
+    store: RedisSeen | None,
+    pool: PoolSeen | None,
+    here: HostSeen,
+) -> Iterator[Finding]:
+    for seen in replicas:
+        yield from replica.judge(seen)
+    yield from replica.judge_together(replicas)
+    if store is not None:
+        yield from redis.judge(store, config=config.redis, index=config.index, replicas=replicas)
+    if pool is not None:
+        yield from mooncake.judge(pool, replicas)
+    yield from host.judge(here, config=config, replicas=replicas)
+
+
+def _block_sizes(replicas: tuple[ReplicaSeen, ...]) -> dict[str, int]:
+    return {
+        seen.models[0].id: seen.block_size for seen in replicas if seen.models and seen.block_size
+    }
+
+
+async def _report_progress(deadline: Deadline, on_waiting: Callable[[list[str]], None]) -> None:
+    first_s, pause_s = _PROGRESS_S
+    await asyncio.sleep(first_s)
+    reported: list[str] = []
+    while True:
+        awaited = deadline.awaited()
+        if awaited and awaited != reported:
+            reported = awaited
+            on_waiting(awaited)
+        await asyncio.sleep(pause_s)
+
+
+def _usable(config: Config) -> tuple[str | None, ssl.SSLContext | None]:
+    """Read the engines' key and certificates; what is wrong with a file is a finding of its own."""
+    key = tls = None
+    try:
+        key = read_secret(config.engine.api_key_file, "engine.api_key_file")
+    except ConfigError:
+        pass
+    try:
+        tls = client_tls(config.forward)
+    except ConfigError:
+        pass
+    return key, tls

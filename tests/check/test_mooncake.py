@@ -1,0 +1,84 @@
+"""router.check.mooncake: what is wrong with the pool is found, with what to do."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from router.check.finding import Level
+from router.check.mooncake import PatternSeen, PoolSeen, judge
+from tests.check.samples import POOL, RANK, REPLICA
+
+POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
+    (replace(POOL, error="gone"), "error", "reachable", "gone", "--metrics_port"),
+    (replace(POOL, num_segments=0), "warning", "contents", "no engine gives", "global_segment"),
+    (replace(POOL, max_bytes=0), "warning", "contents", "no engine gives", "recompute"),
+    (replace(POOL, list_error="cut"), "warning", "keys", "not listed: cut", "--wait"),
+    (replace(POOL, models=(PatternSeen(model="m", text=None),)), "note", "keys", "m:", "a prompt"),
+    (replace(POOL, publishes_events=True), "note", "events", "not followed", "--mooncake-events"),
+    (
+        replace(POOL, events_configured=True, events_reach="refused"),
+        "error", "events", "(refused)", "--mooncake-events",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), POOL_CASES)
+def test_what_is_wrong_with_the_pool_is_told(
+    seen: PoolSeen, level: Level, about: str, text: str, hint: str
+) -> None:
+    """Beside the standing note on load failures."""
+    findings = [f for f in judge(seen, [REPLICA]) if f.about != "load failures"]
+
+    (found,) = [f for f in findings if f.level != "ok"]
+    assert (found.subject, found.level, found.about) == ("pool", level, about)
+    assert text in found.text
+    assert hint in found.hint
+
+
+def test_a_pool_as_it_should_be_has_one_note() -> None:
+    """What engines do when an object vanishes cannot be seen: it is said every time."""
+    findings = list(judge(POOL, [REPLICA]))
+
+    assert [(f.level, f.about) for f in findings if f.level != "ok"] == [("note", "load failures")]
+    assert findings[-1].hint.startswith('"kv_load_failure_policy": "recompute"')
+    texts = " ".join(f.text for f in findings)
+    for part in ("40 objects", "2 evicted", "2 objects a block", "2 KiB a token", "take part: r1"):
+        assert part in texts, part
+
+
+def test_an_empty_pool_and_followed_events_are_well() -> None:
+    """Nothing is there that could be known."""
+    empty = replace(
+        POOL,
+        num_objects=0,
+        num_evicted=None,
+        used_bytes=0,
+        events_configured=True,
+        events_reach="open",
+        models=(PatternSeen(model="m", text=None), PatternSeen(model="n", text="n@", num_ranks=1)),
+    )
+
+    for replicas in ([REPLICA], []):
+        findings = list(judge(empty, replicas))
+
+        assert [f.about for f in findings if f.level != "ok"] == ["load failures"]
+
+
+def test_members_are_known_by_their_word_or_taken_for_such() -> None:
+    """By their stores, their metrics, the configuration; the rest is only believed."""
+    silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))
+    replicas = [
+        replace(silent, name="told", has_pool_connector=True),
+        replace(silent, name="off", reads_pool=False),
+        replace(silent, name="maybe"),
+        replace(silent, name="gone", error="x"),
+        replace(silent, name="odd", ranks=(replace(RANK, algorithm="warmroute"),)),
+    ]
+
+    findings = {f.text: f for f in judge(POOL, replicas) if f.about in ("members", "hashes")}
+
+    assert "take part: told, odd" in findings
+    assert "do not, as configured: off" in findings
+    assert any("they take part: maybe;" in text for text in findings)
+    assert any("cannot be matched" in text for text in findings)

@@ -1,0 +1,196 @@
+"""router.check.redis: it is read and left as it is; what is wrong is found, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from router.check.deadline import Deadline
+from router.check.finding import Level
+from router.check.redis import Records, RedisSeen, judge, look
+from router.cluster.redis_store import RedisStore
+from router.config import IndexConfig, RedisConfig
+from router.messages import Delta, FeedId, ReplicaRecord, SessionState, TierChange, pack_keys
+from router.replicas.registry import Registry
+from tests.check.samples import FEED, REDIS, REPLICA, wrong
+from tests.redis_servers import RedisServer, namespace, shared_redis
+
+__all__ = ["namespace", "shared_redis"]
+
+CONFIG = RedisConfig(url="redis://10.0.0.6:6379/0", lookup_timeout_s=0.005)
+LOCAL = IndexConfig()
+MIB = 1 << 20
+
+# -- look ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(shared_redis: RedisServer, namespace: str) -> RedisConfig:
+    return RedisConfig(url=shared_redis.url, namespace=namespace, timeout_s=20.0)
+
+
+@pytest.fixture
+async def store(settings: RedisConfig) -> AsyncIterator[RedisStore]:
+    store = RedisStore(settings, router="router-a", password=None)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def looked(settings: RedisConfig) -> tuple[RedisSeen, Records]:
+    return await look(settings, Registry(()), password=None, deadline=Deadline(60.0))
+
+
+async def test_a_new_namespace_stays_new(settings: RedisConfig, shared_redis: RedisServer) -> None:
+    """Looking creates nothing."""
+    found, records = await looked(settings)
+
+    assert found.schema is None
+    assert (found.feeds, found.pool_lister, found.routers, records) == ((), None, (), {})
+    assert found.num_log_entries == 0
+    assert found.used_bytes
+    assert found.round_trip_ms
+    assert not list(shared_redis.client.scan_iter(f"{{wr:{settings.namespace}}}:*"))
+
+
+async def test_what_routers_share_is_read(settings: RedisConfig, store: RedisStore) -> None:
+    """Who lives, who leads what, how much there is."""
+    await store.beat(b"")
+    await store.hold([FEED.id])
+    await store.write([Delta(FEED.id, 1, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
+    await store.put_sessions({7: SessionState(FEED.id, 1, None)}, 60.0)
+    await store.put_replica("two", ReplicaRecord(url="http://10.0.0.6:8000"))
+
+    found, records = await looked(settings)
+
+    assert found.schema == "1"
+    assert found.routers == ("router-a",)
+    (feed,) = found.feeds
+    assert (feed.id, feed.number, feed.leader) == (FEED.id, 1, "router-a")
+    assert (found.num_log_entries, found.num_sessions) == (1, 1)
+    assert records["two"].url == "http://10.0.0.6:8000"
+
+
+async def test_garbage_is_left_out(
+    settings: RedisConfig, store: RedisStore, shared_redis: RedisServer
+) -> None:
+    """Routers whose time is over, records that are none; a key of another kind is refused."""
+    base = f"{{wr:{settings.namespace}}}:"
+    shared_redis.client.zadd(f"{base}routers", {"long-gone": 1.0})
+    shared_redis.client.hset(f"{base}replicas", "x", b"\xc1")
+    shared_redis.client.set(f"{base}log", "not a stream")
+
+    found, records = await looked(settings)
+
+    assert found.routers == ()
+    assert records == {}
+    assert found.num_log_entries is None
+    shared_redis.client.set(f"{base}feeds", "not a hash")
+    refused, _ = await looked(settings)
+    assert refused.is_refused
+    assert "something else lies under a key" in (refused.error or "")
+
+
+# -- judge ---------------------------------------------------------------------------------------
+
+REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
+    (replace(REDIS, error="gone"), "error", "reachable", "gone", "on its own"),
+    (replace(REDIS, error="wrong password: see X", is_refused=True), "error", "reachable", "X", ""),
+    (replace(REDIS, round_trip_ms=9.0), "note", "distance", "9.0 ms", "a Redis nearby"),
+    (replace(REDIS, schema="0"), "error", "namespace", "schema 0", "delete the keys {wr:default}:"),
+    (replace(REDIS, schema="9"), "error", "namespace", "schema 9", "update this router"),
+    (replace(REDIS, schema="x"), "error", "namespace", "schema x", "not ours"),
+    (replace(REDIS, used_bytes=None), "note", "memory", "may not be asked", "+info"),
+    (replace(REDIS, policy="allkeys-lru"), "error", "memory", "allkeys-lru", "noeviction"),
+    (replace(REDIS, policy="volatile-ttl"), "warning", "memory", "leases", "noeviction"),
+    (replace(REDIS, used_bytes=1000 * MIB), "warning", "memory", "1e+03 MiB used", "raise maxmem"),
+    (replace(REDIS, max_bytes=0), "note", "memory", "no limit", "maxmemory"),
+    (replace(REDIS, save_error=True), "warning", "disk", "last save", "--save ''"),
+    (replace(REDIS, refused=("a: bad",)), "warning", "replicas", "a: bad", "{wr:default}:replicas"),
+    (
+        replace(REDIS, feeds=(replace(FEED, leader=None),)),
+        "warning", "feeds", "no leader for one#0", "can they reach",
+    ),
+    (
+        replace(REDIS, feeds=(FEED, replace(FEED, id=FeedId("http://h:1#0")))),
+        "warning", "names", "not known here: http://h:1", "the same name",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), REDIS_CASES)
+def test_what_is_wrong_with_redis_is_found(
+    seen: RedisSeen, level: Level, about: str, text: str, hint: str
+) -> None:
+    """One finding says so, and nothing else is called wrong."""
+    findings = list(judge(seen, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
+
+    (found,) = [f for f in findings if f.level != "ok"]
+    assert (found.subject, found.level, found.about) == ("redis", level, about)
+    assert text in found.text
+    assert hint in found.hint
+
+
+def test_a_redis_as_it_should_be_has_nothing_wrong() -> None:
+    """And says what it is, the routers that share it, the leaders of streams."""
+    findings = list(judge(REDIS, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
+
+    assert wrong(findings) == []
+    texts = " ".join(f.text for f in findings)
+    for part in (
+        "redis 7.0.15, standalone, 0.3 ms", "schema 1", "10 entries", "2 sessions", "50 MiB used",
+        "of 1 GiB", "2: router-a, router-b", "one#0 EXACT, leader router-a",
+    ):  # fmt: skip
+        assert part in texts, part
+
+
+def test_a_new_namespace_is_well() -> None:
+    """No router was here before."""
+    new = replace(REDIS, schema=None, routers=(), feeds=(), num_log_entries=0, round_trip_ms=None)
+    findings = list(judge(new, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
+
+    assert wrong(findings) == []
+    assert {"'default' is new: the first router creates it", "none runs now"} <= {
+        f.text for f in findings
+    }
+
+
+def test_feeds_of_routers_that_are_gone_are_no_fault() -> None:
+    """Of pools and of states not known, too."""
+    feeds = (
+        replace(FEED, leader=None, state="degraded", reason="why"),
+        replace(FEED, id=FeedId("pool/qwen"), leader=None, state=None, reason=None),
+    )
+    findings = list(
+        judge(
+            replace(REDIS, routers=(), feeds=feeds, pool_lister="router-a"),
+            config=CONFIG,
+            index=LOCAL,
+            replicas=[REPLICA],
+        )
+    )
+
+    assert wrong(findings) == []
+    assert "one#0 DEGRADED (why), leader none" in {f.text for f in findings}
+
+
+def test_feeds_of_replicas_that_left_are_no_fault() -> None:
+    """They are forgotten after a day."""
+    feeds = (FEED, replace(FEED, id=FeedId("left#0"), leader=None, state=None, reason=None))
+    findings = list(
+        judge(replace(REDIS, feeds=feeds), config=CONFIG, index=LOCAL, replicas=[REPLICA])
+    )
+
+    assert wrong(findings) == []
+    assert any(f.text.endswith("left#0, leader none") for f in findings)
+
+
+def test_a_redis_too_far_for_look_ups_is_found() -> None:
+    """In mode redis alone."""
+    far = replace(REDIS, round_trip_ms=4.0)
+    findings = list(judge(far, config=CONFIG, index=IndexConfig(mode="redis"), replicas=[REPLICA]))
+
+    assert [(f.level, f.about) for f in findings if f.level != "ok"] == [("warning", "distance")]
+    assert wrong(list(judge(far, config=CONFIG, index=LOCAL, replicas=[REPLICA]))) == []
