@@ -1,19 +1,115 @@
-"""The answer of GET /admin/experiments as tables for people."""
+"""`warmroute experiments`: the experiments of a running router."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import click
+
+from router import config as configuration
+from router.cli.admin import Admin, admin_options, echo_json
+from router.errors import ConfigError
+from router.experiments.definition import Experiment
+
+
+@click.group()
+def experiments() -> None:
+    """List, start, ramp, stop and remove experiments of a running router (of all that share its
+    Redis)."""
+
+
+def _show(fields: Any, admin: Admin) -> None:
+    """Print what the admin port answered about experiments."""
+    listed = fields["experiments"] if "experiments" in fields else [fields]
+    echo_json(fields) if admin.as_json else click.echo(table(listed).rstrip("\n"))
+
+
+@experiments.command("list")
+@click.argument("name", required=False)
+@admin_options
+def list_experiments(name: str | None, admin: Admin) -> None:
+    """Show every experiment, or NAME: its arms, their shares, what speaks against them."""
+    path = "experiments" + (f"/{quote(name, safe='')}" if name else "")
+    _show(admin.ask("GET", path), admin)
+
+
+@experiments.command("start")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@admin_options
+def start_experiment(file: Path, admin: Admin) -> None:
+    """Start the experiment that FILE (YAML or JSON) defines."""
+    try:
+        tree = configuration.read_yaml(file, Experiment)
+        configuration.experiment_of(tree)
+    except ConfigError as error:
+        click.echo(f"warmroute: {file}: {error.message.removeprefix(f'{file}: ')}", err=True)
+        sys.exit(2)
+    content = json.dumps(tree, default=str).encode()
+    _show(admin.ask("POST", "experiments", content), admin)
+
+
+@experiments.command("ramp")
+@click.argument("name")
+@click.argument("shares", nargs=-1, required=True, metavar="ARM=SHARE...")
+@admin_options
+def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
+    """Set the shares of arms of NAME, e.g. `ramp alpha control=0.5 greedy=0.5`.
+
+    Arms that are not named keep theirs; the definition's own ramp is over.
+    """
+    wanted: dict[str, float] = {}
+    for pair in shares:
+        arm, _, share = pair.partition("=")
+        try:
+            wanted[arm] = float(share)
+        except ValueError as exc:
+            raise click.UsageError(f"{pair!r} is not ARM=SHARE, a share from 0 to 1") from exc
+    content = json.dumps({"shares": wanted}).encode()
+    path = f"experiments/{quote(name, safe='')}/ramp"
+    _show(admin.ask("POST", path, content), admin)
+
+
+@experiments.command("stop")
+@click.argument("name")
+@click.option("--arm", help="stop this arm only")
+@click.option("--reason", help="why, for the log and for others")
+@admin_options
+def stop_experiment(
+    name: str,
+    arm: str | None,
+    reason: str | None,
+    admin: Admin,
+) -> None:
+    """End NAME: its traffic is the default policy's again. It stays listed until it is removed."""
+    order = {"arm": arm, "reason": reason}
+    content = json.dumps({key: value for key, value in order.items() if value}).encode()
+    path = f"experiments/{quote(name, safe='')}/stop"
+    _show(admin.ask("POST", path, content), admin)
+
+
+@experiments.command("remove")
+@click.argument("name")
+@admin_options
+def remove_experiment(name: str, admin: Admin) -> None:
+    """End NAME, and forget it."""
+    path = f"experiments/{quote(name, safe='')}"
+    fields = admin.ask("DELETE", path)
+    click.echo(json.dumps(fields) if admin.as_json else f"{name} is removed")
 
 
 def table(experiments: list[dict[str, Any]]) -> str:
-    """Draw each experiment: what it is, how it stands, a row for each arm."""
+    """Draw each experiment: what it is, its status, a row for each arm."""
+    from rich.console import Console  # late: `--help` should not wait for it
+    from rich.markup import escape
+    from rich.table import Table
+
     out = StringIO()
     console = Console(file=out, width=110, highlight=False)
     if not experiments:
@@ -58,12 +154,12 @@ def _row(arm: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _guardrails(arm: dict[str, Any]) -> str:
-    """Say how far each is from stopping its arm, or what has stopped it."""
+    """Return how far each is from stopping its arm, or what has stopped it."""
     if arm["stopped"] is not None:
         return str(arm["stopped"]["reason"])
-    told = [
+    texts = [
         f"{each['guardrail']} {max(0.0, each['log_wealth'] / each['needed']):.0%} "
         f"of {each['num_samples']:,}"
         for each in arm["guardrails"]
     ]
-    return ", ".join(told) or "none"
+    return ", ".join(texts) or "none"

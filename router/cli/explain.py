@@ -1,16 +1,32 @@
-"""The answer of /admin/explain as a table for people."""
+"""`warmroute explain`: where a request would go, as a table."""
 
 from __future__ import annotations
 
 from io import StringIO
 from typing import Any
+from urllib.parse import quote
 
-from rich.console import Console
-from rich.table import Table
+import click
+
+from router.cli.admin import Admin, admin_options, echo_json
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--tenant", help="as this tenant's request: with its cache salt, its models")
+@admin_options
+def explain(file: Any, tenant: str | None, admin: Admin) -> None:
+    """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""
+    path = f"explain?tenant={quote(tenant, safe='')}" if tenant is not None else "explain"
+    fields = admin.ask("POST", path, file.read())
+    echo_json(fields) if admin.as_json else click.echo(table(fields).rstrip("\n"))
 
 
 def table(explained: dict[str, Any]) -> str:
-    """Draw every candidate's costs, the chosen one first named."""
+    """Draw every candidate's costs, the chosen one marked."""
+    from rich.console import Console  # late: `--help` should not wait for it
+    from rich.table import Table
+
     decision = explained["decision"]
     out = StringIO()
     console = Console(file=out, width=110, highlight=False)

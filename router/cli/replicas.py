@@ -1,18 +1,129 @@
-"""The answer of GET /admin/replicas as a table for people."""
+"""`warmroute replicas` and `control`: the replicas of a running router, and orders to engines."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
+from urllib.parse import quote
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import click
+
+from router.cli.admin import Admin, admin_options, echo_json
+
+
+@click.group()
+def replicas() -> None:
+    """List, add, drain and remove replicas of a running router (of all that share its Redis)."""
+
+
+@replicas.command("list")
+@admin_options
+def list_replicas(admin: Admin) -> None:
+    """Show every replica: whether it is used, what it has in flight, how well it is known."""
+    fields = admin.ask("GET", "replicas")
+    echo_json(fields) if admin.as_json else click.echo(table(fields).rstrip("\n"))
+
+
+@replicas.command("add")
+@click.argument("url")
+@click.option("--name", help="in metrics and headers; default: the next free r1, r2, …")
+@click.option("--events", multiple=True, help="KV event endpoint, one per rank")
+@click.option("--replay", multiple=True, help="replay endpoint, one per rank")
+@admin_options
+def add_replica(
+    url: str,
+    name: str | None,
+    events: tuple[str, ...],
+    replay: tuple[str, ...],
+    admin: Admin,
+) -> None:
+    """Add the vLLM server at URL."""
+    order = {"url": url, "name": name, "events": events, "replay": replay}
+    content = json.dumps({key: value for key, value in order.items() if value}).encode()
+    fields = admin.ask("POST", "replicas", content)
+    click.echo(json.dumps(fields) if admin.as_json else f"{fields['name']}: {fields['url']}")
+
+
+@replicas.command("drain")
+@click.argument("name")
+@admin_options
+def drain_replica(name: str, admin: Admin) -> None:
+    """Send NAME no new requests; those in flight end."""
+    _drain(name, True, admin)
+
+
+@replicas.command("undrain")
+@click.argument("name")
+@admin_options
+def undrain_replica(name: str, admin: Admin) -> None:
+    """Send NAME requests again."""
+    _drain(name, False, admin)
+
+
+def _drain(name: str, draining: bool, admin: Admin) -> None:
+    content = json.dumps({"draining": draining}).encode()
+    path = f"replicas/{quote(name, safe='')}/drain"
+    fields = admin.ask("POST", path, content)
+    text = "gets no new requests" if draining else "gets requests again"
+    click.echo(json.dumps(fields) if admin.as_json else f"{name} {text}")
+
+
+@replicas.command("remove")
+@click.argument("name")
+@click.option("--now", is_flag=True, help="do not wait for its answers in flight")
+@admin_options
+def remove_replica(name: str, now: bool, admin: Admin) -> None:
+    """Let NAME go, when its answers in flight are done."""
+    path = f"replicas/{quote(name, safe='')}" + ("?now=1" if now else "")
+    fields = admin.ask("DELETE", path)
+    text = "is removed" if now else "is removed as soon as its answers in flight are done"
+    click.echo(json.dumps(fields) if admin.as_json else f"{name} {text}")
+
+
+@click.command()
+@click.argument("route")
+@click.argument("params", nargs=-1, metavar="[PARAM=VALUE]...")
+@click.option("--replica", "names", multiple=True, help="only this one, repeatable; default: all")
+@admin_options
+def control(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: Admin) -> None:
+    """Give engines an order, e.g. `control reset_prefix_cache` or `control sleep level=1`.
+
+    ROUTE is an engine's route: reset_prefix_cache, reset_mm_cache, reset_encoder_cache, sleep,
+    wake_up, is_sleeping, release_kv_cache_memory, pause, resume, is_paused, start_profile,
+    stop_profile, load_lora_adapter, unload_lora_adapter. Most exist on engines with
+    VLLM_SERVER_DEV_MODE=1 only.
+
+    Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
+    replica empty the whole pool that it shares with others. Requests sent to a replica that sleeps
+    or is paused wait: drain it first.
+    """
+    order: dict[str, Any] = {"route": route, "params": {}}
+    for pair in params:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise click.UsageError(f"{pair!r} is not PARAM=VALUE")
+        order["params"][name] = value
+    if names:
+        order["replicas"] = list(names)
+    fields = admin.ask("POST", "control", json.dumps(order).encode(), timeout_s=90.0)
+    if admin.as_json:
+        echo_json(fields)
+    for each in () if admin.as_json else fields["replicas"]:
+        answer = json.dumps(each["answer"]) if each["answer"] is not None else ""
+        click.echo(f"{each['name']}: {each['error'] or each['status']} {answer}".rstrip())
+    if any(each["error"] for each in fields["replicas"]):
+        sys.exit(1)
 
 
 def table(listed: dict[str, Any]) -> str:
     """Draw one row per candidate; a replica that is not found yet has one that says why."""
+    from rich.console import Console  # late: `--help` should not wait for it
+    from rich.markup import escape
+    from rich.table import Table
+
     out = StringIO()
     console = Console(file=out, width=110, highlight=False)
     if not listed["replicas"]:

@@ -1,0 +1,102 @@
+"""Asking the admin port of a running router, and the token that it wants."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from router.config.hosts import HostRules
+from router.http.admin_token import default_file
+
+
+class Admin(NamedTuple):
+    """The admin port that a command asks, and how it shows the answer."""
+
+    url: str
+    token_file: Path | None
+    as_json: bool
+
+    def ask(
+        self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = 30.0
+    ) -> Any:
+        """Ask a running router.
+
+        Raises:
+            click.ClickException: it is not there, or refuses; the message says why.
+        """
+        import httpx  # late: `--help` should not import an HTTP stack
+
+        headers = {"Content-Type": "application/json"}
+        token_file = self.token_file or _own_token(self.url)
+        try:
+            if token_file is not None:
+                headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            url = f"{self.url}/admin/{path}"
+            answer = httpx.request(method, url, content=content, headers=headers, timeout=timeout_s)
+            fields = answer.json()
+            failed = None if answer.is_success else str(fields["error"]["message"])
+        except OSError as exc:
+            raise click.ClickException(f"{token_file}: {exc.strerror}") from exc
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise click.ClickException(
+                f"{self.url}: {exc}; is `warmroute serve` running, with this admin port?"
+            ) from exc
+        except (ValueError, KeyError, TypeError) as exc:
+            raise click.ClickException(
+                f"{self.url}: not the admin port of `warmroute serve`"
+            ) from exc
+        if failed is not None:
+            raise click.ClickException(failed)
+        return fields
+
+
+def admin_options(command: Any) -> Any:
+    """Give a command the options to ask an admin port, as its argument `admin`."""
+
+    @wraps(command)
+    def with_admin(
+        *args: Any, admin: str, token_file: Path | None, as_json: bool, **options: Any
+    ) -> Any:
+        return command(*args, admin=Admin(admin, token_file, as_json), **options)
+
+    decorated = click.option("--json", "as_json", is_flag=True, help="the raw answer")(with_admin)
+    decorated = click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, exists=True),
+        help="admin token; default: the one that a router of yours made on this machine",
+    )(decorated)
+    return click.option(
+        "--admin", default="http://127.0.0.1:8081", show_default=True, help="admin base URL"
+    )(decorated)
+
+
+def _own_token(admin: str) -> Path | None:
+    """Find the token that `serve` created for this user; it is sent to this machine alone."""
+    try:
+        is_here = HostRules(["loopback", "localhost"]).refused([admin]) is None
+    except ValueError:  # not a URL: reported when it is asked
+        return None
+    file = default_file(os.environ)
+    return file if is_here and file.exists() else None
+
+
+def echo_json(fields: Any, *, indent: int | None = 2) -> None:
+    """Print an answer as it came."""
+    click.echo(json.dumps(fields, indent=indent))
+
+
+@click.command()
+def token() -> None:
+    """Print the admin token that `serve` made for you on this machine, for curl."""
+    file = default_file(os.environ)
+    try:
+        click.echo(file.read_text().strip())
+    except OSError as exc:
+        raise click.ClickException(
+            f"{file}: {exc.strerror}; `warmroute serve` without --admin-token-file makes it"
+        ) from exc
