@@ -26,7 +26,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from transformers.utils import chat_template_utils
 
 from router.tokens.json_memo import JsonMemo
 
@@ -43,18 +43,26 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None), list, dict})
 def stock_template(source: str) -> Template:
     """Compile a chat template as transformers does (and it remembers: a look-up after that).
 
+    By a private function, which was there from 4.57 to 5.19. A release without it would compile
+    templates in a way that is not known here: then the engine renders.
+
     Raises:
         jinja2.TemplateSyntaxError: the template is not one.
+        LookupError: transformers has no such function.
     """
-    template: Template = _compile_jinja_template(source)
+    try:
+        template = chat_template_utils._compile_jinja_template(source)
+    except (AttributeError, TypeError) as exc:
+        raise LookupError("transformers compiles templates in another way") from exc
+    if not isinstance(template, Template):
+        raise LookupError("transformers compiles templates to something else")
     return template
 
 
 def compile_template(source: str, memo: JsonMemo) -> Template:
     """Compile a chat template just as transformers does, into the faster sandbox.
 
-    Raises:
-        jinja2.TemplateSyntaxError: the template is not one.
+    Raises: as `stock_template`.
     """
     theirs: Environment = stock_template(source).environment
     if type(theirs) is not ImmutableSandboxedEnvironment:
@@ -66,7 +74,7 @@ def compile_template(source: str, memo: JsonMemo) -> Template:
 
 
 class _FastCode(CodeGenerator):
-    """Compiles a dict's key of a name to a subscript, everything else as ever."""
+    """Compiles a dict's key of a name to a subscript, everything else as jinja does."""
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.node, nodes.Name) and node.attr not in _DICT_ATTRIBUTES:

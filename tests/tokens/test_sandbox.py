@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
+from transformers.utils import chat_template_utils
 
-from router.tokens import sandbox
+from router.api.openai import parse_chat
 from router.tokens.json_memo import JsonMemo
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.renderer import ChatRenderer
 from router.tokens.sandbox import FastSandbox, compile_template, stock_template
 
 CONTEXT: dict[str, Any] = {
@@ -115,12 +118,29 @@ def test_stock_stays_stock() -> None:
 def test_another_release_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transformers renders in another environment, so do we."""
     other = SandboxedEnvironment().from_string("")
-    monkeypatch.setattr(sandbox, "_compile_jinja_template", lambda source: other)
+    monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", lambda source: other)
 
     template = compile_template("{{ 'x' }}", JsonMemo())
 
     assert type(template.environment) is SandboxedEnvironment
     assert template.render() == "x"
+
+
+@pytest.mark.parametrize("change", [None, lambda: None, lambda source: "text"])
+def test_without_the_private_function_the_engine_renders(
+    monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    """A release in which it is gone, takes other arguments or returns something else."""
+    if change is None:
+        monkeypatch.delattr(chat_template_utils, "_compile_jinja_template")
+    else:
+        monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", change)
+    renderer = ChatRenderer(lambda given, with_tools: "{{ 1 }}", {})
+    request = parse_chat({"messages": [{"role": "user", "content": "x"}]})
+
+    with pytest.raises(NeedsEngine, match="transformers compiles") as error:
+        renderer.render(request)
+    assert error.value.reason == "template"
 
 
 def test_syntax_errors() -> None:
