@@ -1,9 +1,9 @@
-"""Who a request is from: its address, as far as proxies in front can be believed; what it is told.
+"""The client of a request: its address, as far as proxies in front are trusted; what it may see.
 
 A connection's own address cannot be made up; an X-Forwarded-For can. It counts only where the
 connection is a trusted proxy's (`forward.trusted_proxies`), and is read from its end: the client is
-the last address in it that is no trusted proxy's. Where another one sends it, a proxy that is not
-known here stands in between, and the client may be anybody.
+the last address in it that is no trusted proxy's. Where another one sends it, an
+unknown proxy stands in between, and the client cannot be known.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SAYS_FOR: Final = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
 FORWARDED: Final = frozenset(
     {"x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded", "x-real-ip"}
 )
-"""What a client's request may say of others; an engine reads what `Client.write` puts there."""
+"""What a client may claim about itself; an engine reads what `Client.write` puts there."""
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Client(Struct, frozen=True):
-    """Who asks. `sees_details`: may be told what the router knows, for instance of caches."""
+    """A client. `sees_details`: it may see what the router knows, for instance of caches."""
 
     address: str
     sees_details: bool
@@ -38,7 +38,7 @@ class Client(Struct, frozen=True):
     host: str | None
 
     def write(self, headers: CIMultiDict[str]) -> None:
-        """Tell an engine, as proxies do."""
+        """Add what proxies tell an engine about a client."""
         headers["X-Forwarded-For"] = self.hops
         headers["X-Forwarded-Proto"] = self.proto
         if self.host is not None:
@@ -46,12 +46,12 @@ class Client(Struct, frozen=True):
 
 
 class Clients:
-    """Finds out who asks.
+    """Finds the clients of requests.
 
     Args:
         details: `auto` (clients at this machine's loopback or in `trusted`), `always` or `never`.
-        trusted: Networks whose clients are told as much as those on loopback.
-        proxies: Networks of proxies in front that are believed.
+        trusted: Networks whose clients see as much as those on loopback.
+        proxies: Networks of trusted proxies in front.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Clients:
         self._kind = lru_cache(maxsize=4096)(self._kind_of)
 
     def find(self, peer: str | None, headers: CIMultiDictProxy[str], scheme: str) -> Client:
-        """Find out who sent a request: `peer` is the connection's address, None: a local socket."""
+        """Find a request's client: `peer` is the connection's address, None: a local socket."""
         address = peer or "unix"
         is_proxy, is_trusted = self._kind(address)
         hops, proto, host = address, scheme, headers.get("Host")
@@ -73,8 +73,8 @@ class Clients:
                 address = self._client_of(address, given)
                 hops = f"{given}, {hops}"
             is_trusted = bool(given) and self._kind(address)[1]
-            said = headers.get("X-Forwarded-Proto", "").lower()
-            proto = said if said in ("http", "https") else scheme
+            forwarded = headers.get("X-Forwarded-Proto", "").lower()
+            proto = forwarded if forwarded in ("http", "https") else scheme
             host = headers.get("X-Forwarded-Host", host)
         elif is_trusted:
             is_trusted = not any(name in headers for name in _SAYS_FOR)
@@ -82,7 +82,7 @@ class Clients:
         return Client(address, sees_details, hops, proto, host)
 
     def _client_of(self, peer: str, given: str) -> str:
-        """Read a list of hops from its end, as far as it can be believed."""
+        """Read a list of hops from its end, as far as it is trusted."""
         client = peer
         for part in reversed(given.split(",")[-_MOST_HOPS:]):
             address = _address(part.strip())
@@ -94,7 +94,7 @@ class Clients:
         return client
 
     def _kind_of(self, address: str) -> tuple[bool, bool]:
-        """Say whether an address is a trusted proxy's, and whether it is a trusted client's."""
+        """Return whether an address is a trusted proxy's, and whether it is a trusted client's."""
         if address == "unix":
             return False, True
         try:

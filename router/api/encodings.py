@@ -1,7 +1,7 @@
 """Bodies that clients compressed, as they would read without: only for us to look at.
 
 vLLM 0.32 does not look at Content-Encoding: it takes a body for JSON as it is. So what an engine
-could read must not hide behind an encoding that we only believe: a body is what its encoding says,
+could read must not hide behind an encoding that only we undo: a body is what its encoding says,
 or it is refused. (gzip and zlib begin with bytes that no JSON object begins with.)
 """
 

@@ -1,4 +1,4 @@
-"""Does a prompt surely not fit a model? Then nobody renders, tokenizes or forwards it.
+"""Prompts that surely do not fit a model: they are not rendered, tokenized or forwarded.
 
 Only what is certain from sizes: every token id is one token, a token has at most as many characters
 as the longest in the vocabulary, and a message or a tool is at least a token. What may fit, fits
@@ -73,7 +73,7 @@ def check_fits(sizes: Sizes, max_tokens: int, max_chars_per_token: int | None) -
 
 
 def too_many_tokens(num_tokens: int, max_tokens: int) -> BadRequest:
-    """Say that a prompt of so many tokens is too long."""
+    """Return the error of a prompt of so many tokens."""
     return BadRequest(
         f"This model's maximum context length is {max_tokens} tokens. However, your prompt "
         f"contains {num_tokens} input tokens, which exceeds this limit even without any output "

@@ -3,10 +3,10 @@
 The body goes to the engine byte for byte; this view is only for finding out which tokens the
 engine will make of it. Fields the router does not read are ignored, not checked: the engine
 checks them. Messages, tools and template arguments stay plain JSON values, because a chat template
-can tell an absent key from a null one.
+can distinguish an absent key from a null one.
 
 Errors name the field. What the engine accepts but only the engine can turn into tokens is no error:
-`engine_only` says why. Source of the fields: vLLM 0.32.0, entrypoints/openai/chat_completion/
+`engine_only` has the reason. Source of the fields: vLLM 0.32.0, entrypoints/openai/chat_completion/
 protocol.py and entrypoints/openai/completion/protocol.py.
 """
 
@@ -172,7 +172,7 @@ def outlined_completion(outline: Outline) -> CompletionRequest:
 
 
 def tokenize_body(body: Json) -> dict[str, Any]:
-    """Make the body for an engine's `/tokenize` that yields the tokens of this chat or completion.
+    """Build the body for an engine's `/tokenize` that yields the tokens of this chat or completion.
 
     That route knows fewer fields than the chat route and leaves out what the latter does first, so
     this is done here (vLLM 0.32.0, serve/tokenize/protocol.py): `reasoning_content` is renamed,

@@ -1,7 +1,7 @@
-"""The beginning of an event stream: has anything been generated, or did generating fail?
+"""The beginning of an event stream: whether anything was generated, or generating failed.
 
 vLLM answers 200 before it knows whether a request will work. What fails then (an object of the
-pool is gone, a step of the engine raised) is an event, behind what was said before the first token:
+pool is gone, a step of the engine raised) is an event, behind what comes before the first token:
 a role, an id, a message without content. Until something was generated a request can be answered
 elsewhere as well, so an answer's beginning is read up to there.
 
@@ -42,7 +42,7 @@ _STATUS_BY_TYPE: Final = {
 
 
 class Begun(Enum):
-    """What the beginning of a stream says, where it is no error."""
+    """What the beginning of a stream is, where it is no error."""
 
     NOT_YET = "not_yet"  # nothing was generated so far
     CONTENT = "content"
@@ -60,15 +60,15 @@ def opening_of(beginning: bytes) -> Begun | int:
     )
     events = text.split(b"\n\n")
     for event in events[:-1]:
-        said = _said_by(event)
-        if said is not Begun.NOT_YET:
-            return said
+        kind = _kind(event)
+        if kind is not Begun.NOT_YET:
+            return kind
     return Begun.NOT_YET
 
 
-def _said_by(event: bytes) -> Begun | int:
+def _kind(event: bytes) -> Begun | int:
     data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
-    if not data:  # a comment, or an event's name alone
+    if not data:  # a comment, or just an event's name
         return Begun.NOT_YET
     try:
         value = orjson.loads(data)
@@ -103,16 +103,17 @@ def _error_in(value: Mapping[str, Any], kind: object) -> Mapping[str, Any] | Non
 def _status(error: Mapping[str, Any]) -> int:
     """Find an error's status: its number, else what its name means, else the engine's fault."""
     for key in ("code", "status", "type"):
-        said = error.get(key)
-        if isinstance(said, str):
-            said = int(said) if said.isdecimal() and len(said) == 3 else _STATUS_BY_TYPE.get(said)
-        if isinstance(said, int) and 400 <= said <= 599:
-            return said
+        value = error.get(key)
+        if isinstance(value, str):
+            is_number = value.isdecimal() and len(value) == 3
+            value = int(value) if is_number else _STATUS_BY_TYPE.get(value)
+        if isinstance(value, int) and 400 <= value <= 599:
+            return value
     return 500
 
 
 def _has_content(choice: object) -> bool:
-    """Say whether a chunk's choice brings anything but a role."""
+    """Return whether a chunk's choice has anything but a role."""
     if not isinstance(choice, dict):
         return True
     if choice.get("finish_reason") is not None or choice.get("text"):

@@ -1,9 +1,9 @@
-"""What a body says, without building all of it: for bodies of too many values to read at once.
+"""What a body holds, without building all of it: for bodies of too many values to read at once.
 
 A JSON decoder holds the interpreter for as long as it runs: 0.4 s for 23 MB of small objects, 1 s
-for as much of small keys. So `costs_ms` bounds that time by counting bytes, and what is too dear is
-outlined in a process of its own (router.api.outliner), which runs this file as a program: the body
-on stdin, an `Outline` on stdout. So this module imports nothing of the router.
+for as much of small keys. So `costs_ms` bounds that time by counting bytes, and what takes too long
+is outlined in a process of its own (router.api.outliner), which runs this file as a program: the
+body on stdin, an `Outline` on stdout. So this module imports nothing of the router.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _begins(raw: Raw, byte: bytes) -> bool:
 
 
 def _is_cheap(body: bytes) -> bool:
-    """Read it whole, here where nobody waits, and see how long it takes."""
+    """Return whether reading it whole takes little time, by doing it: no request waits here."""
     if len(body) > LARGE_BYTES:
         return False
     import orjson
@@ -163,7 +163,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_CHILD_BYTES, _CHILD_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (_CHILD_CPU_S, _CHILD_CPU_S))
     except (ImportError, ValueError, OSError):
-        pass  # bounded by the deadline alone
+        pass  # then the deadline is the only bound
     sys.stdout.buffer.write(msgspec.json.encode(make_outline(sys.stdin.buffer.read())))
 
 

@@ -42,7 +42,7 @@ class Outliner:
         """Outline a body.
 
         Raises:
-            PayloadTooLarge: it takes more memory or time than there is for it.
+            PayloadTooLarge: it takes more memory or time than is allowed.
             Overloaded: many wait for this already.
         """
         if self._num_waiting >= _MAX_WAITING:
@@ -50,20 +50,20 @@ class Outliner:
         self._num_waiting += 1
         try:
             run = asyncio.get_running_loop().run_in_executor(self._thread, _run, body)
-            made = await run
+            outlined = await run
         finally:
             self._num_waiting -= 1
-        if made is None:
+        if outlined is None:
             raise PayloadTooLarge("the body holds too many values to be read")
-        return made
+        return outlined
 
     def close(self) -> None:
-        """Let go of the thread; what runs ends with its deadline."""
+        """Release the thread; what runs ends with its deadline."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _run(body: bytes) -> Outline | None:
-    """Outline in a new process; None: it did not get there. Blocking."""
+    """Outline in a new process; None: it failed. Blocking."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(outline.__file__), *sys.path]
     with subprocess.Popen(
         command,
@@ -79,14 +79,14 @@ def _run(body: bytes) -> Outline | None:
         try:
             _write(process.stdin.fileno(), body)
             process.stdin.close()
-            said = _read(process.stdout.fileno())
+            answer = _read(process.stdout.fileno())
         except OSError:
             process.kill()
             return None
         finally:
             killer.cancel()
     try:
-        return msgspec.json.decode(said, type=Outline)
+        return msgspec.json.decode(answer, type=Outline)
     except msgspec.DecodeError:
         return None
 

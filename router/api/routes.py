@@ -1,7 +1,7 @@
-"""Which routes the public port serves. An allow-list: whatever it does not name, no engine sees.
+"""Which routes the public port serves. An allow-list: engines see no other route.
 
-What runs an engine (sleep, pause, caches, weights, scaling, adapters, profiling) and what tells
-about it (metrics, version, event sources, docs) shares the port of its API, and its --api-key
+What runs an engine (sleep, pause, caches, weights, scaling, adapters, profiling) and what reports
+on it (metrics, version, event sources, docs) shares the port of its API, and its --api-key
 covers little of that (vLLM 0.32 serve/middleware/authenticate.py: /v1, /v2, /inference, /cohere).
 Left out, too: `…/derender`, whose cost grows with the cube of its input, and `/tokenizer_info`. An
 operator adds routes with `forward.routes`.
@@ -138,7 +138,7 @@ class Routes:
             methods = self._methods[path]
         elif response := _RESPONSE.fullmatch(path):
             methods = _OF_RESPONSES[response[2]]
-        # OPTIONS: whether a web page may ask is the engine's to say.
+        # OPTIONS: the engine decides whether a web page may ask.
         if methods is None or method in methods or (methods and method == "OPTIONS"):
             return _route(path)
         if self._is_below_a_prefix(method, path):
@@ -164,7 +164,7 @@ def _route(path: str) -> Route:
 
 
 def is_canonical(path: str) -> bool:
-    """Say whether a path has one meaning, for whoever reads it; a slash may end it."""
+    """Return whether a path means the same to every reader; a slash may end it."""
     segments = path.split("/")
     if len(segments) > 2 and not segments[-1]:
         del segments[-1]
@@ -176,7 +176,7 @@ def is_canonical(path: str) -> bool:
 
 
 def check_pattern(pattern: str) -> str | None:
-    """Say what is wrong with an entry of `forward.routes`; None: nothing."""
+    """Return what is wrong with an entry of `forward.routes`; None: nothing."""
     split = _PATTERN.fullmatch(pattern)
     path = split["path"] if split is not None else ""
     prefix = path[:-1] if path.endswith("/*") else path

@@ -1,4 +1,4 @@
-"""Where a request says which conversation it belongs to. Optional: content decides without it.
+"""The conversation that a request names. Optional: without it content decides.
 
 Source of the names: Claude Code (`x-claude-code-session-id`), Codex (`session_id`,
 `prompt_cache_key`), Responses API (`previous_response_id`), Anthropic (`metadata.user_id`).

@@ -1,8 +1,8 @@
 """Which requests may be sent twice: those that only compute an answer.
 
-Inference without a memory of its own gives the same answer wherever and however often it is asked.
+Inference that keeps nothing gives the same answer wherever and however often it is asked.
 Everything else may change something where it arrives (files, batches, adapters, stored responses),
-and a connection that broke does not say whether it did.
+and a connection that broke does not show whether it did.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _COMPUTING: Final = frozenset(
 
 
 def has_side_effects(method: str, path: str, body: Mapping[str, Any] | None) -> bool:
-    """Say whether sending the request twice may not be the same as sending it once.
+    """Return whether sending the request twice may not be the same as sending it once.
 
     A response that is computed in the background, or that was asked to be stored, stays where it
-    was made.
+    was computed.
     """
     if method in _SAFE_METHODS:
         return False

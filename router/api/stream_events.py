@@ -1,6 +1,6 @@
-"""A completion's event stream, read in pieces: whole events, and what they tell of the answer.
+"""A completion's event stream, read in pieces: whole events, and what they show of the answer.
 
-What must live here: the framing of server-sent events, and the fields of vLLM's chunks that tell
+What must live here: the framing of server-sent events, and the fields of vLLM's chunks that show
 what a client has been given. What must not: what is done about it, any I/O.
 Source: vLLM 0.32.0, CompletionStreamResponse and ChatCompletionStreamResponse.
 """
@@ -89,7 +89,7 @@ def data_of(events: bytes) -> Iterator[bytes]:
 
 
 def is_failure(events: bytes) -> bool:
-    """Say whether the first of some events is an error of the engine's own, not of its client's."""
+    """Return whether the first of some events is an error of the engine, not of its client."""
     try:
         error = _error_decoder.decode(next(data_of(events), b"")).error
     except NOT_JSON:
@@ -98,9 +98,9 @@ def is_failure(events: bytes) -> bool:
 
 
 class Transcript:
-    """What a stream's events have told: the answer so far, as its client has it.
+    """The answer so far, as its client has it, by a stream's events.
 
-    unsound: Why an answer that says this cannot be gone on with; None: nothing of that kind.
+    unsound: Why the answer cannot be continued elsewhere; None: it can.
     """
 
     __slots__ = (
@@ -126,11 +126,11 @@ class Transcript:
         self.model: str | None = None
         self.has_role = False
         self.ids: TokenIds = array("I")
-        self.prompt_ids: list[int] | None = None  # None: not told
+        self.prompt_ids: list[int] | None = None  # None: not known
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.usage: Usage | None = None  # of the last event that had one
-        self.num_reported_tokens: int | None = None  # the whole answer's; None: not told (yet)
+        self.num_reported_tokens: int | None = None  # the whole answer's; None: not known (yet)
         self.is_done = False
         self.unsound: str | None = None
 

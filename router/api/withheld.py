@@ -1,7 +1,7 @@
-"""What clients must not say to an engine, and how it is taken out of what they say.
+"""What clients must not send to an engine, and how it is taken out of what they send.
 
 These fields and headers are for what stands between clients and engines: a router, a disaggregated
-prefill, an operator. An engine does as they say: it fetches blocks from the address in
+prefill, an operator. An engine obeys them: it fetches blocks from the address in
 `kv_transfer_params` and takes the token ids in there for the prompt's, `vllm_xargs` reach into
 connectors and samplers, `priority` goes past all others, a rank goes past the router's choice.
 Source: vLLM 0.32.0, entrypoints/*/protocol.py, entrypoints/generate/base/serving.py.
@@ -61,7 +61,7 @@ class Withheld:
         return without_fields(body, self.fields)
 
     def check_outline(self, outline: Outline) -> None:
-        """Refuse a body that has one of the fields and is too dear to be taken apart.
+        """Refuse a body that has one of the fields and is too costly to be taken apart.
 
         Raises:
             BadRequest: it has one.

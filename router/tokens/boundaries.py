@@ -56,7 +56,7 @@ class Needle(Struct, frozen=True):
 
 
 class Boundaries(Struct, frozen=True):
-    """What a tokenizer's own description says about cutting.
+    """What a tokenizer's own description allows to cut.
 
     needles: Safe tokens to cut at; empty: no text can be cut.
     anchor: Put in front of all segments but the first and worth one token; "": nothing.
@@ -155,13 +155,13 @@ class _Step:
         self._endings = {c[start:] for c in contents for start in range(1, len(c))}
 
     def leaves(self, content: str) -> bool:
-        """Tell whether each occurrence of one of these tokens is a match of it."""
+        """Return whether each occurrence of one of these tokens is a match of it."""
         return self._endings.isdisjoint(_beginnings(content)) and not any(
             content in other for other in self._contents if other != content
         )
 
     def is_apart_from(self, content: str) -> bool:
-        """Tell whether a token of another step can share no character with one of these."""
+        """Return whether a token of another step can share no character with one of these."""
         return (
             self._endings.isdisjoint(_beginnings(content))
             and self._beginnings.isdisjoint(content[start:] for start in range(1, len(content)))

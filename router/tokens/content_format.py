@@ -1,4 +1,4 @@
-"""Does a chat template take a message's content as a string or as a list of parts?
+"""Whether a chat template takes a message's content as a string or as a list of parts.
 
 The engine decides by the template's syntax tree: if anything loops over a message's content, parts
 are handed over ("openai"), else their joined text ("string"). The same decision, on the same tree.
@@ -16,14 +16,14 @@ ContentFormat = Literal["string", "openai"]
 
 
 def detect_content_format(tree: nodes.Template) -> ContentFormat:
-    """Read the format off the template's tree; "string" if the tree defeats the rule."""
+    """Find the format by the template's tree; "string" where the rule cannot be applied."""
     try:
         return "openai" if any(_content_loops(tree)) else "string"
     except _NotAName:
         return "string"
 
 
-_MAX_ALIASES = 10_000  # two names set to each other would go on for ever
+_MAX_ALIASES = 10_000  # two names set to each other would never end
 
 
 class _NotAName(Exception):
@@ -91,7 +91,7 @@ def _content_params(tree: nodes.Template, macro: nodes.Macro, messages: list[str
 
 
 def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
-    """Is the expression `name` (or `name[key]`), perhaps filtered, tested or sliced?"""
+    """Return whether a node is `name` (or `name[key]`), perhaps filtered, tested or sliced."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):

@@ -130,18 +130,19 @@ class TextEncoder:
     ) -> TokenIds | None:
         """Encode a text that was generated behind other tokens, apart from them.
 
-        None: the ids would not say that very text again, or it is not what was generated (a
+        None: the ids would not decode to that very text, or it is not what was generated (a
         replacement character stands for bytes that are no text).
         """
         if _REPLACEMENT in text:
             return None
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         tail = list(before[-_CONTEXT_TOKENS:])
-        said = self._decode(tail + ids, skip_special_tokens)
-        return array("I", ids) if said == self._decode(tail, skip_special_tokens) + text else None
+        decoded = self._decode(tail + ids, skip_special_tokens)
+        is_same = decoded == self._decode(tail, skip_special_tokens) + text
+        return array("I", ids) if is_same else None
 
     def ends_in_text(self, ids: Sequence[int]) -> bool:
-        """Say whether no character is cut off at the end of some tokens."""
+        """Return whether the last character of some tokens is whole."""
         tail = list(ids[-_CONTEXT_TOKENS:])
         return not self._decode(tail, skip_special_tokens=True).endswith(_REPLACEMENT)
 
@@ -155,7 +156,7 @@ class TextEncoder:
 
 
 def _batches(new: Sequence[NewSegment]) -> Iterator[Sequence[NewSegment]]:
-    """Group segments: what an encode leaves behind is freed at once, and holds the interpreter."""
+    """Group segments: freeing what one encode leaves behind holds the interpreter."""
     start = size = 0
     for index, segment in enumerate(new):
         size += segment.end - segment.start

@@ -2,14 +2,14 @@
 
 A prompt is a path from a root: segments that end at safe boundaries, then a tail. A segment's key
 is a digest of everything up to its end, so a prompt is recognised as far as its bytes agree with
-any earlier one, whoever sent it. A segment holds its own tokens only, and per (contract, extra
+any earlier one, of any client. A segment holds its own tokens only, and per (contract, extra
 keys) the keys of the blocks that end in it plus the open tokens behind the last of them: chains
 grow with the path and are never computed twice.
 
     bytes of a prompt    [0, s1) [s1, s2) ... [sn, end)     segments, then the tail (a leaf)
     a segment's tokens   its own, in order; a block may begin in one segment and end in the next
     its chain            keys of the blocks that end in it; digest of the last; open tokens behind;
-                         where somebody asked for them, the digests of all of these blocks
+                         where they were asked for, the digests of all of these blocks
 
 Bounded by bytes. The order of eviction is by last use, deepest first, so what is held is always
 connected to its root. A segment that was evicted while a plan held it comes back with the plan.
@@ -53,7 +53,7 @@ class Boundaries(Protocol):
     def after(self, position: int) -> Boundary | None:
         """Find the next boundary behind `position`; None: none before the end.
 
-        Must depend on the bytes behind `position` alone. Positions asked for never decrease.
+        Must depend on the bytes behind `position` alone. Positions never decrease.
         """
         ...
 
@@ -68,7 +68,7 @@ class Chain(NamedTuple):
 
 
 class Segment:
-    """One node of the tree; made by `SegmentTree` alone.
+    """One node of the tree; created by `SegmentTree` alone.
 
     next_key, next_bytes, next_guard: The child that was used last, tried before searching.
     """
@@ -132,7 +132,7 @@ class SegmentTree:
         """Find how far `data` is known below `root`, and cut the rest.
 
         Args:
-            root: Made by `make_root`; not part of the budget.
+            root: From `make_root`; not part of the budget.
             data: The whole prompt.
             boundaries: Of `data`.
         """
@@ -192,10 +192,10 @@ class SegmentTree:
             encoded: Token ids of each of `walk.new`.
         """
         path = list(walk.path)
-        for made, ids in zip(walk.new, encoded, strict=True):
-            segment = self._segments.get(made.key) or Segment(made.key, ids)
-            if made is not walk.new[-1]:
-                _remember_next(path[-1], made.key, made.end - made.start, made.guard)
+        for new, ids in zip(walk.new, encoded, strict=True):
+            segment = self._segments.get(new.key) or Segment(new.key, ids)
+            if new is not walk.new[-1]:
+                _remember_next(path[-1], new.key, new.end - new.start, new.guard)
             path.append(segment)
         self._touch(path)
         return path
@@ -215,7 +215,7 @@ class SegmentTree:
     def keys(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
     ) -> Sequence[BlockKey]:
-        """List the keys of the path's full blocks, hashing what no one hashed before.
+        """List the keys of the path's full blocks, hashing what is not known.
 
         An array("Q"): put together by copying words.
         """
@@ -234,10 +234,9 @@ class SegmentTree:
     def hashing(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
     ) -> Generator[Callable[[], Chain] | None, Chain, None]:
-        """Do what `keys` does, in steps of some ms.
+        """Hash what `keys` would, in steps of some ms.
 
-        Yields None where others may run, or work that may be done in any thread: its result is to
-        be sent in.
+        Yields None where other tasks may run, or work for any thread: its result is to be sent in.
         """
         chain_id = self._chain_id(contract, extra)
         before = _START
@@ -309,7 +308,7 @@ class SegmentTree:
             self._size_bytes += len(digests)
 
     def _chain_id(self, contract: HashContract, extra: ExtraKeys) -> int:
-        """Give the pair a number that is never given to another, to look up by."""
+        """Return a number for the pair that no other pair gets, to look up by."""
         known = self._chain_ids.get((contract, extra))
         if known is not None:
             return known
@@ -332,7 +331,7 @@ class SegmentTree:
             self._size_bytes += grown
 
     def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
-        """Make the root of a kind of prompt; `ids` are in front of every one of it."""
+        """Create the root of a kind of prompt; `ids` are in front of each of them."""
         return Segment(xxh3_128_intdigest(name.encode()), ids if ids is not None else array("I"))
 
 

@@ -86,7 +86,7 @@ class JsonMemo:
                 del self._printed[id(item)]
 
     def of(self, owner: str) -> JsonMemo:
-        """Give an owner's part of it: of one budget, found by no other owner."""
+        """Return an owner's part of it: of one budget, found by no other owner."""
         return _Owned(self, owner) if owner else self
 
     def wrap(self, tojson: Tojson) -> Tojson:

@@ -1,4 +1,4 @@
-"""Find a model's tokenizer and chat template, and decide whether they can be used here.
+"""Finds a model's tokenizer and chat template, and decides whether they can be used here.
 
 From a directory, the local hub cache or the hub, by transformers itself, without torch. What the
 engine does not hand to transformers' tokenizer and jinja (renderers of its own), and what would be
@@ -22,7 +22,7 @@ from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer, EngineOptions
 
-# Architectures whose prompts the engine builds with code of its own.
+# Architectures whose prompts the engine builds with their own code.
 _OWN_RENDERERS = {
     "MoonshotKimiaForCausalLM": "kimi_audio",
     "KimiK3ForConditionalGeneration": "kimi_k3",
@@ -126,7 +126,7 @@ def _check_config(model: str, config: dict[str, Any]) -> None:
 
 
 def _may_be_mistral_format(model: str) -> bool:
-    """Tell whether the engine may take Mistral's own tokenizer; a hub name cannot be listed."""
+    """Return whether the engine may take Mistral's own tokenizer; a hub name cannot be listed."""
     directory = Path(model)
     if not directory.is_dir():
         return True
@@ -183,15 +183,9 @@ def _read_template(given: str | Path | None) -> str | None:
 def _processor_template(model: str, local_files_only: bool) -> str | None:
     """Read the template that a multimodal model's processor would bring; None: there is none."""
     try:
-        found = cached_file(
-            model,
-            "chat_template.json",
-            local_files_only=local_files_only,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        found = cached_file(model, "chat_template.json", local_files_only=local_files_only)
         if found is None:
             return None
         return str(json.loads(Path(found).read_text(encoding="utf-8")).get("chat_template"))
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # there is none, or the hub does not answer
         return None

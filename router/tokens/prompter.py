@@ -2,7 +2,7 @@
 
     plan    on the loop: render, find what is known; cheap (about 1.5 ms for 80,000 tokens)
     encode  anywhere: only what no earlier prompt had; long ones off the loop
-    commit  on the loop: remember it, hand out the tokens
+    commit  on the loop: remember it, return the tokens
 
 A plan may be dropped at any time; two plans of the same text may both be committed.
 """
@@ -113,13 +113,13 @@ class Prompter:
     """Makes the prompts of one model.
 
     What is remembered of a prompt makes the next one quicker, by 150 ms where it is long. So that
-    nobody can find out in this way what others sent, it is remembered for its *owner* alone: any
+    no client can find out in this way what others sent, it is remembered for its *owner* alone: any
     text, best a secret one; all prompts without an owner are one owner's.
 
     Args:
         encoder: The model's tokenizer; None: it cannot be used here.
         renderer: Its chat template; None: it cannot be used here.
-        reason: Why something is missing, as `NeedsEngine` will say; "" if nothing is.
+        reason: Why something is missing, for `NeedsEngine`; "" if nothing is.
         max_bytes: Budget for what is remembered of prompts.
     """
 
@@ -170,7 +170,7 @@ class Prompter:
         """Render a chat request and find what is new in it.
 
         Raises:
-            NeedsEngine: only the engine can tell its tokens.
+            NeedsEngine: only the engine can make its tokens.
             TemplateFailed: the chat template refuses it; the engine will answer 400.
         """
         return self.plan_text(
@@ -185,7 +185,7 @@ class Prompter:
         """Find what is new in one prompt of a completion request (of a batch, the first).
 
         Raises:
-            NeedsEngine: only the engine can tell its tokens.
+            NeedsEngine: only the engine can make its tokens.
         """
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
@@ -239,7 +239,7 @@ class Prompter:
         )
 
     def commit(self, plan: EncodePlan, encoded: Sequence[TokenIds]) -> Tokens:
-        """Remember what `plan.encode()` gave and hand out the prompt's tokens."""
+        """Remember what `plan.encode()` returned, and return the prompt's tokens."""
         path = self._tree.commit(plan.walk, encoded)
         return Tokens(self._tree, path, len(plan.walk.path))
 
@@ -281,12 +281,12 @@ class Prompter:
         roots = self._roots.get(owner)
         if roots is None:
             if len(self._roots) >= _MAX_OWNERS:
-                self._roots.clear()  # their keys are digests: made anew, they lead to the same
-            make, suffix = self._tree.make_root, f"\0{owner}" if owner else ""
+                self._roots.clear()  # their keys are digests: new ones lead to the same
+            root, suffix = self._tree.make_root, f"\0{owner}" if owner else ""
             roots = self._roots[owner] = _Roots(
-                make(f"ids{suffix}"),
-                make(f"text{suffix}"),
-                make(f"text with special tokens{suffix}", self._prefix),
+                root(f"ids{suffix}"),
+                root(f"text{suffix}"),
+                root(f"text with special tokens{suffix}", self._prefix),
             )
         return roots
 

@@ -131,7 +131,7 @@ class ChatRenderer:
             owner: Whose request it is; what is remembered of it helps no other's.
 
         Raises:
-            NeedsEngine: only the engine can tell what it makes of the request.
+            NeedsEngine: only the engine knows what it makes of the request.
             TemplateFailed: the template refuses the messages; the engine will answer 400.
         """
         memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
@@ -158,7 +158,7 @@ class ChatRenderer:
         """
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
-        if request.chat_template is not None:  # a client's program: it may run for ever
+        if request.chat_template is not None:  # a client's program: it may never end
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")

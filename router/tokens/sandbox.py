@@ -43,8 +43,8 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None), list, dict})
 def stock_template(source: str) -> Template:
     """Compile a chat template as transformers does (and it remembers: a look-up after that).
 
-    By a private function, which was there from 4.57 to 5.19. A release without it would compile
-    templates in a way that is not known here: then the engine renders.
+    By a private function (of transformers 5.19). A release without it would compile templates in a
+    way that is not known here: then the engine renders.
 
     Raises:
         jinja2.TemplateSyntaxError: the template is not one.

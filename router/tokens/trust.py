@@ -1,4 +1,4 @@
-"""Does the engine count the tokens that we count? Evidence per replica, the verdict per model."""
+"""Whether engines count the tokens that we count: evidence by replica, a verdict by model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is 
 
 
 class TokenTrust:
-    """Counts agreement with the replicas, and says whether a model is tokenized here.
+    """Counts agreement with the replicas, and decides whether a model is tokenized here.
 
-    A prompt's tokens are either the engine's or worthless for finding its blocks. Whose fault a
-    disagreement is, the others tell: a replica that disagrees alone is the one that is not
-    believed. Where several disagree, and more than agree, our tokens are wrong: the engine
-    tokenizes, for a pause that doubles each time; then ours are tried again.
+    A prompt's tokens are either the engine's or worthless for finding its blocks. The other
+    replicas show whose fault a disagreement is: one that disagrees alone is wrong itself. Where
+    several disagree, and more than agree, our tokens are wrong: the engine tokenizes, for a pause
+    that doubles each time; then ours are tried again.
 
     reason: Why the engine tokenizes; None: it need not.
     """
@@ -43,7 +43,7 @@ class TokenTrust:
         self._until_s = 0.0
 
     def disagrees(self, replica: str) -> bool:
-        """Say whether the replica's last answer counted other tokens."""
+        """Return whether the replica's last answer counted other tokens."""
         return self._agrees.get(replica) is False
 
     def observe_usage(
@@ -74,7 +74,7 @@ class TokenTrust:
         return is_proven
 
     def try_again(self, now_s: float) -> bool:
-        """Believe in our tokens anew once the pause is over; True: from now on."""
+        """Use our tokens again once the pause is over; True: from now on."""
         if self.reason is None or now_s < self._until_s:
             return False
         self.reason = None
