@@ -118,7 +118,7 @@ async def look(
                     deadline=deadline,
                 )
             )
-            for rank, source in _sources(entry, facts, config).items()
+            for rank, source in facts.endpoints(config.events, entry.replica).items()
         ]
     return replace(
         seen,
@@ -157,19 +157,6 @@ def _with_facts(
         ),
         has_pool_connector=facts.has_pool_connector,
     )
-
-
-def _sources(entry: Entry, facts: EngineFacts, config: Config) -> dict[int, EventSource]:
-    """Choose endpoints as router.discovery.watch does."""
-    if not config.events.enabled:
-        return {}
-    if not entry.replica.events:
-        return facts.event_sources
-    replay = entry.replica.replay or (None,) * len(entry.replica.events)
-    return {
-        rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
-        for rank, endpoint in enumerate(entry.replica.events)
-    }
 
 
 def _add_to_pool(pool: PoolCatalog, facts: EngineFacts) -> str:

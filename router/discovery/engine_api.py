@@ -15,6 +15,7 @@ from typing import Final, Self
 import httpx
 from msgspec import Struct
 
+from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_pages as pages
 from router.engine_key import NO_KEY, EngineKey
 from router.errors import (
@@ -58,6 +59,18 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     num_ranks: int
     event_sources: dict[int, EventSource]  # rank -> publisher; empty: no events
     has_pool_connector: bool = False  # it has Mooncake metrics; False: or it does not say
+
+    def endpoints(self, config: EventsConfig, replica: ReplicaConfig) -> dict[int, EventSource]:
+        """Choose each rank's event endpoints: configured ones, else those the replica reports."""
+        if not config.enabled:
+            return {}
+        if not replica.events:
+            return self.event_sources
+        replay = replica.replay or (None,) * len(replica.events)
+        return {
+            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
+            for rank, endpoint in enumerate(replica.events)
+        }
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):

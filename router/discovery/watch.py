@@ -156,7 +156,7 @@ class ReplicaWatch:
             block_size=facts.block_size,
             num_blocks=facts.num_gpu_blocks,
             version=facts.version,
-            publishes_events=bool(self._endpoints(facts)),
+            publishes_events=bool(facts.endpoints(self._config.events, self._replica)),
             cost_class=facts.models[0].id,
             draining=not self._is_offered(),
         )
@@ -186,7 +186,7 @@ class ReplicaWatch:
 
     def _sources(self, replica: Replica, facts: EngineFacts) -> list[CandidateSource]:
         """Begin to answer for each rank's cache; nothing is known of it yet."""
-        endpoints = self._endpoints(facts)
+        endpoints = facts.endpoints(self._config.events, self._replica)
         sources = [
             self._candidate_source(candidate, replica, endpoints.get(rank))
             for rank, candidate in enumerate(candidates_of(replica))
@@ -206,18 +206,6 @@ class ReplicaWatch:
         self._pool.add_model(base, [*names, *roots, *(Path(root).name for root in roots)])
         for candidate in candidates_of(replica):
             self._readers.forget(candidate.id)
-
-    def _endpoints(self, facts: EngineFacts) -> dict[int, EventSource]:
-        """Choose where each rank's events come from: configured, else what the replica says."""
-        if not self._config.events.enabled:
-            return {}
-        if self._replica.events:
-            replay = self._replica.replay or (None,) * len(self._replica.events)
-            return {
-                rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
-                for rank, endpoint in enumerate(self._replica.events)
-            }
-        return facts.event_sources
 
     def _candidate_source(
         self, candidate: Candidate, replica: Replica, endpoint: EventSource | None
