@@ -24,9 +24,9 @@ model, conversation trace, load 0.3: 0.53 s with and without."""
 class MinTtft(Policy, frozen=True, kw_only=True):
     """The soonest first token: lowest `ttft = queue + fetch + prefill`. `queue` is the time until
     the prefills ahead are done, `fetch` reads what the candidate's cpu tier or the shared pool
-    holds beyond its GPU match, `prefill(u, c)` computes the u tokens nobody has behind the c
-    cached ones, all by the candidate's learned cost model. Greedy: right for this request, blind
-    to what its work does to the next ones."""
+    holds beyond its GPU match, `prefill(u, c)` computes the u uncached tokens behind the c cached
+    ones, all by the candidate's learned cost model. Greedy: right for this request, blind to what
+    its work does to the next ones."""
 
     name: ClassVar[str] = "min_ttft"
 
@@ -35,9 +35,9 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """The lowest cost to everybody: `queue + (1 + alpha x busy) x (fetch + prefill) + (gamma x
+    """The lowest cost to all requests: `queue + (1 + alpha x busy) x (fetch + prefill) + (gamma x
     waiting + delta x decoding + beta x pressure) x compute`, `compute` being the prefill without
-    its constant part. The request's own work delays whoever queues behind it, so under load
+    its constant part. The request's own work delays the requests behind it, so under load
     recomputing what another candidate holds costs more than this request's own wait. `busy` is the
     share of recent time with a prefill at work, in the mean of the candidates and at least 0.1, and
     alpha the number of requests a fully busy candidate makes wait: prompts stay at their caches
@@ -92,7 +92,7 @@ class KvAware(Policy, frozen=True, kw_only=True):
 
 
 GREEDY = KvAware(alpha=0.0, beta=0.0, gamma=0.0, delta=0.0)
-"""Nobody else counts."""
+"""No other request counts."""
 
 
 def cheapest(snapshot: Snapshot, prices: KvAware) -> Decision:

@@ -54,7 +54,7 @@ class PrefixHash(Policy, frozen=True, kw_only=True):
 class LongestPrefix(Policy, frozen=True, kw_only=True):
     """The longest cached prefix among candidates whose predicted delay is at most `guard_ms`
     above the lowest; equals go to the least loaded. Without the guard the rule collapses: one
-    block that every prompt shares sends everything to whoever had it first."""
+    block that every prompt shares sends everything to the candidate that had it first."""
 
     name: ClassVar[str] = "longest_prefix"
 

@@ -61,7 +61,7 @@ def create(name: str, params: Mapping[str, object] | None = None) -> Policy:
 
 
 def _unknown(what: str, name: object, allowed: Iterable[str]) -> str:
-    """Say that `name` is unknown, what was probably meant, and what there is."""
+    """Describe an unknown `name`: what was probably meant, and what there is."""
     allowed = list(allowed)
     near = get_close_matches(str(name), allowed, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""

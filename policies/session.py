@@ -1,4 +1,4 @@
-"""Policies that keep a conversation together, whatever its content."""
+"""Policies that keep a conversation together, regardless of its content."""
 
 from __future__ import annotations
 

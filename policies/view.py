@@ -55,7 +55,7 @@ class RequestView(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
-    """One candidate as it stands for this request. Ineligible ones are not offered.
+    """One candidate at the time of this request. Ineligible ones are not offered.
 
     Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu; gpu includes what a
     request in flight there is computing right now (owned speculation), whose remaining work is
@@ -71,7 +71,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     num_queued_tokens: int = 0  # uncached tokens of the waiting ones
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
-    cache_pressure: float = 0.0  # tokens computed here of late over its capacity; 0.0: unknown
+    cache_pressure: float = 0.0  # tokens computed here recently over its capacity; 0.0: unknown
     reads_pool: bool = True  # fetches from the shared pool what it lacks itself
     cost: CostModel = CostModel()
 

@@ -148,7 +148,7 @@ def none_hash(algorithm: Algorithm, seed: str) -> bytes:
 
 
 class StoredView(Struct, frozen=True, gc=False):
-    """What one BlockStored event says, for the search: hashes as published, tokens of them all."""
+    """One BlockStored event, for the search: hashes as published, tokens of all of them."""
 
     block_hashes: Sequence[int | bytes]
     parent_block_hash: int | bytes | None
@@ -180,7 +180,7 @@ def find_contract(
 ) -> HashContract | None:
     """Find the contract that yields this event's first hash, None if none does.
 
-    Only an event whose parent is None can tell (a later digest needs its parent's full digest,
+    Only an event whose parent is None can show it (a later digest needs its parent's full digest,
     events carry 64 bits of it); one with multimodal items cannot. A plain event leaves `tagged`
     open and True is returned; `obeys` on one that is not plain settles it. `seeds` are tried
     before the defaults; `lora_paths` maps adapter name to path for events that carry an adapter.
@@ -202,7 +202,7 @@ def obeys(
     *,
     lora_paths: Mapping[str, str] | None = None,
 ) -> bool | None:
-    """Tell whether the event's first hash is what the contract says; None: it cannot tell."""
+    """Return whether the event's first hash is the contract's; None: that cannot be told."""
     if not stored.is_telling or stored.block_size != contract.block_size:
         return None
     extra = extra_of(stored, lora_paths or {})

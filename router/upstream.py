@@ -107,7 +107,7 @@ class Answer:
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._waits_since_s: float | None = None  # None: nobody waits for the next bytes
+        self._waits_since_s: float | None = None  # None: no one waits for the next bytes
         self.status = response.status
         self.headers = response.headers
         self.first = first
@@ -318,9 +318,9 @@ class Upstream:
             patience_s: See there.
 
         Raises:
-            Overdue: `patience` said so.
+            Overdue: `patience` returned None.
             UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
-            OutOfConnections: no connection can be made here, whoever it is to.
+            OutOfConnections: no connection can be made here, to any replica.
         """
         if self._num_open >= self._max_connections:
             raise OutOfConnections(
@@ -384,8 +384,8 @@ class Upstream:
         """Fail requests that wait for their first byte from `replica` and can go elsewhere, now.
 
         For a replica that a probe has just found dead or hung: its requests move on at once
-        instead of waiting for their own deadline. Who has nowhere to go keeps waiting: the probe
-        may be wrong, and a slow answer is better than none.
+        instead of waiting for their own deadline. A request with nowhere to go keeps waiting: the
+        probe may be wrong, and a slow answer is better than none.
         """
         for deadline, may_move_on in self._first_bytes.get(replica, {}).items():
             if not deadline.expired() and may_move_on():

@@ -1,13 +1,13 @@
-"""One candidate as it stands: its load, its speed, its cache's turnover, what others send there.
+"""The moving state of one candidate: its load, speed, cache turnover, and load from elsewhere.
 
-Load has two sources. The ledger knows at once what this router sent, and within milliseconds what
-routers sent that tell us. The engine's own `/metrics`, read now and then, also counts what anybody
-else sent: what exceeds the ledger at that moment counts as foreign load until the next reading, or
+Load has two sources. The ledger has what this router sent, and within milliseconds what other
+routers publish. The engine's own `/metrics`, read now and then, also counts requests of direct
+clients: what exceeds the ledger at that moment counts as foreign load until the next reading, or
 until the reading is too old. It is a correction, not a measurement: readings lag by a request or
 two, and a foreign prompt is taken to be as long as the ones in the ledger.
 
-A request of another router that we hear of after a reading that may have counted it is taken out
-of what is foreign: it is in the ledger now.
+If another router's request is booked after a reading that may have counted it, it is taken out of
+the foreign load: it is in the ledger now.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from router.replicas.replica import Candidate
 
 _MEAN_DECAY = 0.9
 LATELY_S = 300.0
-"""Time constant of "computed of late": a few turns of an agent. Between 60 and 600 s it made no
+"""Time constant of "computed recently": a few turns of an agent. Between 60 and 600 s it made no
 difference in the queue model."""
 NEWS_S = 0.25
-"""What we hear of so soon after a reading may have been counted by it: a note takes that long."""
+"""A request noted so soon after a reading may have been counted by it: a note takes that long."""
 
 ENGINE_LOAD_MAX_AGE_S = 15.0
 
@@ -48,10 +48,10 @@ NO_MATCH = Match(0, 0)
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
-    """What an engine's own `/metrics` said about one rank.
+    """Load of one rank, from the engine's own `/metrics`.
 
     Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
-    counts blocks of running requests only and says nothing about what is cached.
+    counts blocks of running requests only, not what is cached.
     """
 
     num_running: int
@@ -144,7 +144,7 @@ class CandidateState:
     def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
         """Book a request, ours or another router's; see `Ledger.admit`.
 
-        Another router's says nothing about health here: how it ends is for that router to judge.
+        Another router's does not count for health here: that router judges how it ends.
         """
         if booking.is_ours:
             self.health.began(number, now_s)
@@ -164,7 +164,7 @@ class CandidateState:
     def first_token(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
         """Note a first token and learn from its time; later calls do nothing.
 
-        `ttft_ms` None: nobody saw how long it took.
+        `ttft_ms` None: it is not known how long it took.
         """
         if not self.ledger.first_token(lease, now_s):
             return
@@ -205,7 +205,7 @@ class CandidateState:
         self._foreign_until_s = load.at_s + ENGINE_LOAD_MAX_AGE_S if num_foreign else 0.0
 
     def _take_from_foreign(self, begun_s: float) -> None:
-        """Count no request twice that the last reading may have seen before we heard of it."""
+        """Count a request once that the last reading may have seen before its note came."""
         reading, foreign = self.engine_load, self._foreign
         if reading is None or begun_s >= reading.at_s + NEWS_S or not foreign.num_requests:
             return
@@ -217,12 +217,12 @@ class CandidateState:
         )
 
     def cache_pressure(self, now_s: float) -> float:
-        """Tell what share of the cache was overwritten of late; 0.0 if its size is unknown."""
+        """Return the share of the cache overwritten recently; 0.0 if its size is unknown."""
         capacity = self.candidate.capacity_tokens
         return self._written_tokens.at(now_s) / capacity if capacity else 0.0
 
     def status(self, now_s: float) -> CandidateStatus:
-        """Show the candidate to people."""
+        """Describe the candidate for people."""
         candidate, ledger, cost = self.candidate, self.ledger, self.fit.model
         return CandidateStatus(
             id=candidate.id,
@@ -246,7 +246,7 @@ class CandidateState:
 
 
 def _with_foreign(view: ReplicaView, foreign: Foreign) -> ReplicaView:
-    """Add what others sent to what the ledger shows."""
+    """Add foreign load to what the ledger shows."""
     return replace(
         view,
         num_requests=view.num_requests + foreign.num_requests,

@@ -9,17 +9,17 @@ the first request on, and a wrong scale of the prior changes no order.
 
 How: weighted least squares over a window of the last observations, newest first in weight,
 solved again every few observations (5 unknowns, 128 rows: cheaper in the mean than a recursive
-update, and past observations are judged anew by the model of today). Four guards:
+update, and past observations are judged again by the current model). Four guards:
 
 1. Relative errors count, not absolute ones: a row weighs 1 / fitted**2. A first token takes
    20 ms or 20 s, and the small ones must be right too.
 2. Far-off rows lose weight by the logarithm of observed / fitted (Cauchy), which treats ten times
-   too slow (a hiccup) and ten times too fast (the cache held more than we knew) alike. One
+   too slow (a hiccup) and ten times too fast (the cache held more than was known) alike. One
    row in twenty of either kind moves the fit by a few percent.
 3. The prior's proportions never fade: scaled to the median observation, it draws each
    coefficient with the strength of a guess good to a factor of ten. Where all requests are alike
    (collinear columns) it divides the time among the coefficients; nothing winds up. How fast an
-   engine is must be learned in every case, so the prior says nothing about it.
+   engine is must be learned in every case, so the prior does not constrain it.
 4. No coefficient is negative (coordinate descent on the normal equations).
 """
 
@@ -38,7 +38,7 @@ PRIOR = CostModel()
 _NUM = 5
 _WINDOW = 128
 _FORGETTING = 0.98  # half of the weight lies on the last 35 observations
-_FLOOR_MS = 5.0  # below this, errors count absolutely: nobody's timer is better
+_FLOOR_MS = 5.0  # below this, errors count absolutely: no timer is better
 _PRIOR_STRENGTH = 4e-4  # (0.2 / 10)**2: noise of 20 %, prior good to a factor of 10
 _RUNNING_SCALE_MS = 1.0  # the prior of ms_per_running is 0, its spread must not be
 _CLIP = 3.0  # in units of the median log error; half of the weight is lost there
@@ -111,7 +111,7 @@ class CostFit:
         self._next_elsewhere_s = 0.0
 
     def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
-        """Learn from one first token; `predicted_ms` is what was said at dispatch.
+        """Learn from one first token; `predicted_ms` was predicted at dispatch.
 
         Values that no first token can have (not finite, not positive) are ignored.
         """

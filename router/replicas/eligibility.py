@@ -1,10 +1,10 @@
 """Who may be offered to a policy, of those that serve the model and do not drain.
 
-1. Fit for requests: up, or on trial with nobody trying.
+1. Fit for requests: up, or on trial without a request.
 2. In a panic, when fewer than `panic_ratio` are fit, all that listen: most breakers open at once
    are more likely wrong than right, and the few left would drown.
 3. A recovered candidate (slow start) while it has less than its share of the mean load; its
-   cache is cold and its engine may still warm up. At least one request, and never nobody.
+   cache is cold and its engine may still warm up. At least one request, and at least one candidate.
 """
 
 from __future__ import annotations

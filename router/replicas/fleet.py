@@ -1,6 +1,6 @@
 """The fleet: all replicas with their load, health and speed, in one place.
 
-What must live here: who can take a request for a model now, and how each candidate stands. What
+What must live here: who can take a request for a model now, and the state of each candidate. What
 must not: which one to take (policies), what is cached (router.index), any I/O or clock. Every
 state change is one synchronous call; `now_s` comes from the caller's monotonic clock.
 """
@@ -37,7 +37,7 @@ _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 class Fleet:
     """Replicas by name; see the module's charter.
 
-    The way of a request: `candidates` -> `views` -> (policy) -> `admit` -> `first_token` ->
+    The life of a request: `candidates` -> `views` -> (policy) -> `admit` -> `first_token` ->
     `end`, the last in every case, any number of times.
     """
 
@@ -122,7 +122,7 @@ class Fleet:
         return True
 
     def drain(self, name: str, *, draining: bool = True) -> None:
-        """Offer a replica no more (or again); what runs there goes on. KeyError if unknown."""
+        """Stop (or resume) offering a replica; what runs there goes on. KeyError if unknown."""
         self._replicas[name] = replace(self._replicas[name], draining=draining)
         self.add(self._replicas[name])
 
@@ -135,28 +135,28 @@ class Fleet:
         return None
 
     def is_up(self, name: str, now_s: float) -> bool:
-        """Say whether requests may be sent to a replica, as far as its health goes."""
+        """Return whether a replica's health lets requests be sent to it."""
         health = self._health.get(name)
         return health is not None and health.can_accept(now_s)
 
     def is_idle(self, name: str) -> bool:
-        """Say whether this router has nothing in flight at a replica."""
+        """Return whether this router has nothing in flight at a replica."""
         return all(state.is_idle for state in self._states_of(name))
 
     def has(self, candidate: CandidateId) -> bool:
-        """Say whether a candidate is known."""
+        """Return whether a candidate is known."""
         return candidate in self._states
 
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
         return model_entries(self._replicas.values())
 
-    # A request's way
+    # The life of a request
 
     def candidates(
         self, model: str | None, now_s: float, *, exclude: Collection[str] = ()
     ) -> tuple[Candidate, ...]:
-        """List who can take a request for `model` now, in the order of configuration.
+        """List the candidates that can take a request for `model` now, in the order configured.
 
         Args:
             model: Model or adapter id; None: any model will do (routes without one).
@@ -182,7 +182,7 @@ class Fleet:
         matches: Mapping[CandidateId, Match],
         now_s: float,
     ) -> tuple[ReplicaView, ...]:
-        """Show each candidate to the policy; shape (num_candidates,), same order.
+        """Describe each candidate to the policy; shape (num_candidates,), same order.
 
         Args:
             candidates: As `candidates` returned them, with no state change in between.
@@ -202,7 +202,7 @@ class Fleet:
         return self._states[candidate].admit(self._num_leases, booking, now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """Note a request's first token, and learn from its time; later calls do nothing."""
+        """Note a request's first token and learn from its time; later calls do nothing."""
         state = self._states.get(lease.candidate)
         if state is not None:
             state.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
@@ -228,7 +228,7 @@ class Fleet:
             self._watch(state.candidate.replica.name)
 
     def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
-        """Say after how long a first token is overdue; None: nothing is known of that.
+        """Return after how long a first token is overdue; None: too little is known.
 
         A multiple of what was predicted and of how far predictions are off, at least `floor_s`.
         """
@@ -238,7 +238,7 @@ class Fleet:
         return max(floor_s, (ratio * lease.predicted_ms + 4 * state.fit.model.error_ms) / 1000.0)
 
     def longest_wait_s(self, candidate: CandidateId, now_s: float) -> float:
-        """Tell how long the oldest request that waits there for its first token has waited."""
+        """Return how long the oldest request without a first token has waited there."""
         state = self._states.get(candidate)
         begun = [lease.begun_s for lease in state.ledger.waiting] if state is not None else []
         return now_s - min(begun, default=now_s)
@@ -263,7 +263,7 @@ class Fleet:
         state = self._states.get(lease.candidate)
         return state is not None and state.end(lease, now_s, None, 0.0)
 
-    # What probes and readings say
+    # Probes and readings
 
     def probe_ok(self, name: str, now_s: float) -> None:
         """Note that a replica answered a health probe; ignored if it is gone."""
@@ -286,7 +286,7 @@ class Fleet:
             state.note_engine_load(load)
 
     def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
-        """Show all candidates to people, out or in, in the order of configuration."""
+        """Describe all candidates for people, eligible or not, in the order configured."""
         return tuple(
             state.status(now_s) for name in self._replicas for state in self._states_of(name)
         )
@@ -349,7 +349,7 @@ class Fleet:
     def _eligible(
         self, serving: Sequence[Candidate], now_s: float, exclude: Collection[str]
     ) -> tuple[Candidate, ...]:
-        """Leave out those that were tried, and those whose health forbids."""
+        """Leave out candidates that were tried, and those whose health forbids it."""
         states = [self._states[c.id] for c in serving if c.replica.name not in exclude]
         offered = tuple(state.candidate for state in eligible(states, self._rules, now_s))
         for name in list(self._restricted):
@@ -358,7 +358,7 @@ class Fleet:
         return offered
 
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
-        """Say that nobody is there, and when it makes sense to ask again."""
+        """Make the error for "no replica", with the time after which to try again."""
         waits_s = [
             self._states[candidate.id].health.retry_at_s - now_s
             for candidate in self._serving(model)

@@ -1,4 +1,4 @@
-"""Is a replica fit for requests? Two witnesses: our probes, and what became of real requests.
+"""Whether a replica is fit for requests, from probes and from the outcomes of requests.
 
     state       offered                      left by
     UP          yes                          failures -> SUSPECT; connection refused -> DOWN
@@ -8,13 +8,13 @@
                                              probes found it: probe ok -> UP (slow start)
     TRIAL       one request at a time        success -> UP (slow start); failure -> back, longer
 
-DOWN means that nothing listens: nobody is sent there, panic or not. SUSPECT means that it answers
-badly or late. A client's own errors and departures say nothing about a replica and are never
-counted; nor is, once it is out, the success of a request sent before.
+DOWN means that nothing listens: no request is sent there, panic or not. SUSPECT means that it
+answers badly or late. A client's own errors and departures are not counted; nor is, once the
+replica is out, the success of a request sent before.
 
-A request that fails at two replicas in the same way is itself at fault: `absolve` takes its
-failures back, and what they caused. They are counted until then, so that a broken replica is left
-at its third failure, however long the second tries take.
+A request that fails at two replicas in the same way is itself at fault: `absolve` takes back its
+failures and what they caused. They count until then, so that a broken replica is left at its third
+failure, however long the second tries take.
 """
 
 from __future__ import annotations
@@ -86,30 +86,30 @@ class Health:
         self.retry_at_s = 0.0  # when a breaker that requests opened lets one try
         self._recovered_s: float | None = None
         self._trial: int | None = None  # number of the lease under trial
-        self.reason = ""  # of the last failure that changed the state; "" while all is well
+        self.reason = ""  # of the last failure that changed the state; "" while there is none
 
     @property
     def is_unrestricted(self) -> bool:
-        """Say whether nothing restricts this replica, now or in time."""
+        """Whether nothing restricts this replica, now or in time."""
         return self._state is HealthState.UP and self._recovered_s is None
 
     def state(self, now_s: float) -> HealthState:
-        """Tell the state; a breaker that requests opened turns to TRIAL when its pause is over."""
+        """Return the state; a breaker opened by requests turns to TRIAL when its pause is over."""
         if self._is_out() and not self._by_probe and now_s >= self.retry_at_s:
             self._state = HealthState.TRIAL
         return self._state
 
     def can_accept(self, now_s: float) -> bool:
-        """Say whether a request may be sent: up, or on trial with nobody trying."""
+        """Return whether a request may be sent: up, or on trial without a request."""
         state = self.state(now_s)
         return state is HealthState.UP or (state is HealthState.TRIAL and self._trial is None)
 
     def can_accept_in_panic(self, now_s: float) -> bool:
-        """Say whether a request may be sent when most are out: anything that listens."""
+        """Return whether a request may be sent when most are out: to anything that listens."""
         return self.can_accept(now_s) or self._opened_as is HealthState.SUSPECT
 
     def weight(self, now_s: float) -> float:
-        """Tell the share of normal load a recovered replica may have, in [0.1, 1]."""
+        """Return the share of normal load a recovered replica may have, in [0.1, 1]."""
         if self._recovered_s is None:
             return 1.0
         share = (now_s - self._recovered_s) / self._rules.slow_start_s
@@ -147,13 +147,13 @@ class Health:
                     self._open(HealthState.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
                     self._opened_by, self._opened_on_trial = failures, on_trial
             case Outcome.OVERDUE:
-                # One alone may be a prompt of its own kind; several, and no first token: it hangs.
+                # One may be an unusual prompt; several, and no first token: it hangs.
                 self._num_overdue += self._state is HealthState.UP
                 if on_trial or self._num_overdue >= self._rules.failures_to_open:
                     self._open(HealthState.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
             case _:
                 # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. ROUTER_FAILED:
-                # it was not asked. POOL_OVERDUE: the pool's. Neither trust nor blame; a trial that
+                # it was not asked. POOL_OVERDUE: the pool's. These count neither way; a trial that
                 # ends so leaves its place to the next request.
                 pass
 
@@ -180,7 +180,7 @@ class Health:
         if self._is_out() and self._by_probe:
             self._recover(now_s)
         elif self._state is HealthState.DOWN:
-            self._state = HealthState.TRIAL  # it listens again: let a request try, before its time
+            self._state = HealthState.TRIAL  # it listens again: let a request try early
 
     def probe_failed(self, failure: ProbeFailure, now_s: float, jitter: float) -> None:
         """Learn that a probe failed."""

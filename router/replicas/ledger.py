@@ -1,7 +1,7 @@
 """Work in flight at one candidate: what was sent there, and how much of it is still ahead.
 
-Leases of other routers are booked like our own, in the order they are heard of: with notes that
-take no time, every router's ledger is the one that a single router would have.
+Leases of other routers are booked like our own, in the order their notes come: with notes that take
+no time, every router's ledger is the one that a single router would have.
 
 What must live here: leases, their sums, the predicted queue. What must not: who is healthy, what
 is cached. Every operation is O(1), since all candidates are asked before every decision.
@@ -30,7 +30,7 @@ BUSY_S = 60.0  # time constant of `busy`
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):
-    """Load of one candidate that no ledger has: direct clients, routers that tell us nothing."""
+    """Load of one candidate that no ledger has: of direct clients, of routers without Redis."""
 
     num_requests: int = 0
     num_waiting: int = 0
@@ -44,7 +44,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     """What a request adds to a candidate's load.
 
     `streams`: its first token will be seen. Otherwise (a whole answer at once) the ledger
-    presumes the first token when it is due, lest decoding count as a queue.
+    presumes the first token when it is due, so that decoding does not count as a queue.
     """
 
     num_uncached_tokens: int  # prompt tokens the candidate must compute
@@ -181,7 +181,7 @@ class Ledger:
         return left_ms + behind_ms if behind_ms > 0.0 else left_ms
 
     def _presume(self, model: CostModel, now_s: float) -> None:
-        """Let heads whose first token nobody sees begin to decode when it is due."""
+        """Let heads whose first token is not seen begin to decode when it is due."""
         while (head := self._head) is not None and not head.booking.streams:
             due_s = self._head_s + (model.base_ms + _work_ms(model, head)) / 1000.0
             if now_s < due_s:

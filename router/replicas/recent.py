@@ -20,7 +20,7 @@ class RecentSum:
         self._at_s = now_s
 
     def at(self, now_s: float) -> float:
-        """Tell the sum as of `now_s`, never before the last `add`."""
+        """Return the sum as of `now_s`, never before the last `add`."""
         if self._sum == 0.0:
             return 0.0
         return self._sum * exp(min(0.0, self._at_s - now_s) / self._constant_s)
@@ -44,7 +44,7 @@ class RecentShare:
             self._at_s, self._is_on = now_s, is_on
 
     def at(self, now_s: float) -> float:
-        """Tell the share as of `now_s`, never before the last switch."""
+        """Return the share as of `now_s`, never before the last switch."""
         target = 1.0 if self._is_on else 0.0
         if self._share == target:
             return target

@@ -1,7 +1,7 @@
-"""The registry: which replicas there should be. What is configured, overlaid with orders.
+"""The registry: which replicas there should be: those configured, overlaid with orders.
 
 What must live here: names, identities, what operators ordered here or on another router. What must
-not: whether a replica answers (router.discovery.watch), how it stands (fleet), any I/O.
+not: whether a replica answers (router.discovery.watch), its load and health (fleet), any I/O.
 
 An order (add, drain, remove) changes the registry at once and leaves a record, to be shared with
 the other routers; `apply` takes theirs in. A replica's *identity* is what routers call it among
@@ -12,7 +12,7 @@ given out by each router for itself. Rules, in this order:
 2. A record meets the entry of its identity, else the one at its address; but one that has a record
    of its own is not met by its address: there is one replica at an address.
 3. What was ordered here and is not stored yet is newer than what is read from the store.
-4. A record that is gone says nothing: a store that lost its data takes no replica away.
+4. A record that is gone changes nothing: a store that lost its data removes no replica.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OnChange = Callable[[str, ReplicaRecord], None]
 
 
 def _ignore(identity: str, record: ReplicaRecord) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 _ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
@@ -125,7 +125,7 @@ class Registry:
     # -- orders given here -------------------------------------------------------------------
 
     def add(self, replica: ReplicaConfig) -> tuple[Entry, bool]:
-        """Add a replica; one that is there already (or leaving) stays. Tell whether it is new.
+        """Add a replica, or keep one that is there (or leaving); return it and whether it is new.
 
         Raises:
             ConfigError: it cannot be one, or may not be added where it is.
@@ -143,7 +143,7 @@ class Registry:
         return entry, is_new
 
     def drain(self, name: str, *, draining: bool) -> Entry:
-        """Order that a replica gets no new requests, or again some.
+        """Order that a replica gets no new requests, or gets them again.
 
         Raises:
             UnknownReplica: there is none of that name.
@@ -188,7 +188,7 @@ class Registry:
         return tuple(entry for entry in changed if entry is not None)
 
     def _follow(self, identity: str, record: ReplicaRecord) -> Entry | None:
-        """Take one record in; None if it changes nothing."""
+        """Apply one record; return None if it changes nothing."""
         replica = _normal(_replica(identity, record))
         configured = self._configured.get(identity, replica)
         if configured.url != replica.url:
@@ -211,10 +211,10 @@ class Registry:
         return self._put(wanted) if wanted != entry else None
 
     def refused(self, identity: str, record: ReplicaRecord) -> str | None:
-        """Say why a record is not followed; None: it is.
+        """Return why a record is not followed; None: it is.
 
-        Whoever can write to the store is trusted with adding replicas where they may be, but not
-        with breaking names.
+        Writers of the store are trusted with adding replicas where they may be, but not with
+        breaking names.
         """
         try:
             self._check(_replica(identity, record))
@@ -294,7 +294,7 @@ class Registry:
         self.on_change(entry.identity, record)
 
     def _free_name(self, identity: str) -> str:
-        """Give out `rN`: the one it had before, else one that nobody ever had."""
+        """Return `rN`: the one it had before, else one never given out."""
         had = self._names.get(identity)
         if had is not None and had not in self._entries:
             return had

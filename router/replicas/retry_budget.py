@@ -35,7 +35,7 @@ class RetryBudget:
         self._requests.add(1.0, now_s)
 
     def can_take(self, replica: str, begun_s: float, now_s: float) -> bool:
-        """Say whether what was sent to `replica` at `begun_s` and failed may be sent again."""
+        """Return whether what was sent to `replica` at `begun_s` and failed may be sent again."""
         if self._is_same_loss(replica, begun_s, now_s):
             return True
         allowed = NUM_ALWAYS + self._ratio * self._requests.at(now_s)
