@@ -1,13 +1,13 @@
-"""Everything known of one Mooncake pool: its objects' key patterns, and a directory per model.
+"""All that is known of one Mooncake pool: its objects' key patterns, and a directory per model.
 
-What must live here: whose objects are whose, from whatever source. What must not: HTTP and ZMQ
+What must live here: which objects are which model's, from any source. What must not: HTTP and ZMQ
 (router.pool.master), when to ask (router.pool.follower).
 
 A model's pattern is learned. A digest does not name its model, so two models with one tokenizer
 may share digests; the key's own model field decides between them, digests decide everything else:
 prefixes, namespaces, fingerprints, groups.
 
-    listing: begin -> listed ... -> reconcile (in slices) -> True      or abandon, at any time
+    begin_listing -> listed ... -> reconcile (in slices) -> True      or abandon_listing
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAMPLE: Final = 8  # blocks of an event or a prompt that become evidence
 
 
 class PoolCounters(Struct):
-    """What was learned from where; read at scrape time."""
+    """What was learned from which source; read at scrape time."""
 
     num_stored: int = 0  # blocks, from engines' events
     num_objects: int = 0  # in the last listing
@@ -37,14 +37,13 @@ class PoolCounters(Struct):
     num_events: int = 0  # of the master's stream
     num_listings: int = 0
     num_restarts: int = 0
-    num_corrections: int = 0  # blocks that verification found otherwise than thought
+    num_corrections: int = 0  # blocks that verification found to be otherwise
 
 
 class PoolCatalog:
     """The pool as this router knows it.
 
-    `is_up` says whether the directories are to be believed: the master answers, and what is known
-    of it is of its present life.
+    `is_up`: the directories count: the master answers, and has not restarted since they were read.
     """
 
     __slots__ = (
@@ -75,7 +74,7 @@ class PoolCatalog:
         self._reconciling: Iterator[int] | None = None
         self.directories: dict[str, PoolDirectory] = {}
         self.patterns: dict[str, KeyPattern] = {}  # model -> what its objects' keys look like
-        self.bytes_per_object: float | None = None  # this and the next two: as the master says
+        self.bytes_per_object: float | None = None  # this and the next two: the master's figures
         self.allocated_bytes: int | None = None
         self.capacity_bytes: int | None = None
         self.listed_s: float | None = None  # when the last listing was complete
@@ -90,14 +89,14 @@ class PoolCatalog:
         """Return the directory of a base model; a new one knows nothing yet."""
         directory = self.directories.get(model)
         if directory is None:
-            directory = PoolDirectory(model, max_blocks=self._max_blocks)
+            directory = PoolDirectory(max_blocks=self._max_blocks)
             if self._is_listing:
                 directory.begin_listing()
             self.directories[model] = directory
         return directory
 
     def match(self, model: str, chain: Sequence[BlockKey]) -> int:
-        """Count the leading blocks of `chain` in the pool; 0 while it is not to be believed."""
+        """Count the leading blocks of `chain` in the pool; 0 while it is not up."""
         directory = self.directories.get(model)
         return directory.match(chain) if self.is_up and directory is not None else 0
 
@@ -115,13 +114,13 @@ class PoolCatalog:
         )
 
     def bytes_per_block(self, model: str) -> float | None:
-        """Tell what a block of a model takes; the mean of all models that are in the pool."""
+        """Return the bytes of a model's block; the mean of all models in the pool."""
         pattern = self.patterns.get(model)
         if self.bytes_per_object is None or pattern is None:
             return None
         return self.bytes_per_object * pattern.num_ranks
 
-    # -- what engines and prompts say --------------------------------------------------------
+    # -- from engines and prompts ------------------------------------------------------------
 
     def add_model(self, model: str, hints: Collection[str]) -> None:
         """Serve a base model, whose objects' model field may be one of `hints`."""
@@ -129,7 +128,7 @@ class PoolCatalog:
         self.directory(model)
 
     def stored(self, model: str, keys: Sequence[BlockKey]) -> None:
-        """Note whole blocks that an engine of the model says it stored."""
+        """Note whole blocks that an engine of the model stored."""
         self.directory(model).stored(keys)
         self.counters.num_stored += len(keys)
         self.named(model, keys)
@@ -137,7 +136,7 @@ class PoolCatalog:
             self.wants_listing = True
 
     def named(self, model: str, keys: Sequence[BlockKey]) -> None:
-        """Note that blocks of such names are the model's, wherever they are: a prompt's chain."""
+        """Note that these keys are the model's, wherever the blocks are: a prompt's chain."""
         evidence = self._evidence.setdefault(model, OrderedDict())
         for key in keys[:: max(1, len(keys) // _SAMPLE)]:
             evidence[key] = None
@@ -152,31 +151,31 @@ class PoolCatalog:
     def verified(
         self, model: str, present: Collection[BlockKey], missing: Collection[BlockKey]
     ) -> int:
-        """Note what the master said about blocks; return of how many it was otherwise thought."""
+        """Note the master's answer about blocks; return how many were thought to be otherwise."""
         directory = self.directory(model)
         num_new = sum(key not in directory for key in present)
         directory.stored(present)
         num_gone = directory.removed(missing)
         self.counters.num_corrections += num_new + num_gone
         if num_gone:
-            self.wants_listing = True  # evictions do not come alone
+            self.wants_listing = True  # where one was evicted, others were
         return num_new + num_gone
 
-    # -- what the master says ----------------------------------------------------------------
+    # -- from the master ---------------------------------------------------------------------
 
     def found(self) -> None:
-        """The master answers, and is the one that was known."""
+        """Note that the master answers, and is still the same process."""
         self.is_up = True
         self.reason = ""
 
     def lost(self, reason: str) -> None:
-        """The master does not answer: no engine will find anything there either."""
+        """Note that the master does not answer: engines will find nothing there either."""
         self.is_up = False
         self.reason = reason
         self.wants_listing = True
 
     def restarted(self) -> None:
-        """The master has begun anew, with nothing."""
+        """Note that the master restarted, with an empty pool."""
         self.counters.num_restarts += 1
         self.wants_listing = True
         for directory in self.directories.values():
@@ -185,7 +184,7 @@ class PoolCatalog:
             pattern.blocks = {}
 
     def object_stored(self, key: str) -> None:
-        """Take one object of the master's event stream."""
+        """Note an object that was stored, from the master's event stream."""
         self.counters.num_events += 1
         found = self._table.parse(key)
         if found is None:
@@ -205,7 +204,7 @@ class PoolCatalog:
             pattern.blocks[block] = bits
 
     def object_removed(self, key: str) -> None:
-        """Take one object's removal: its block is not whole any more."""
+        """Note an object that was removed: its block is no longer whole."""
         self.counters.num_events += 1
         found = self._table.parse(key)
         if found is None:
@@ -221,7 +220,7 @@ class PoolCatalog:
     # -- listings ----------------------------------------------------------------------------
 
     def begin_listing(self) -> None:
-        """A listing was asked for; events go on meanwhile."""
+        """Begin a listing; events go on meanwhile."""
         self._is_listing = True
         self._reconciling = None
         self.wants_listing = False
@@ -232,7 +231,7 @@ class PoolCatalog:
             pattern.begin_listing()
 
     def listed(self, keys: Iterable[str]) -> None:
-        """Take some lines of the listing (0.9 us a key)."""
+        """Add some lines of the listing (0.9 us a key)."""
         parse, counters = self._table.parse, self.counters
         for key in keys:
             counters.num_objects += 1
@@ -245,7 +244,7 @@ class PoolCatalog:
             pattern.blocks[block] = pattern.blocks.get(block, 0) | bit
 
     def reconcile(self, max_blocks: int) -> bool:
-        """After the last line: put some of it into effect; return whether there is more."""
+        """After the last line: apply a slice of it; return whether there is more."""
         if self._reconciling is None:
             self._reconciling = self._reconcile(max_blocks)
         if next(self._reconciling, None) is not None:
@@ -254,7 +253,7 @@ class PoolCatalog:
         return False
 
     def abandon_listing(self) -> None:
-        """The listing broke off: it says nothing about what it did not get to."""
+        """Give a listing up: what it did not reach stays as it is."""
         self._is_listing = False
         self._reconciling = None
         self.wants_listing = True
@@ -288,7 +287,7 @@ class PoolCatalog:
         self._is_listing = False
         for model, directory in list(self.directories.items()):
             if num_unclaimed and model not in self.patterns:
-                directory.abandon_listing()  # its objects may be among those nobody could name
+                directory.abandon_listing()  # its objects may be among the unclaimed
                 continue
             while directory.sweep(max_blocks):
                 yield max_blocks
@@ -296,7 +295,7 @@ class PoolCatalog:
         self.counters.num_listings += 1
 
     def _claims(self) -> dict[str, KeyPattern]:
-        """Find each model's pattern: by its blocks' names, else by its own name."""
+        """Find each model's pattern: by its blocks' keys, else by its own name."""
         return {
             model: best
             for model in self.directories
@@ -314,7 +313,7 @@ class PoolCatalog:
         named = [entry for entry in scored if entry[0] and entry[2]]
         if proven:
             return max(proven, key=lambda entry: entry[:3])[3]
-        if model in self.patterns:  # nothing of it is there now: what is known of it stays
+        if model in self.patterns:  # it has no blocks there now: its pattern stays
             return self.patterns[model]
         return named[0][3] if len(named) == 1 else None
 

@@ -1,13 +1,12 @@
-"""The side path of the pool, top to bottom: what the Mooncake master says, into the directories.
+"""The side path of the pool, top to bottom: from the Mooncake master into the directories.
 
-1. Look at the master's counters, often: is it there, is it the same one, did it evict?
-2. List its keys where that answers a doubt: at the start, after an eviction or a restart, where a
-   verification was surprised, where a model's keys are not known yet; else now and then.
-3. Follow its event stream, where it has one; a gap in it is a doubt, too.
+1. Read the master's counters, often: is it up, is it the same process, did it evict?
+2. List its keys where the directories may be wrong: at the start, after an eviction or a restart,
+   after a verification that differed, where a model's keys are not known yet; else now and then.
+3. Follow its event stream, if it has one; a gap in it asks for a listing, too.
 
-It never fails a request: what goes wrong is counted and logged once, the pool is not counted on,
-and requests go on without it. What nobody expected ends the run, and router.supervisor begins
-another.
+It never fails a request: an error is counted and logged once, the pool is not counted on, and
+requests go on without it. An unexpected error ends the run, and router.supervisor starts another.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ from router.supervisor import keep_running
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE: Final = 2  # failures in a row before the pool is not counted on; nobody there: at once
+_PATIENCE: Final = (
+    2  # failures in a row before the pool is not counted on; if nothing listens: at once
+)
 _LIST_SHARE: Final = 0.05  # of the time at most goes into listings, however often they are wanted
 _LIST_TIMEOUT_S: Final = 120.0
 _SOON_S: Final = 0.05
@@ -37,10 +38,10 @@ _EVENTS_PAUSE_S: Final = 2.0
 
 
 class PoolFollower:
-    """Keeps the directories equal to what one master says.
+    """Keeps the directories equal to one master's pool.
 
     `is_lister`: of several routers that share their directories only one asks for listings and
-    takes events; the others look at the counters.
+    applies events; the others read the counters.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PoolFollower:
         self._clock = clock
         self._num_failures = 0
         self._list_again_s = 0.0  # not before
-        self._said = ""
+        self._logged = ""
         self._patterns: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -75,10 +76,10 @@ class PoolFollower:
                 await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until it is time to look again: sooner, once a model's blocks could be named.
+        """Wait for the next step: sooner, once a model's blocks could be named.
 
-        A router that joins has its engines' history at once, evicted blocks among it, and can
-        have nothing verified before a listing has told what the objects are called.
+        A router that joins has its engines' history at once, evicted blocks among it, and cannot
+        verify any before a listing has shown what the objects are called.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._config.poll_s
@@ -88,7 +89,7 @@ class PoolFollower:
                 return
 
     async def step(self) -> None:
-        """Look at the master once, and list its keys if that is due."""
+        """Read the master's counters once, and list its keys if that is due."""
         try:
             self._look(await self._api.figures())
             if self._is_listing_due():
@@ -98,7 +99,7 @@ class PoolFollower:
             self._num_failures = 0
         except PoolError as exc:
             self._fail(exc)
-        self._tell()
+        self._log()
 
     # ---------------------------------------------------------------- 1 counters
 
@@ -127,17 +128,17 @@ class PoolFollower:
         now_s = self._clock()
         if now_s < self._list_again_s:
             return False
-        if not self.is_lister:  # it takes a listing to know what objects are called
+        if not self.is_lister:  # only a listing shows what objects are called
             return self._pool.lacks_patterns and self._pool.wants_listing
         listed_s = self._pool.listed_s
         is_old = listed_s is None or now_s - listed_s >= self._config.list_s
         return is_old or self._pool.wants_listing
 
     async def _list(self) -> None:
-        """Read a listing and put it into effect.
+        """Read a listing and apply it.
 
         Raises:
-            PoolError: it broke off; what the directories had stays.
+            PoolError: it broke off; the directories stay as they were.
         """
         pool, started_s = self._pool, self._clock()
         pool.begin_listing()
@@ -156,7 +157,7 @@ class PoolFollower:
             self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
         pool.listed_s = self._clock()
         self._metrics.pool_listing.observe(took_s)
-        self._tell_patterns()
+        self._log_patterns()
 
     async def _reconcile(self) -> None:
         is_done = False
@@ -207,7 +208,7 @@ class PoolFollower:
             elif event.event_type == "removed":
                 self._pool.object_removed(event.object_key)
 
-    # ---------------------------------------------------------------- what it says
+    # ---------------------------------------------------------------- logs
 
     def _fail(self, error: PoolError) -> None:
         self._num_failures += 1
@@ -215,12 +216,12 @@ class PoolFollower:
         if isinstance(error, PoolGone) or self._num_failures >= _PATIENCE or not self._pool.is_up:
             self._pool.lost(error.message)
 
-    def _tell(self) -> None:
-        """Log what has changed, once."""
+    def _log(self) -> None:
+        """Log a change of state, once."""
         said = "up" if self._pool.is_up else self._pool.reason
-        if said == self._said:
+        if said == self._logged:
             return
-        self._said = said
+        self._logged = said
         if self._pool.is_up:
             blocks = {model: len(found) for model, found in self._pool.directories.items()}
             logger.info(
@@ -233,7 +234,7 @@ class PoolFollower:
                 extra={"master": self._api.url, "reason": said},
             )
 
-    def _tell_patterns(self) -> None:
+    def _log_patterns(self) -> None:
         for model, pattern in self._pool.patterns.items():
             if self._patterns.get(model) != pattern.text:
                 self._patterns[model] = pattern.text

@@ -1,4 +1,4 @@
-"""What the names of a Mooncake pool's objects say, as far as they must be understood.
+"""The names of a Mooncake pool's objects, as far as they must be understood.
 
     [PREFIX@]MODEL[@NAMESPACE]@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@<64 hex digits>
     head: all but the last field          pattern: the head with its ranks' numbers left out
@@ -18,15 +18,15 @@ from router.contracts import KEY_MASK, BlockKey
 
 _RANK: Final = re.compile(r"((?:head_or_)?(?:tp|pcp|dcp|pp|ep)(?:_rank)?:?)\d+")
 _MIN_DIGEST_CHARS: Final = 16  # hex; a block key is the last 60 bits of it
-_MAX_HEADS: Final = 4096  # what anybody may write into a pool must not fill our memory
+_MAX_HEADS: Final = 4096  # any client may write into a pool, and must not fill our memory
 _MIN_SHARE: Final = 0.5
 
 
 class KeyPattern:
     """Objects whose keys differ in ranks and digest only: one deployment's, of one KV group.
 
-    `blocks` says which ranks' objects are there, as bits: of every block while a listing is read
-    and where no model claims the pattern; otherwise only of blocks that are not whole.
+    `blocks` maps a block to the ranks whose objects are there, as bits: every block while a
+    listing is read and where no model claims the pattern; otherwise only blocks that are not whole.
     """
 
     __slots__ = ("_counts", "_heads", "_required", "blocks", "fields", "text")
@@ -52,11 +52,11 @@ class KeyPattern:
         return self._required
 
     def matches(self, hints: Collection[str]) -> bool:
-        """Tell whether one of a model's names stands in front of the ranks."""
+        """Return whether one of a model's names comes before the ranks."""
         return not self.fields.isdisjoint(hints)
 
     def is_whole(self, bits: int) -> bool:
-        """Tell whether all ranks' objects of a block are there."""
+        """Return whether all ranks' objects of a block are there."""
         return bits & self._required == self._required
 
     def names(self, digest: bytes) -> list[str]:
@@ -68,7 +68,7 @@ class KeyPattern:
         ]
 
     def add_rank(self, head: str) -> int:
-        """Take one more rank's head in; return its bit."""
+        """Add a rank by its head; return its bit."""
         bit: int = 1 << len(self._heads)
         self._heads.append(head)
         self._counts.append(0)
@@ -76,7 +76,7 @@ class KeyPattern:
         return bit
 
     def begin_listing(self) -> None:
-        """Forget what was there, but not what its keys look like."""
+        """Forget the objects, but not what their keys look like."""
         self._counts = [0] * len(self._heads)
         self.blocks = {}
 
@@ -85,7 +85,7 @@ class KeyPattern:
         self._counts[bit.bit_length() - 1] += 1
 
     def infer_ranks(self) -> None:
-        """After a listing: ranks with far fewer objects than others are of former times."""
+        """After a listing: leave out ranks with far fewer objects than others; they are old."""
         most = max(self._counts)
         if most:
             self._required = sum(
@@ -96,7 +96,7 @@ class KeyPattern:
 
 
 class PooledObject(NamedTuple):
-    """What an object's key says."""
+    """The meaning of an object's key."""
 
     pattern: KeyPattern
     bit: int
@@ -104,7 +104,7 @@ class PooledObject(NamedTuple):
 
 
 class PatternTable:
-    """Every pattern seen so far, by what keys begin with."""
+    """Every pattern seen so far, by the heads of keys."""
 
     __slots__ = ("_by_head", "_by_text")
 

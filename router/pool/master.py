@@ -1,7 +1,7 @@
-"""The Mooncake master, from outside: what it answers over HTTP, and what it publishes.
+"""The Mooncake master's interface: its answers over HTTP, and the events it publishes.
 
-What must live here: its routes, its JSON and text, its event messages. What must not: what follows
-from any of it. Source: mooncake-store/src/master_admin_service.cpp and
+What must live here: its routes, its JSON and text, its event messages. What must not: conclusions
+from them. Source: mooncake-store/src/master_admin_service.cpp and
 src/kv_event/kv_event_publisher.cpp at 3b5a594; 0.3.13.post1 was asked. Everything is on the port
 of `--metrics_port`, and nothing here changes a lease: looking does not keep objects from eviction.
 
@@ -37,12 +37,12 @@ _MAX_KEYS: Final = 20_000_000
 _MAX_KEY_BYTES: Final = 4_096
 _MAX_REASON: Final = 500
 _MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
-_MAX_COUNT: Final = float(1 << 62)  # of keys or bytes; beyond it the figure is none
+_MAX_COUNT: Final = float(1 << 62)  # of keys or bytes; a larger figure is refused
 _PATIENCE: Final = 4  # a whole answer may take so many times as long as its next bytes
 
 
 class MasterFigures(Struct, frozen=True, kw_only=True):
-    """What `/metrics` says; None: that release does not say it. Counters fall at a restart."""
+    """Figures of `/metrics`; None: that release has none. Counters fall at a restart."""
 
     num_keys: int | None
     allocated_bytes: int | None
@@ -52,14 +52,14 @@ class MasterFigures(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_object(self) -> float | None:
-        """Tell an object's mean size."""
+        """The mean size of an object."""
         if not self.num_keys or self.allocated_bytes is None:
             return None
         return self.allocated_bytes / self.num_keys
 
 
 class MasterApi:
-    """Asks one master. Every failure is a `PoolError` that says what was wrong.
+    """Asks one master. Every failure is a `PoolError`.
 
     Args:
         url: Base URL of its metrics port.
@@ -92,7 +92,7 @@ class MasterApi:
             await self._session.close()
 
     async def figures(self) -> MasterFigures:
-        """Read how full the pool is, and what was evicted so far.
+        """Read how full the pool is, and how much was evicted so far.
 
         Raises:
             PoolError: no answer, or none of a Mooncake master.
@@ -113,11 +113,11 @@ class MasterApi:
         """Hand over the keys of all objects, slice by slice; return their number.
 
         The answer is read as it comes, so memory is bounded by a slice; the loop gets a turn after
-        each. The master takes its picture when asked: what is stored later is not in it.
+        each. The master takes a snapshot when asked: objects stored later are not in it.
 
         Raises:
-            PoolError: no answer, half of one, or something else than keys; what was handed over
-                until then is not to be relied on.
+            PoolError: no answer, half of one, or something else than keys; do not rely on the keys
+                handed over until then.
         """
         num_keys = 0
         async with self._get("/get_all_keys") as response:
@@ -146,7 +146,7 @@ class MasterApi:
         return [line for line in text.split("\n") if line]
 
     async def holds(self, keys: Sequence[str], *, timeout_s: float) -> dict[str, bool]:
-        """Ask for a few objects: which of them are there. Those not answered for are left out.
+        """Ask which of a few objects are there. Those without an answer are left out.
 
         Measured on a real master: 64 keys 0.3 ms, 512 keys 1.0 ms, 4,096 keys 7 ms.
 
@@ -178,7 +178,7 @@ class MasterApi:
         return (await self._page("/get_all_segments")).split()
 
     async def publishes_events(self) -> bool:
-        """Tell whether it has an event stream; most builds have none.
+        """Return whether it has an event stream; most builds have none.
 
         Raises:
             PoolError: no answer.
@@ -221,7 +221,7 @@ class MasterApi:
                 if response.status != 200:
                     raise PoolError(f"{shown}: answered {response.status}")
                 if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-                    raise PoolError(f"{shown}: answered compressed, which nobody asked for")
+                    raise PoolError(f"{shown}: answered compressed, which was not asked for")
                 yield response
         except aiohttp.ServerTimeoutError as exc:
             raise PoolError(f"{shown}: silent for {self._timeout_s} s") from exc
@@ -239,7 +239,7 @@ class ObjectEvent(Struct, frozen=True):
 
 
 class ObjectEvents(Struct, frozen=True):
-    """What one wait on the master's event stream brought.
+    """Result of one wait on the master's event stream.
 
     `is_up` None: no change; after True, and where `has_gap`, events are missing before these.
     """

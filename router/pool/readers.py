@@ -1,7 +1,7 @@
 """Which candidates read the shared pool: configured, or learned from what they report.
 
-An engine does not say whether it has a connector. With a pool configured each is taken to read it,
-until its reports deny it: fetches were predicted, several in a row, and none happened.
+An engine does not report whether it has a connector. With a pool configured each is taken to read
+it, until several predicted fetches in a row did not happen.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _MISSES: Final = 5
 
 
 class PoolReaders:
-    """What is believed of each candidate.
+    """Which candidates are taken to read the pool.
 
     Args:
-        configured: Replica name to what the configuration says; others are learned.
+        configured: Replica name to whether it reads the pool; others are learned.
     """
 
     __slots__ = ("_configured", "_detached", "_misses")
@@ -29,12 +29,12 @@ class PoolReaders:
         self._detached: set[CandidateId] = set()
 
     def reads(self, candidate: CandidateId) -> bool:
-        """Tell whether the candidate fetches from the pool what it lacks."""
+        """Return whether the candidate fetches from the pool what it lacks."""
         configured = self.is_configured(candidate)
         return candidate not in self._detached if configured is None else configured
 
     def is_configured(self, candidate: CandidateId) -> bool | None:
-        """Return what the configuration says; None: nothing."""
+        """Return what is configured; None: nothing."""
         return self._configured.get(candidate.partition("#")[0])
 
     def detached(self) -> list[CandidateId]:
@@ -49,10 +49,10 @@ class PoolReaders:
         num_pool_tokens: int,
         num_reported: int,
     ) -> bool | None:
-        """Learn from one answer; return what is newly believed, None: as before.
+        """Learn from one answer; return whether it reads the pool if that changed, else None.
 
         Args:
-            candidate: Who answered.
+            candidate: The one that answered.
             num_own_tokens: Leading tokens it was predicted to hold itself.
             num_pool_tokens: Leading tokens predicted in the pool.
             num_reported: Cached tokens it reports.
@@ -72,6 +72,6 @@ class PoolReaders:
         return False
 
     def forget(self, candidate: CandidateId) -> None:
-        """Begin anew: another process answers there now."""
+        """Forget a candidate: another process answers there now."""
         self._misses.pop(candidate, None)
         self._detached.discard(candidate)

@@ -26,7 +26,7 @@ def swept(directory: PoolDirectory) -> None:
 
 def test_matches_the_leading_blocks() -> None:
     """From block 0 on, whatever lies behind a gap."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.stored(chain(10))
 
     assert directory.match(chain(20)) == 10
@@ -34,14 +34,14 @@ def test_matches_the_leading_blocks() -> None:
     assert directory.match(chain(20)[1:]) == 9
     assert directory.match([]) == 0
     assert directory.match(keys(99, 1, 2)) == 0
-    assert PoolDirectory("n").match(chain(3)) == 0
+    assert PoolDirectory().match(chain(3)) == 0
     assert len(directory) == 10
     assert 3 in directory
 
 
 def test_a_hole_anywhere_ends_the_match() -> None:
     """The master evicts each object by its own last use: closure does not hold."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.stored(chain(100))
 
     assert directory.removed(keys(18, 60, 500)) == 2
@@ -55,7 +55,7 @@ def test_a_hole_anywhere_ends_the_match() -> None:
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)), st.integers(0, 41))
 def test_the_match_is_the_walk(stored: set[int], removed: set[int], length: int) -> None:
     """Once anything was removed, the match is exact for any pattern of holes."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.stored(keys(*stored, 1000, 1001))
     directory.removed(keys(*removed, 1001))
     blocks = keys(*range(length))
@@ -66,7 +66,7 @@ def test_the_match_is_the_walk(stored: set[int], removed: set[int], length: int)
 
 def test_a_listing_drops_what_it_does_not_show() -> None:
     """But not what was stored while it ran, and it does not bring back what was removed then."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.stored(chain(8))
     directory.begin_listing()
     directory.stored(keys(50))
@@ -80,7 +80,7 @@ def test_a_listing_drops_what_it_does_not_show() -> None:
 
 def test_a_listing_that_breaks_off_drops_nothing() -> None:
     """It confirms what it showed; the next one is a new one."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.stored(chain(4))
     directory.begin_listing()
     directory.listed(keys(1, 9))
@@ -95,7 +95,7 @@ def test_a_listing_that_breaks_off_drops_nothing() -> None:
 
 def test_clear_forgets_everything() -> None:
     """And closure holds again, for nothing was removed since."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.stored(chain(5))
     directory.clear()
 
@@ -106,7 +106,7 @@ def test_clear_forgets_everything() -> None:
 
 def test_the_oldest_go_where_there_are_too_many() -> None:
     """A master that cannot be listed must not fill the memory."""
-    directory = PoolDirectory("m", max_blocks=128)
+    directory = PoolDirectory(max_blocks=128)
     directory.stored(chain(130))
 
     assert len(directory) <= 128
@@ -117,7 +117,7 @@ def test_the_oldest_go_where_there_are_too_many() -> None:
 def test_another_router_follows_the_journal() -> None:
     """Whatever happens here, in whatever pieces it is taken, happens there."""
     dice = random.Random(7)
-    here, there = PoolDirectory("m"), PoolDirectory("m")
+    here, there = PoolDirectory(), PoolDirectory()
     here.stored(chain(10))
     here.journal(True)
     there.load(here.keys())
@@ -141,7 +141,7 @@ def test_another_router_follows_the_journal() -> None:
 
 def test_many_changes_are_taken_in_parts() -> None:
     """None of them larger than a message should be."""
-    here, there = PoolDirectory("m"), PoolDirectory("m")
+    here, there = PoolDirectory(), PoolDirectory()
     here.journal(True)
     here.stored(chain(120_000))
     num_parts = 0
@@ -156,7 +156,7 @@ def test_many_changes_are_taken_in_parts() -> None:
 
 def test_a_snapshot_is_walked() -> None:
     """Nobody says that what was loaded has no holes."""
-    directory = PoolDirectory("m")
+    directory = PoolDirectory()
     directory.load(keys(1, 2, 4, 5, 6, 7, 8))
 
     assert directory.match(chain(8)) == 2
