@@ -1,12 +1,12 @@
 """Which candidate holds which block on which tier, and how long a prefix each of them has.
 
 What must live here: blocks as keys, copies counted, the bisecting match. What must not: engine
-hashes and their contract (rank_stream), tokens, any clock or I/O.
+hashes and their contract (router.kv_events), tokens, any clock or I/O.
 
 Per (candidate, tier) one plain dict, key -> copies (router.index.copies); retiring a candidate's
-epoch is dropping it. It changes in three ways: as an engine says (`store`, `remove`), as another
-router says that follows the engine (`apply`, `replace`), or as a guess (`remember`). What changed
-can be noted for those who follow this router (`journal`, router.index.journal).
+epoch is dropping it. It changes by an engine's events (`store`, `remove`), by deltas and snapshots
+of another router that follows the engine (`apply`, `replace`), or as a guess (`remember`). Changes
+can be noted for the routers that follow this one (`journal`, router.index.journal).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.messages import TierChange
 class BlockMatch(Struct, frozen=True, gc=False):
     """How many leading blocks of a chain one candidate has; 0 <= stored <= gpu <= cpu.
 
-    `num_gpu_blocks` includes what requests in flight there are computing (owned speculation),
+    `num_gpu_blocks` includes blocks that requests in flight there are computing (claims),
     `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts blocks in either tier.
     """
 
@@ -44,7 +44,7 @@ NO_BLOCKS = BlockMatch(0, 0, 0)
 class Speculation:
     """The claim that a request is computing these blocks at a candidate right now.
 
-    Given back with `BlockIndex.end`, once; a candidate cleared in between has forgotten it.
+    Given back with `end`; a candidate cleared in between has forgotten it.
     """
 
     __slots__ = ("_computing", "_keys")
@@ -90,7 +90,7 @@ class BlockIndex:
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
 
-    # -- changes, as an engine says them -----------------------------------------------------
+    # -- an engine's events ------------------------------------------------------------------
 
     def store(self, candidate: CandidateId, keys: Sequence[BlockKey], tier: Tier = "gpu") -> None:
         """Add one copy of each block. `keys` must not change any more: a journal keeps it."""
@@ -128,16 +128,16 @@ class BlockIndex:
         if journal is not None:
             journal.clear()
 
-    # -- changes, as another router says them ------------------------------------------------
+    # -- another router's deltas and snapshots -----------------------------------------------
 
     def apply(
         self, candidate: CandidateId, changes: Iterable[TierChange], *, cleared: bool = False
     ) -> None:
-        """Make true what a router says that follows the candidate's engine; idempotent.
+        """Apply changes from the router that follows the candidate's engine; idempotent.
 
         Args:
-            candidate: Whose blocks these are.
-            changes: Absolute; of tiers that are a candidate's own, others are left out.
+            candidate: The one whose blocks these are.
+            changes: Absolute; those of other tiers than a candidate's own are left out.
             cleared: Begin a new epoch first.
 
         Raises:
@@ -157,9 +157,9 @@ class BlockIndex:
                 holdings.journal.note(change.tier, stored + removed)
 
     def replace(self, candidate: CandidateId, staged: StagedBlocks) -> None:
-        """Swap in what was loaded, which is empty thereafter. O(1).
+        """Swap in the loaded blocks, and leave `staged` empty. O(1).
 
-        What is being computed goes on being computed: this is no new epoch, only better knowledge.
+        Claims stay: this is no new epoch, only better knowledge.
         """
         holdings = self._of(candidate)
         self._retire(holdings.gpu)
@@ -171,15 +171,15 @@ class BlockIndex:
             holdings.journal.lose()
 
     def discard(self, staged: StagedBlocks) -> None:
-        """Give up what was loaded; `sweep` frees it in slices."""
+        """Drop the loaded blocks; `sweep` frees them in slices."""
         for copies in (*staged.take().values(), *staged.retired):
             self._retire(copies)
         staged.retired = []
 
-    # -- for those who follow this router ----------------------------------------------------
+    # -- for the routers that follow this one ------------------------------------------------
 
     def journal(self, candidate: CandidateId, on: bool) -> None:
-        """Begin, or end, to note what changes; what is held already is not noted."""
+        """Begin or end to note changes; blocks that are held already are not noted."""
         journal = Journal(max_pending=self._max_pending) if on else None
         if journal is not None:
             self._journals[candidate] = journal
@@ -195,7 +195,7 @@ class BlockIndex:
         return 0 if journal is None else journal.num_pending
 
     def take_changes(self, candidate: CandidateId, max_blocks: int = 65_536) -> Changes | None:
-        """Take what changed since it was taken before; None: nothing, or nobody notes it.
+        """Take the changes since the last call; None: there are none, or no journal.
 
         Takes 0.2 us a block. See router.index.journal for what the owner must know.
         """
@@ -205,7 +205,7 @@ class BlockIndex:
         return journal.take(self._held(candidate), max_blocks)
 
     def note_again(self, candidate: CandidateId, changes: Iterable[TierChange]) -> None:
-        """Take back changes that nobody could be told: what was stored is pending again."""
+        """Take back changes that could not be published: the stored blocks are pending again."""
         journal = self._journals.get(candidate)
         if journal is None:
             return
@@ -216,9 +216,9 @@ class BlockIndex:
     def contents(self, candidate: CandidateId, max_blocks: int = 65_536) -> Iterator[TierChange]:
         """Yield all that a candidate holds, in slices, while it goes on changing.
 
-        Each slice is true when it is yielded. With a journal that was on at the first, the slices
-        and the changes taken in between, told in this order, make a true whole. A guess is not
-        told. Lists the keys first, which takes 10 ms for a million.
+        Each slice is true when it is yielded. With a journal that was on before the first, the
+        slices and the changes taken in between, in this order, add up to the contents. A guess is
+        left out. Lists the keys first, which takes 10 ms for a million.
         """
         for tier in TIERS:
             held = self._held(candidate)[tier]
@@ -232,7 +232,7 @@ class BlockIndex:
     def remember(
         self, candidate: CandidateId, keys: Sequence[BlockKey], capacity_blocks: int
     ) -> None:
-        """Note a chain that was computed at a candidate that reports nothing (approximation).
+        """Note a chain computed at a candidate that reports nothing (approximation).
 
         The candidate's gpu tier becomes a guess: least recently used blocks go first, later
         blocks of a chain before earlier ones, as in the engine. O(len(keys)).
@@ -256,7 +256,7 @@ class BlockIndex:
         return Speculation(computing, keys)
 
     def sweep(self, max_blocks: int = 20_000) -> bool:
-        """Free some of what was retired; return whether there is more.
+        """Free some retired blocks; return whether there are more.
 
         Freeing a dict of a million blocks at once takes 40 ms, a slice of 20,000 takes 1 ms.
         """
@@ -273,12 +273,12 @@ class BlockIndex:
     # -- questions ---------------------------------------------------------------------------
 
     def holds(self, candidate: CandidateId, key: BlockKey) -> bool:
-        """Tell whether the candidate has the block, on any tier."""
+        """Return whether the candidate has the block, on any tier."""
         holdings = self._holdings.get(candidate)
         return holdings is not None and (key in holdings.gpu or key in holdings.cpu)
 
     def was_evicted(self, candidate: CandidateId, key: BlockKey) -> bool:
-        """Tell whether the candidate lost the block of late, whatever it has now."""
+        """Return whether the candidate lost the block recently, even if it has it again."""
         holdings = self._holdings.get(candidate)
         return holdings is not None and key in holdings.evicted
 
@@ -296,7 +296,7 @@ class BlockIndex:
 
         Args:
             chain: Block keys, shape (num_blocks,), first block first.
-            candidates: Whom to ask.
+            candidates: The ones to look up.
 
         Returns:
             Every candidate asked, in the order asked.
@@ -326,7 +326,7 @@ class BlockIndex:
     def prolonged(
         self, chain: Sequence[BlockKey], candidate: CandidateId, found: BlockMatch
     ) -> BlockMatch:
-        """Add to a match found elsewhere what requests in flight are computing behind it."""
+        """Prolong a match found elsewhere by the blocks that requests in flight are computing."""
         holdings = self._holdings.get(candidate)
         if holdings is None or not holdings.computing:
             return found

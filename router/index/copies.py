@@ -52,9 +52,9 @@ def drop_oldest(copies: Copies, num_blocks: int) -> list[BlockKey]:
 
 
 def apply_change(copies: Copies, change: TierChange) -> tuple[list[BlockKey], list[BlockKey]]:
-    """Make true what a change says; return its stored and its removed keys.
+    """Apply a change; return its stored and its removed keys.
 
-    A stored block has one copy where the change does not say how many. Idempotent.
+    A stored block has one copy where the change gives no number. Idempotent.
 
     Raises:
         ValueError: packed keys are cut off; nothing was changed.

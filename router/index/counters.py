@@ -12,7 +12,7 @@ class StreamCounters(Struct):
     num_batches: int = 0
     num_duplicates: int = 0
     num_undecodable: int = 0
-    num_failures: int = 0  # of the follower, in a way nobody expected
+    num_failures: int = 0  # of the follower, by an unexpected error
     # history
     num_gaps: int = 0
     num_replays: int = 0
@@ -25,7 +25,7 @@ class StreamCounters(Struct):
     num_clears: int = 0
     num_missing: int = 0  # removed, but not known as held
     num_unknown_events: int = 0
-    num_unknown_medium: int = 0  # blocks on a tier nobody here knows
+    num_unknown_medium: int = 0  # blocks on an unknown tier
     num_other_groups: int = 0  # blocks of KV groups that are not full attention
     num_other_sizes: int = 0  # blocks of another size than the contract's
     num_untranslated: int = 0

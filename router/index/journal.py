@@ -1,18 +1,18 @@
-"""What changed in one candidate's blocks, for those who follow this router.
+"""What changed in one candidate's blocks, for the routers that follow this one.
 
-Noting costs next to nothing: the very list of keys that an event touched is kept, whatever it did
-to them. What became of them is read off the index when the changes are taken. So the changes are
-coalesced and absolute without anybody counting: a block stored and removed a hundred times in
-between is one key, and it is held now or it is not.
+Noting costs next to nothing: the list of keys that an event touched is kept as it is. Whether they
+are held is read off the index when the changes are taken. So the changes are coalesced and absolute
+without counting: a block stored and removed a hundred times in between is one key, and it is held
+now or it is not.
 
-Three things follow, and the owner has to know them:
+The owner has to know three consequences:
 
-1. Changes are true at the moment they are taken. They must be told in the order taken.
-2. Changes that are not whole (`max_blocks` left something pending) mix moments: some blocks are as
-   they are now, the rest as they were. An engine's position may be told only with whole ones, for
-   whoever resumes there applies the batches behind it, and copies would be counted twice.
-3. What is not taken for long is forgotten, and the first to take is told so (`is_lost`): begin with
-   a clear and tell the whole contents. Later changes are noted from that moment on.
+1. Changes are true at the moment they are taken. They must be published in the order taken.
+2. Changes that are not whole (`max_blocks` left some pending) mix moments: some blocks are as they
+   are now, the rest as they were. An engine's position may be published only with whole ones: a
+   router that resumes there applies the batches behind it, and would count copies twice.
+3. Changes that are not taken for long are forgotten, and the next call returns `is_lost`: publish a
+   clear and the whole contents. Later changes are noted from that moment on.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ingest (a history replayed) and minutes of an engine's life."""
 
 
 class Changes(Struct, frozen=True, gc=False):
-    """What became of a candidate's blocks since the changes taken before; absolute.
+    """Changes of a candidate's blocks since the last ones were taken; absolute.
 
     `cleared`: everything before is forgotten, on gpu and cpu tier; then `changes` hold.
-    `is_whole`: nothing else is pending. `is_lost`: nobody knows what changed; `changes` is empty.
+    `is_whole`: nothing else is pending. `is_lost`: changes were forgotten; `changes` is empty.
     """
 
     changes: tuple[TierChange, ...] = ()
@@ -73,34 +73,34 @@ class Journal:
             self.lose()
 
     def lowered(self, tier: Tier) -> set[BlockKey] | None:
-        """Return where to add blocks that had several copies and lose one; None: nowhere.
+        """Return the set for blocks that had several copies and lose one; None: do not note them.
 
-        They may have one copy now, and those who follow believe in more.
+        They may have one copy now, while followers count more.
         """
         return None if self._is_lost else self._lowered[tier]
 
     def note_again(self, change: TierChange) -> None:
-        """Note blocks that were taken and could not be told; the change is of a tier we have."""
+        """Note blocks again that were taken and could not be published, of gpu or cpu tier."""
         assert change.tier != "pool"
         self.note(change.tier, unpack_keys(change.stored))
         if not self._is_lost:
             self._lowered[change.tier].update(key for key, count in change.copies if count == 1)
 
     def clear(self) -> None:
-        """Note that nothing is held any more: what was pending, or lost, is of no interest."""
+        """Note that nothing is held any more; changes before do not matter."""
         self._forget()
         self._is_cleared = True
         self._is_lost = False
 
     def lose(self) -> None:
-        """Forget what changed, to be told by who takes."""
+        """Forget what changed; the next `take` returns so."""
         self._forget()
         self._is_lost = True
 
     # -- taking ------------------------------------------------------------------------------
 
     def take(self, held: dict[Tier, Copies], max_blocks: int) -> Changes | None:
-        """Take what changed, at most `max_blocks` keys of it; None: nothing did.
+        """Take the changes of at most `max_blocks` keys; None: there are none.
 
         Args:
             held: What is held now.
@@ -141,7 +141,7 @@ class Journal:
 
 
 def held_change(tier: Tier, keys: Sequence[BlockKey], held: Copies) -> TierChange:
-    """Tell those of the keys that are held, for a candidate's whole contents."""
+    """Return those of the keys that are held, as a change, for a candidate's whole contents."""
     stored = [key for key in keys if key in held]
     copies = tuple((key, held[key]) for key in stored if held[key] > 1)
     return TierChange(tier, stored=pack_keys(stored), copies=copies)

@@ -1,8 +1,8 @@
-"""How many leading blocks of a chain somebody has, without walking the chain.
+"""How many leading blocks of a chain are held, without walking the chain.
 
-Prefix closure: who has block n has the blocks before it, so the end of a prefix is found by
-bisecting. Closure can break (a tier that evicts in another order, lost events), so the blocks right
-before an end are looked at too, and a hole there sends the search back.
+Prefix closure: a candidate that has block n has the blocks before it, so the end of a prefix is
+found by bisecting. Closure can break (a tier that evicts in another order, lost events), so the
+blocks right before an end are looked at too, and a hole there sends the search back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.contracts import BlockKey
 
 
 class PrefixEnd(NamedTuple):
-    """Where some candidate's prefix ends: the keys that show whether another's ends there too."""
+    """The end of a candidate's prefix: the keys that show whether another's ends there too."""
 
     num_blocks: int
     last: BlockKey

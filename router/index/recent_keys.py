@@ -1,4 +1,4 @@
-"""Which blocks went of late: to tell a prediction that was overtaken from one that was wrong."""
+"""Blocks that went recently: to tell a prediction that was overtaken from one that was wrong."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from router.messages import TierChange
 
 
 class StagedBlocks:
-    """Blocks of one candidate that nobody sees yet.
+    """Blocks of one candidate that are not matched yet.
 
-    What is added and applied later wins: add a snapshot, then apply the changes since it was begun.
+    Later calls win: add a snapshot, then apply the changes since it was begun.
     """
 
     __slots__ = ("copies", "retired")
@@ -44,7 +44,7 @@ class StagedBlocks:
         held.update(copies)
 
     def apply(self, changes: Iterable[TierChange], *, cleared: bool = False) -> None:
-        """Apply what changed meanwhile; other tiers than a candidate's own are left out.
+        """Apply changes made meanwhile; other tiers than a candidate's own are left out.
 
         Raises:
             ValueError: packed keys are cut off.

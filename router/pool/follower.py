@@ -27,9 +27,7 @@ from router.supervisor import keep_running
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE: Final = (
-    2  # failures in a row before the pool is not counted on; if nothing listens: at once
-)
+_PATIENCE: Final = 2  # failures in a row before the pool counts as lost; nothing listens: one
 _LIST_SHARE: Final = 0.05  # of the time at most goes into listings, however often they are wanted
 _LIST_TIMEOUT_S: Final = 120.0
 _SOON_S: Final = 0.05
