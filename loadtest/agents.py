@@ -1,7 +1,7 @@
 """Coding-agent sessions as data: growing conversations with tools, waits and sub-agents.
 
 What must live here: what an agent would send next, given the reply it got (closed loop). What
-must not: sending it (`loadtest.drive`), a clock, a global random source.
+must not: sending it (`loadtest.runner.sessions`), a clock, a global random source.
 
 The defaults are the statistics of 610 traces of Codex on SWE-bench Pro (vLLM blog, "Serving
 Agentic Workloads at Scale with vLLM x Mooncake", 2026-05-06, and the data set's card):

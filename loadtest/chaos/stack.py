@@ -32,7 +32,7 @@ from loadtest.chaos.link import Link
 from loadtest.chaos.plan import REPLICAS, ROUTERS
 from loadtest.chaos.ports import free_ports
 from loadtest.demo import leash
-from loadtest.demo.stack import child_environment
+from loadtest.runner.stack import child_environment
 
 NUM_GPU_BLOCKS: Final = 600
 BODY_BYTES: Final = 1024 * 1024  # the routers' limit

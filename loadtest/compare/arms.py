@@ -71,7 +71,7 @@ def parse_url(text: str, hint: str) -> str:
     Raises:
         click.BadParameter: it is none.
     """
-    from loadtest.replay.target import TargetError, base_url
+    from loadtest.runner.target import TargetError, base_url
 
     try:
         return base_url(text)

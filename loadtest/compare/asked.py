@@ -18,7 +18,7 @@ from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets
 from loadtest.compare.setting import Place as PlaceName
 from loadtest.compare.setting import Setting
 from loadtest.emulator.time_model import PRESETS
-from loadtest.replay import ReplayOptions
+from loadtest.runner import ReplayOptions
 from loadtest.simulator import PoolSetup, Setup
 from loadtest.traces.options import load_workload
 from loadtest.workload import Workload

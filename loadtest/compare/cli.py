@@ -28,8 +28,8 @@ from loadtest.compare.store import StoreError, load, prepare, save_run
 from loadtest.compare.study import Stop, study
 from loadtest.compare.terminal import show
 from loadtest.pages import render
-from loadtest.replay import ReplayError
 from loadtest.results import Run
+from loadtest.runner import ReplayError
 from loadtest.traces.options import WorkloadError, workload_options
 
 _WIDTH: Final = 140  # where nobody says how wide the screen is

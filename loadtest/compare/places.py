@@ -23,10 +23,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.compare.arms import Arm, serve_flags
-from loadtest.demo.children import Child, ChildDied
-from loadtest.demo.stack import Router, start_replicas, start_router
-from loadtest.replay import ReplayOptions, TargetError, replay
 from loadtest.results import Run, RunInfo, TurnResult
+from loadtest.runner import ReplayOptions, TargetError, replay
+from loadtest.runner.children import Child, ChildDied
+from loadtest.runner.stack import Router, start_replicas, start_router
 from loadtest.simulator import Setup, simulate
 from loadtest.workload import Turn, Workload
 

@@ -53,7 +53,7 @@ def run_path(out: Path, run: Run) -> Path:
 
 def save_run(out: Path, run: Run) -> None:
     """Write a run, as soon as it is done."""
-    from loadtest.replay import write_run
+    from loadtest.runner import write_run
 
     write_run(run_path(out, run), run)
 
@@ -68,7 +68,7 @@ def load(out: Path, *, baseline: str | None = None) -> tuple[Setting, list[Run]]
         StoreError: there is nothing to read, a file is none of ours or of another version, or
             runs are of several workloads.
     """
-    from loadtest.replay import RunFileError, read_run
+    from loadtest.runner import RunFileError, read_run
 
     if not out.is_dir():
         raise StoreError(f"{out} is no directory; --from takes what --out was")

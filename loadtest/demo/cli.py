@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from loadtest.demo import picture
-from loadtest.demo.children import ChildDied
 from loadtest.demo.display import make_display
 from loadtest.demo.report import make_report, settings, show, write_json
 from loadtest.demo.run import Run, run
-from loadtest.demo.stack import Stack
 from loadtest.demo.workload import FULL, SHORT, Plan, Workload, plan
+from loadtest.runner.children import ChildDied
+from loadtest.runner.stack import Stack
 from policies.registry import POLICIES
 
 DEFAULT_POLICIES: Final = ("round_robin", "session_sticky", "kv_aware")

@@ -18,12 +18,12 @@ from typing import Any, Final
 import httpx
 from msgspec import Struct
 
-from loadtest.demo.children import Child, ChildDied
-from loadtest.demo.stack import Stack, start
 from loadtest.demo.tally import ReplicaLoad, Tally
 from loadtest.demo.workload import NUM_REPLICAS, SESSION_HEADER, Plan, Workload
-from loadtest.drive import drive
 from loadtest.results import TurnResult
+from loadtest.runner.children import Child, ChildDied
+from loadtest.runner.sessions import drive
+from loadtest.runner.stack import Stack, start
 
 SAMPLE_S: Final = 0.5
 _LAG_S: Final = 0.05
@@ -79,8 +79,9 @@ async def run(
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
+    flags = workload.replica_flags(plan.num_gpu_blocks)
     async with (
-        start(workload, plan.num_gpu_blocks, policy, log_dir, port=port) as stack,
+        start(flags, NUM_REPLICAS, policy, log_dir, port=port) as stack,
         httpx.AsyncClient(timeout=5.0, trust_env=False) as client,
     ):
         begin_s = loop.time()

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from loadtest.experiments.effects import totals
-from loadtest.experiments.extras import need
 from loadtest.experiments.observations import Bools, Ints
-from loadtest.experiments.sequence import Floats
+from loadtest.extras import need
+from loadtest.statistics.effects import totals
+from loadtest.statistics.sequence import Floats
 
 NUM_RESAMPLES: Final = 1000
 MAX_GROUPS: Final = 500

@@ -21,9 +21,9 @@ from rich.progress import Progress as Bar
 
 from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.comparison import Options
-from loadtest.experiments.extras import MissingExtra
 from loadtest.experiments.metrics import VERDICT_METRICS
 from loadtest.experiments.records import Progress
+from loadtest.extras import MissingExtra
 
 _PATIENCE_S: Final = 2.0  # until progress is shown
 _WIDE: Final = 160  # columns, where nobody says how wide the screen is

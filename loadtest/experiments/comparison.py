@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from loadtest.experiments.effects import Effect, estimate, num_effective
 from loadtest.experiments.metrics import METRICS, Metric
 from loadtest.experiments.observations import Ints, Observations
-from loadtest.experiments.power import Needs, needs
-from loadtest.experiments.sequence import Floats, log_evidence, radius
+from loadtest.statistics.effects import Effect, estimate, num_effective
+from loadtest.statistics.power import Needs, needs
+from loadtest.statistics.sequence import Floats, log_evidence, radius
 
 NUM_LOOKS: Final = 100
 """How often the growth of the verdict is drawn; looking as often is what the interval allows."""

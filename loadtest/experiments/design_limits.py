@@ -9,12 +9,12 @@ import numpy as np
 
 from loadtest.experiments.arms import ArmSummary
 from loadtest.experiments.comparison import Comparison
-from loadtest.experiments.effects import MIN_UNITS, estimate, totals
 from loadtest.experiments.findings import Finding, note, warning
 from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.observations import Observations
 from loadtest.experiments.records import Records
 from loadtest.experiments.words import duration, percent, unit_noun
+from loadtest.statistics.effects import MIN_UNITS, estimate, totals
 
 _FEW_SESSIONS: Final = 100
 _FEW_SLOTS: Final = 40

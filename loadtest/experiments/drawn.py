@@ -17,8 +17,8 @@ from msgspec import Struct
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from loadtest.experiments.effects import Mask
-from loadtest.experiments.sequence import Floats
+from loadtest.statistics.effects import Mask
+from loadtest.statistics.sequence import Floats
 
 
 class Look(Struct, frozen=True, kw_only=True):

@@ -20,10 +20,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from loadtest.experiments.effects import totals
 from loadtest.experiments.metrics import HELD, METRICS
 from loadtest.experiments.records import Named, Records
-from loadtest.experiments.sequence import Floats
+from loadtest.statistics.effects import totals
+from loadtest.statistics.sequence import Floats
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from loadtest.experiments.comparison import Comparison
-from loadtest.experiments.extras import need
 from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.report import Report, Times
 from loadtest.experiments.tables import (
@@ -18,6 +17,7 @@ from loadtest.experiments.tables import (
     shadow_table,
 )
 from loadtest.experiments.words import percent, unit_noun
+from loadtest.extras import need
 from loadtest.pages import Figure, Note, Page, Section, render
 from loadtest.pictures import experiment as pictures
 

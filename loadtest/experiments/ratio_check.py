@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from loadtest.experiments.effects import totals
-from loadtest.experiments.extras import need
 from loadtest.experiments.observations import Observations
-from loadtest.experiments.sequence import Floats
+from loadtest.extras import need
+from loadtest.statistics.effects import totals
+from loadtest.statistics.sequence import Floats
 
 LEVEL: Final = 0.005
 """Of the sequential test: so seldom is a sound experiment ever called broken."""

@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.experiments.bad_lines import BadLine, RecordsError, find
-from loadtest.experiments.extras import need
 from loadtest.experiments.words import clock
+from loadtest.extras import need
 from router.records.record import SCHEMA
 
 Progress = Callable[[str, float], None]

@@ -21,12 +21,12 @@ from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.ratio_check import RatioCheck, check
 from loadtest.experiments.records import Named, Progress, Records
-from loadtest.experiments.sequence import Floats
 from loadtest.experiments.shadows import ShadowSummary
 from loadtest.experiments.soundness import check_soundness
 from loadtest.experiments.surroundings import check_surroundings
 from loadtest.experiments.trials import check_trials
 from loadtest.experiments.verdict import Verdict, judge
+from loadtest.statistics.sequence import Floats
 
 SCHEMA: Final = "warmroute.report/1"
 

@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 
 from loadtest.experiments.arms import ArmSummary
-from loadtest.experiments.effects import estimate, totals
 from loadtest.experiments.findings import Finding, broken, note, warning
 from loadtest.experiments.observations import Observations
 from loadtest.experiments.ratio_check import RatioCheck
 from loadtest.experiments.records import Records
 from loadtest.experiments.words import clock, percent, unit_noun
+from loadtest.statistics.effects import estimate, totals
 
 _DISAGREEING: Final = 0.01  # of units; more is no accident of a changing share
 _MISSING_Z: Final = 4.0  # standard errors: looked at often, and never by chance

@@ -22,10 +22,10 @@ from numpy.random import Generator
 
 from loadtest.experiments.comparison import Options
 from loadtest.experiments.drawn import Look, Sessions, Slots
-from loadtest.experiments.effects import estimate
 from loadtest.experiments.observations import Ints
-from loadtest.experiments.power import needs
-from loadtest.experiments.sequence import Floats, radius
+from loadtest.statistics.effects import estimate
+from loadtest.statistics.power import needs
+from loadtest.statistics.sequence import Floats, radius
 
 _ONE_LOOK: Final = 1.96
 _UNITS_AT_ONCE: Final = 200_000  # in memory: about 100 MB for each million requests

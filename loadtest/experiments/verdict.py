@@ -9,8 +9,8 @@ from msgspec import Struct
 from loadtest.experiments.comparison import Comparison, Options
 from loadtest.experiments.findings import Finding
 from loadtest.experiments.metrics import METRICS, Metric
-from loadtest.experiments.power import Need
 from loadtest.experiments.words import duration, percent, signed, unit_noun
+from loadtest.statistics.power import Need
 
 Kind = Literal["better", "worse", "equal", "undecided", "broken"]
 

@@ -1,29 +1,8 @@
-"""Drive any OpenAI-compatible base URL with a workload: open or closed loop, every turn measured.
+"""`warmroute replay`: one workload at one base URL; cli: options and progress, report: figures.
 
-options     what can be asked of a replay
-schedule    which turn is due when; no clock
-prompts     what a turn says; requests: how it is sent
-target      what answers at a base URL, asked before anything is sent
-driver      `replay`: feeds, sends, measures
-run_file    what was measured, as JSON Lines
-tally, display, report, cli    what people see
+The driver is `loadtest.runner`; what scripts use of it has its names here.
 """
 
-from loadtest.replay.driver import Started, replay
-from loadtest.replay.options import ReplayError, ReplayOptions
-from loadtest.replay.prompts import Prompts
-from loadtest.replay.run_file import RunFileError, RunWriter, read_run, write_run
-from loadtest.replay.target import TargetError
+from loadtest.runner import ReplayOptions, read_run, replay, write_run
 
-__all__ = [
-    "Prompts",
-    "ReplayError",
-    "ReplayOptions",
-    "RunFileError",
-    "RunWriter",
-    "Started",
-    "TargetError",
-    "read_run",
-    "replay",
-    "write_run",
-]
+__all__ = ["ReplayOptions", "read_run", "replay", "write_run"]

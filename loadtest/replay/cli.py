@@ -23,15 +23,15 @@ import uvloop
 from msgspec import Struct
 from rich.console import Console
 
-from loadtest.replay.display import Display, clock, make_display
-from loadtest.replay.driver import Started, replay
-from loadtest.replay.options import ReplayError, ReplayOptions
 from loadtest.replay.report import LATE_WARNING_S, Asked, make_report, show
-from loadtest.replay.requests import num_output_tokens
-from loadtest.replay.run_file import RunWriter
-from loadtest.replay.tally import Tally
-from loadtest.replay.target import base_url
 from loadtest.results import RunInfo, TurnResult
+from loadtest.runner.display import Display, clock, make_display
+from loadtest.runner.driver import Started, replay
+from loadtest.runner.options import ReplayError, ReplayOptions
+from loadtest.runner.requests import num_output_tokens
+from loadtest.runner.run_file import RunWriter
+from loadtest.runner.tally import Tally
+from loadtest.runner.target import base_url
 from loadtest.traces.options import WorkloadError, load_workload, workload_options
 from loadtest.workload import Turn, TurnKey, Workload
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.replay.display import duration, percent
-from loadtest.replay.tally import percentile
 from loadtest.results import Run, TurnResult
+from loadtest.runner.display import duration, percent
+from loadtest.runner.tally import percentile
 from loadtest.workload import TurnKey
 
 LATE_WARNING_S: Final = 0.05

@@ -236,7 +236,7 @@ def _write(results: Sequence[Simulated], json_file: Path | None, out: Path | Non
         if json_file is not None:
             json_file.write_bytes(as_json(results))
         if out is not None:
-            from loadtest.replay.run_file import write_run  # late: it brings an HTTP client
+            from loadtest.runner.run_file import write_run  # late: it brings an HTTP client
 
             out.mkdir(parents=True, exist_ok=True)
             for simulated in results:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from loadtest.drive import drive
 from loadtest.results import Summary, summarize
+from loadtest.runner.sessions import drive
 from tests.engines.harness import Engine, Router
 from tests.engines.turns import PROFILE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 from tokenizers import Tokenizer
 
-from loadtest.replay import ReplayOptions, replay
+from loadtest.runner import ReplayOptions, replay
 from loadtest.text import Prompts, of_tokenizer
 from loadtest.workload import Turn, Workload
 from tests.engines.harness import BLOCK_SIZE, MODEL_DIR, Engine, Router

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from loadtest.drive import drive
 from loadtest.results import TurnResult
+from loadtest.runner.sessions import drive
 from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
 from tests.engines.turns import PROFILE, mixed_sessions, settled, take_turns, wrong_predictions
 

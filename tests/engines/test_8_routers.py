@@ -20,8 +20,8 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import Session, make_sessions
-from loadtest.drive import send
 from loadtest.results import TurnResult
+from loadtest.runner.sessions import send
 from tests.engines.harness import (
     ENGINE_READY_S,
     MASTER_READY_S,

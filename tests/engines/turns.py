@@ -19,8 +19,8 @@ import httpx
 from msgspec.structs import replace
 
 from loadtest.agents import Profile, Session, Turn, make_sessions
-from loadtest.drive import send
 from loadtest.results import TurnResult
+from loadtest.runner.sessions import send
 
 SETTLE_S = 0.05
 MIN_EXACT_RATIO = 0.99  # DESIGN, section 15

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from loadtest.compare.cli import compare
-from loadtest.demo.stack import child_environment
+from loadtest.runner.stack import child_environment
 
 SMALL = ["--generate", "agents", "--sessions", "8", "--turns", "2"]
 SIMULATED = [*SMALL, "--simulate", "--policies", "kv_aware,round_robin", "--rounds", "2"]

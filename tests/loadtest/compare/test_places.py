@@ -14,8 +14,8 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
 from loadtest.generated import Agents
-from loadtest.replay import ReplayOptions
 from loadtest.results import TurnResult
+from loadtest.runner import ReplayOptions
 from loadtest.simulator import Setup
 
 WORKLOAD = Agents(num_sessions=6, num_turns=2, scale_tokens=0.05).workload()

@@ -21,9 +21,9 @@ from click.testing import CliRunner, Result
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS, TimeModel
-from loadtest.replay import RunWriter, read_run
 from loadtest.replay.cli import command
 from loadtest.results import TurnResult
+from loadtest.runner import RunWriter, read_run
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0

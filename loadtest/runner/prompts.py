@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from loadtest import text
-from loadtest.replay.options import Api, ReplayError, ReplayOptions
+from loadtest.runner.options import Api, ReplayError, ReplayOptions
 from loadtest.traces.blocks import load_tokenizer
 from loadtest.traces.errors import WorkloadError
 from loadtest.workload import Turn, Workload

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.demo.children import ChildDied, running
-from loadtest.demo.stack import child_environment
+from loadtest.runner.children import ChildDied, running
+from loadtest.runner.stack import child_environment
 
 ENV = child_environment(os.environ)
 READY = re.compile(r"ready at (\d+)")
@@ -86,7 +86,7 @@ async def test_child_that_will_not_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM first, SIGKILL after a while."""
-    monkeypatch.setattr("loadtest.demo.children._PATIENCE_S", 0.1)
+    monkeypatch.setattr("loadtest.runner.children._PATIENCE_S", 0.1)
 
     async with running("r1", ["-c", STUBBORN], log=tmp_path / "log", env=ENV) as child:
         await child.wait_announced(READY, 30.0)
@@ -119,7 +119,7 @@ def test_child_of_a_killed_demo_ends_too(tmp_path: Path) -> None:
     """Killed without warning, the demo leaves nothing behind."""
     script = (
         "import asyncio, os, re, pathlib\n"
-        "from loadtest.demo.children import running\n"
+        "from loadtest.runner.children import running\n"
         "async def main():\n"
         f"    log = pathlib.Path({str(tmp_path / 'log')!r})\n"
         f"    async with running('r1', ['-c', {WAITS!r}], log=log, env=os.environ) as child:\n"
@@ -138,7 +138,7 @@ def test_child_of_a_killed_demo_ends_too(tmp_path: Path) -> None:
 
 def test_leash_notices_a_parent_that_is_gone_already() -> None:
     """The wrong parent: the command is not run at all."""
-    leash = Path(__file__).parents[2] / "loadtest" / "demo" / "leash.py"
+    leash = Path(__file__).parents[3] / "loadtest" / "runner" / "leash.py"
 
     done = subprocess.run(
         [sys.executable, str(leash), "1", sys.executable, "-c", "print('ran')"],

@@ -31,13 +31,13 @@ from msgspec.structs import replace
 from multidict import CIMultiDict
 from yarl import URL
 
-from loadtest.exchange import Exchange
-from loadtest.replay.options import ReplayError, ReplayOptions
-from loadtest.replay.prompts import Prompts, make_prompts
-from loadtest.replay.requests import CHAT, COMPLETIONS, Request, Requests
-from loadtest.replay.schedule import Entry, Schedule, make_schedule, time_scale
-from loadtest.replay.target import Target, base_url, look
 from loadtest.results import Run, RunInfo, TurnResult
+from loadtest.runner.exchange import Exchange
+from loadtest.runner.options import ReplayError, ReplayOptions
+from loadtest.runner.prompts import Prompts, make_prompts
+from loadtest.runner.requests import CHAT, COMPLETIONS, Request, Requests
+from loadtest.runner.schedule import Entry, Schedule, make_schedule, time_scale
+from loadtest.runner.target import Target, base_url, look
 from loadtest.workload import Turn, Workload
 
 KEEPALIVE_S: Final = 2.0  # below what servers allow (uvicorn: 5 s), so that none closes under us

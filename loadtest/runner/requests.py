@@ -7,8 +7,8 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
-from loadtest.replay.options import ReplayOptions
-from loadtest.replay.prompts import Prompts
+from loadtest.runner.options import ReplayOptions
+from loadtest.runner.prompts import Prompts
 from loadtest.workload import Turn
 
 CHAT: Final = "/v1/chat/completions"

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS
-from loadtest.replay import ReplayError, ReplayOptions, replay
-from loadtest.replay.options import Api
-from loadtest.replay.prompts import make_prompts
+from loadtest.runner import ReplayError, ReplayOptions, replay
+from loadtest.runner.options import Api
+from loadtest.runner.prompts import make_prompts
 from loadtest.workload import Turn
-from tests.loadtest.replay.samples import chain, turn, workload
+from tests.loadtest.runner.samples import chain, turn, workload
 
 SAID = ({"role": "user", "content": "hello"},)
 TOOLS = ({"type": "function", "function": {"name": "ls"}},)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.replay.run_file import UNFINISHED, RunFileError, RunWriter, read_run, write_run
 from loadtest.results import Predicted, Run, RunInfo, TurnResult
+from loadtest.runner.run_file import UNFINISHED, RunFileError, RunWriter, read_run, write_run
 
 INFO = RunInfo(
     label="a", target="http://127.0.0.1:1", workload="w", loop="open", settings={"model": "tiny"}

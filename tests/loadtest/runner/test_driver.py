@@ -15,11 +15,11 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS, TimeModel
-from loadtest.replay import ReplayOptions, Started, TargetError, replay
 from loadtest.results import TurnResult
+from loadtest.runner import ReplayOptions, Started, TargetError, replay
 from loadtest.workload import Turn, Workload
 from tests.faults.fake_engine import FakeEngine, hang_up
-from tests.loadtest.replay.samples import (
+from tests.loadtest.runner.samples import (
     BLOCK_SIZE,
     DONE,
     IdPrompts,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadtest.replay.display import (
+from loadtest.results import TurnResult
+from loadtest.runner.display import (
     LiveDisplay,
     PlainDisplay,
     clock,
@@ -17,8 +18,7 @@ from loadtest.replay.display import (
     percent,
     progress_line,
 )
-from loadtest.replay.tally import Tally
-from loadtest.results import TurnResult
+from loadtest.runner.tally import Tally
 
 
 def add(tally: Tally, at_s: float, **fields: Any) -> None:

@@ -26,7 +26,7 @@ from loadtest.demo.report import (
 from loadtest.demo.run import Run, parse_load
 from loadtest.demo.workload import FULL, plan
 from loadtest.results import TurnResult
-from tests.loadtest.demo_samples import made_run, turn
+from tests.loadtest.demo.samples import made_run, turn
 
 PLAN = plan(FULL)
 RUNS = [

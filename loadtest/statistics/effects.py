@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.experiments.sequence import Floats
+from loadtest.statistics.sequence import Floats
 
 Mask = NDArray[np.bool_]
 

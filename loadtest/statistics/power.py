@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from loadtest.experiments.effects import MIN_UNITS
-from loadtest.experiments.extras import need
-from loadtest.experiments.sequence import radius
+from loadtest.extras import need
+from loadtest.statistics.effects import MIN_UNITS
+from loadtest.statistics.sequence import radius
 
 _SURE: Final = 0.75
 """Needs are worked out with a standard error that the true one exceeds in one of four cases only:

@@ -17,7 +17,7 @@ from loadtest.demo.display import (
     thousands,
 )
 from loadtest.demo.tally import ReplicaLoad, Tally
-from tests.loadtest.demo_samples import turn
+from tests.loadtest.demo.samples import turn
 
 
 def _tally(num_turns: int = 4) -> Tally:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from loadtest.replay.options import ReplayError
+from loadtest.runner.options import ReplayError
 from loadtest.workload import Turn, Workload
 
 

@@ -1,6 +1,6 @@
 """Run a command that dies with its parent: `leash.py PARENT_PID COMMAND…`.
 
-The demo ends its processes itself. This is for when it cannot: killed without warning, it leaves
+The parent ends its processes itself. This is for when it cannot: killed without warning, it leaves
 nothing behind. Linux only (prctl); elsewhere the command runs all the same.
 """
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit(f"the demo (process {parent}) is gone already")
+        sys.exit(f"the parent (process {parent}) is gone already")
     os.execv(command[0], command)
 
 

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.replay.tally import RECENT_S, Tally, percentile
+from loadtest.runner.tally import RECENT_S, Tally, percentile
 
 _LINE_EVERY_S: Final = 5.0
 _BAR_WIDTH: Final = 40

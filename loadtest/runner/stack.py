@@ -17,8 +17,7 @@ import httpx
 from msgspec import Struct
 
 import loadtest
-from loadtest.demo.children import Child, ChildDied, running
-from loadtest.demo.workload import NUM_REPLICAS, Workload
+from loadtest.runner.children import Child, ChildDied, running
 
 _START_TIMEOUT_S: Final = 60.0
 _READY_PAUSE_S: Final = 0.05
@@ -51,11 +50,12 @@ class Router(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def start(
-    workload: Workload, num_gpu_blocks: int, policy: str, log_dir: Path, *, port: int = 0
+    flags: Sequence[str], num_replicas: int, policy: str, log_dir: Path, *, port: int = 0
 ) -> AsyncIterator[Stack]:
     """Run replicas and router, ready for requests, for as long as the context lasts.
 
     Args:
+        flags: Of `warmroute emulate`, for every replica.
         log_dir: Exists; gets one log per process.
         port: The router's; 0: any free one.
 
@@ -63,9 +63,7 @@ async def start(
         ChildDied: one of them did not start.
     """
     async with AsyncExitStack() as stack:
-        replicas = await stack.enter_async_context(
-            start_replicas(workload.replica_flags(num_gpu_blocks), NUM_REPLICAS, log_dir)
-        )
+        replicas = await stack.enter_async_context(start_replicas(flags, num_replicas, log_dir))
         urls = tuple(replica.announced[1] for replica in replicas)
         router = await stack.enter_async_context(
             start_router(urls, ["--policy", policy], log_dir, port=port)
@@ -143,7 +141,7 @@ async def start_router(
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Give children this very source tree, and no configuration that nobody chose here."""
+    """Return an environment with this source tree and without the caller's WARMROUTE_ variables."""
     env = {key: value for key, value in environ.items() if not key.startswith("WARMROUTE_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environ.get("PYTHONPATH"))))
     env["PYTHONUNBUFFERED"] = "1"
@@ -171,7 +169,7 @@ async def _wait_ready(client: httpx.AsyncClient, router: Router) -> None:
 
 
 async def _greet(client: httpx.AsyncClient, url: str) -> None:
-    """Let somebody answer one short request, so that what is loaded late is loaded.
+    """Send one short request, so that what is loaded late is loaded.
 
     Raises:
         ChildDied: the request fails.

@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.agents import Profile, make_sessions
-from loadtest.drive import drive
 from loadtest.results import Predicted, TurnResult, parse_predicted, summarize
+from loadtest.runner.sessions import drive
 from tests.ports import free_port
 
 PROFILE = Profile(num_sessions=3, num_turns=3, turns_sigma=0.0, scale_tokens=0.02, scale_time=0.0)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.exchange import Exchange, error_text
 from loadtest.results import Predicted
+from loadtest.runner.exchange import Exchange, error_text
 
 DONE = b"data: [DONE]\n\n"
 ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}

@@ -9,8 +9,8 @@ import aiohttp
 import orjson
 from msgspec import Struct
 
-from loadtest.exchange import error_text
-from loadtest.replay.options import ReplayError
+from loadtest.runner.exchange import error_text
+from loadtest.runner.options import ReplayError
 
 _TIMEOUT_S: Final = 10.0
 _MAX_SHOWN: Final = 10

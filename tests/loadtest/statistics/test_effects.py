@@ -1,11 +1,11 @@
-"""loadtest.experiments.effects: differences from sums of units, and how well they are known."""
+"""loadtest.statistics.effects: differences from sums of units, and how well they are known."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from loadtest.experiments.effects import MIN_UNITS, estimate, num_effective
+from loadtest.statistics.effects import MIN_UNITS, estimate, num_effective
 
 
 def units(seed: int = 0, num: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

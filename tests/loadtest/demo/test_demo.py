@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from loadtest.demo.cli import demo, parse_policies
-from loadtest.demo.stack import child_environment
+from loadtest.runner.stack import child_environment
 
 TINY = ["--short", "--sessions", "3", "--turns", "2", "--speed", "200"]
 COMMAND = [sys.executable, "-c", "from loadtest.demo.cli import demo; demo()"]

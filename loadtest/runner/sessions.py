@@ -14,8 +14,8 @@ import httpx
 import orjson
 
 from loadtest.agents import Session, Turn
-from loadtest.exchange import Exchange
 from loadtest.results import TurnResult
+from loadtest.runner.exchange import Exchange
 
 
 async def drive(

@@ -1,4 +1,4 @@
-"""loadtest.experiments.power: what is still needed, and whether that is enough."""
+"""loadtest.statistics.power: what is still needed, and whether that is enough."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from loadtest.experiments.power import Needs, needs
+from loadtest.statistics.power import Needs, needs
 
 
 def needed(se: float | None = 0.05, effect: float = 0.1, **changes: float) -> Needs:

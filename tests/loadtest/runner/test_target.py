@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from loadtest.replay.target import Target, TargetError, base_url, look
+from loadtest.runner.target import Target, TargetError, base_url, look
 from tests.faults.fake_engine import FakeEngine
 from tests.ports import free_port
 
@@ -96,7 +96,7 @@ async def test_nobody_there() -> None:
 
 async def test_a_target_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that accepts and says nothing is not waited for."""
-    monkeypatch.setattr("loadtest.replay.target._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("loadtest.runner.target._TIMEOUT_S", 0.1)
     async with FakeEngine() as engine:
         engine.hangs = True
         with pytest.raises(TargetError, match="did not answer"):

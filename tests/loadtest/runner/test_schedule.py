@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.replay.schedule import (
+from loadtest.runner.schedule import (
     ClosedSchedule,
     OpenSchedule,
     Schedule,

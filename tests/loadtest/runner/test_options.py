@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.replay import ReplayError, ReplayOptions
+from loadtest.runner import ReplayError, ReplayOptions
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""loadtest.experiments.sequence: intervals that hold at every look."""
+"""loadtest.statistics.sequence: intervals that hold at every look."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.experiments.sequence import log_evidence, radius
+from loadtest.statistics.sequence import log_evidence, radius
 
 SE = st.floats(1e-4, 2.0)
 SCALE = st.floats(0.01, 1.0)

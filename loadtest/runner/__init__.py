@@ -1,0 +1,34 @@
+"""Send turns to an OpenAI-compatible API and measure each: what replay, compare and the demo share.
+
+    options     what can be asked of a run
+    schedule    which turn is due when: open and closed loop; no clock
+    prompts     what a turn says; requests: how it is sent
+    target      what answers at a base URL, asked before anything is sent
+    exchange    one request and its streamed answer: bytes in, a result out
+    driver      `replay`: a workload, every turn known beforehand
+    sessions    `drive`: conversations that go on with what the model said
+    run_file    results as JSON Lines
+    tally       running figures; display: the same on a terminal or in a log
+    stack       fresh replicas and a router for a run; children, leash: their processes
+
+What must not live here: what is run (replay, compare, demo), and how results are judged.
+"""
+
+from loadtest.runner.driver import Started, replay
+from loadtest.runner.options import ReplayError, ReplayOptions
+from loadtest.runner.prompts import Prompts
+from loadtest.runner.run_file import RunFileError, RunWriter, read_run, write_run
+from loadtest.runner.target import TargetError
+
+__all__ = [
+    "Prompts",
+    "ReplayError",
+    "ReplayOptions",
+    "RunFileError",
+    "RunWriter",
+    "Started",
+    "TargetError",
+    "read_run",
+    "replay",
+    "write_run",
+]
