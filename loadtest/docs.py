@@ -33,6 +33,7 @@ from loadtest.emulator.cli import emulate
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.generated import Agents
+from loadtest.markdown import table
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
 from loadtest.traces import describe
@@ -440,16 +441,6 @@ def compare_checks() -> str:
         for name, asked in QUESTIONS.items()
     ]
     return table(("check", "warns"), rows)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _dedented(text: str) -> str:

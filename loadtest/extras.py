@@ -1,17 +1,22 @@
-"""What the extra `experiments` brings, imported late: `--help` needs none of it."""
+"""Libraries that are extras, imported late: `--help` needs none of them.
+
+A command that will need one asks for it here before it begins.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Final
+
+_EXTRAS: Final = {"matplotlib": "plots"}
 
 
 class MissingExtra(Exception):
-    """A library of the extra is not installed; the message says how to get it."""
+    """A library of an extra is not installed; the message says how to get it."""
 
 
 def need(name: str) -> Any:
-    """Import a module of the extra.
+    """Import a module of an extra.
 
     Raises:
         MissingExtra: it is not installed.
@@ -20,6 +25,7 @@ def need(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as exc:
         package = name.partition(".")[0]
+        extra = _EXTRAS.get(package, "experiments")
         raise MissingExtra(
-            f"{package} is not installed; say: pip install 'warmroute[experiments]'"
+            f"{package} is not installed; say: pip install 'warmroute[{extra}]'"
         ) from exc

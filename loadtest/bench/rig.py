@@ -23,7 +23,7 @@ from loadtest.bench.client import Answer, Connection, request_bytes
 from loadtest.bench.conversations import Prepared, num_leading
 from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.setting import Setting
-from loadtest.demo import leash
+from loadtest.runner import leash
 from router.contracts import BlockKey
 
 NUM_REPLICAS: Final = 4

@@ -31,7 +31,7 @@ from loadtest.chaos import clock
 from loadtest.chaos.link import Link
 from loadtest.chaos.plan import REPLICAS, ROUTERS
 from loadtest.chaos.ports import free_ports
-from loadtest.demo import leash
+from loadtest.runner import leash
 from loadtest.runner.stack import child_environment
 
 NUM_GPU_BLOCKS: Final = 600

@@ -27,6 +27,7 @@ from loadtest.compare.setting import Setting
 from loadtest.compare.store import StoreError, load, prepare, save_run
 from loadtest.compare.study import Stop, study
 from loadtest.compare.terminal import show
+from loadtest.extras import MissingExtra, need
 from loadtest.pages import render
 from loadtest.results import Run
 from loadtest.runner import ReplayError
@@ -63,6 +64,7 @@ def compare(
     """
     slo = (slo_ttft, slo_tbt)
     try:
+        need("scipy")  # the report does: it is asked for before minutes of runs
         if source is not None:
             refuse_with_from(ctx)
             setting, runs = _read(source, baseline, slo)
@@ -70,7 +72,7 @@ def compare(
         job = make_job(ctx, baseline=baseline, slo=slo, options=options)
         if out is not None:
             prepare(out, job.setting)
-    except (StoreError, WorkloadError, ReplayError) as error:
+    except (MissingExtra, StoreError, WorkloadError, ReplayError) as error:
         raise _Refused(str(error)) from error
     sys.exit(_run(job, out, _console()))
 
@@ -125,14 +127,9 @@ def _finish(
     if note:
         done = sum(run.info.is_complete for run in runs)
         note = f"{note} after {done} of {setting.num_runs} runs; this is what there is by then"
-    try:
-        with Console(stderr=True).status("drawing sessions anew"):
-            report = make_report(setting, runs, note=note)
-            page = render(make_page(report, runs)) if out is not None else ""
-    except ImportError as exc:
-        raise click.ClickException(
-            f"{exc.name} is missing: pip install 'warmroute[experiments]'"
-        ) from exc
+    with Console(stderr=True).status("drawing sessions anew"):
+        report = make_report(setting, runs, note=note)
+        page = render(make_page(report, runs)) if out is not None else ""
     console.print()
     show(report, console)
     if out is not None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from loadtest.compare.setting import Setting
 from loadtest.demo.tally import Tally
 from loadtest.results import Run, TurnResult, summarize
+from loadtest.words import milliseconds, ratio
 
 _REFRESHES_PER_S: Final = 4
 _BAR_WIDTH: Final = 16
@@ -88,7 +89,7 @@ def run_line(run: Run) -> str:
     parts = [
         f"{summary.num_turns:>5} turns",
         f"TTFT {summary.ttft_mean_s * 1e3:,.0f} ms, P90 {summary.ttft_p90_s * 1e3:,.0f}",
-        f"hit {summary.hit_ratio:.1%}",
+        f"hit {ratio(summary.hit_ratio)}",
     ]
     if summary.num_errors:
         parts.append(f"FAILED {summary.num_errors}")
@@ -151,17 +152,12 @@ class LiveDisplay:
         is_current = label == self._current
         total = self._setting.num_turns or 1
         bar = ProgressBar(total=total, completed=self._num_current, width=_BAR_WIDTH)
-        hit = tally.hit_ratio
         table.add_row(
             Text(label, style="bold" if is_current else ""),
             f"{self._num_rounds[label]}/{len(self._setting.order)}",
             bar if is_current else "",
             f"{tally.num_turns:,}",
-            *(_ms(tally.ttft_s(share)) for share in (0.5, 0.9, 0.99)),
-            "-" if hit is None else f"{hit:.1%}",
+            *(milliseconds(tally.ttft_s(share)) for share in (0.5, 0.9, 0.99)),
+            ratio(tally.hit_ratio),
             Text(str(tally.num_errors), style="bold red" if tally.num_errors else "dim"),
         )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.0f} ms"

@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import Final
 
 from loadtest import pictures
-from loadtest.compare import words
+from loadtest.compare import answer
 from loadtest.compare.hygiene import Outcome
 from loadtest.compare.report import Report, turns_by_arm
 from loadtest.compare.terminal import spread
+from loadtest.extras import MissingExtra
 from loadtest.pages import Figure, Note, Page, Section, Table, Tone
 from loadtest.results import Run
-from loadtest.statistics import Comparison
+from loadtest.statistics import Comparison, words
 
 Part = Note | Table | Figure
 
@@ -29,13 +30,13 @@ def make_page(report: Report, runs: Sequence[Run]) -> Page:
     setting = report.setting
     return Page(
         title=f"Comparison: {', '.join(setting.labels)}",
-        lead=words.lead(report),
+        lead=answer.lead(report),
         sections=(
             Section(title="Differences", parts=tuple(_differences(report))),
             Section(title="The arms", parts=tuple(_arms(report, runs))),
             Section(title="Can it be believed?", parts=tuple(_belief(report))),
-            Section(title="What was run", parts=tuple(map(_plain, words.describe(report)))),
-            Section(title="What this cannot say", parts=tuple(map(_plain, words.limits(report)))),
+            Section(title="What was run", parts=tuple(map(_plain, answer.describe(report)))),
+            Section(title="What this cannot say", parts=tuple(map(_plain, answer.limits(report)))),
         ),
         footer=(
             f"warmroute {report.machine.warmroute}, Python {report.machine.python} on "
@@ -57,11 +58,11 @@ def _belief(report: Report) -> Iterable[Part]:
 
 
 def _differences(report: Report) -> Iterable[Part]:
-    for text in words.doubts(report):
+    for text in answer.doubts(report):
         yield Note(text=text, kind="warning")
     if report.is_complete and all(check.outcome != "warned" for check in report.checks):
         yield Note(text="Every check passed.", kind="good")
-    for text in words.paragraphs(report):
+    for text in answer.paragraphs(report):
         yield Note(text=text)
     yield from _picture(
         lambda: pictures.forest(report.comparisons, report.setting.labels),
@@ -148,7 +149,7 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
                 words.value("s", arm.whole.ttft_p99_s),
                 words.value("s", arm.tbt_mean_s),
                 words.value("s", arm.whole.total_mean_s),
-                words.value("share", words.hit_ratio(arm)),
+                words.value("share", answer.hit_ratio(arm)),
                 f"{arm.origin.recomputed / arm.origin.num_turns:,.0f}"
                 if arm.origin.num_turns else "-",
                 words.value("share", arm.prediction_exact_ratio),
@@ -191,8 +192,8 @@ def _picture(
 ) -> Iterable[Part]:
     try:
         svg = make()
-    except pictures.NoMatplotlib as error:
-        yield Note(text=str(error), kind="warning")
+    except MissingExtra as error:
+        yield Note(text=f"No picture: {error}.", kind="warning")
         return
     yield Note(text=absent) if svg is None else Figure(svg=svg, alt=alt, caption=caption)
 

@@ -9,11 +9,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.compare import words
+from loadtest.compare import answer
 from loadtest.compare.hygiene import Outcome
 from loadtest.compare.report import ArmFigures, Report
 from loadtest.pictures.look import number
-from loadtest.statistics import Comparison
+from loadtest.statistics import Comparison, words
 
 _MARKS: Final[dict[Outcome, tuple[str, str]]] = {
     "passed": ("✓", "green"),
@@ -33,7 +33,7 @@ def show(report: Report, console: Console) -> None:
     console.print()
     console.print(_checks(report))
     listed = Table.grid(padding=(0, 1, 0, 0))
-    for text in [words.lead(report), *_left_out(report), *words.limits(report)]:
+    for text in [answer.lead(report), *_left_out(report), *answer.limits(report)]:
         listed.add_row("·", Text(text))
     console.print(Group(Text(), listed))
 
@@ -53,7 +53,7 @@ def arms_table(report: Report) -> Table:
             words.value("s", whole.ttft_mean_s if has_times else None),
             spread(arm),
             *(words.value("s", seconds if has_times else None) for seconds in times),
-            words.value("share", words.hit_ratio(arm)),
+            words.value("share", answer.hit_ratio(arm)),
             "-" if arm.imbalance is None else f"{arm.imbalance:.2f} ×",
             words.value("share", arm.good_share),
         )
@@ -108,7 +108,7 @@ def _checks(report: Report) -> Table:
 
 
 def _left_out(report: Report) -> list[str]:
-    return [text for text in words.doubts(report) if "are not compared" in text]
+    return [text for text in answer.doubts(report) if "are not compared" in text]
 
 
 def _table(*names: str, left: int = 1) -> Table:

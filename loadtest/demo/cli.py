@@ -25,6 +25,7 @@ from loadtest.demo.display import make_display
 from loadtest.demo.report import make_report, settings, show, write_json
 from loadtest.demo.run import Run, run
 from loadtest.demo.workload import FULL, SHORT, Plan, Workload, plan
+from loadtest.extras import MissingExtra, need
 from loadtest.runner.children import ChildDied
 from loadtest.runner.stack import Stack
 from policies.registry import POLICIES
@@ -160,6 +161,7 @@ async def _run(job: Job, console: Console) -> int:
     plans = [plan(replace(job.workload, seed=seed)) for seed in job.seeds]
     for line in settings(job.workload, plans[0]):
         console.print(line, highlight=False)
+    _ask_for_matplotlib(console)
     console.print()
     rounds = [
         (replace(job.workload, seed=seed), planned, policy)
@@ -191,6 +193,14 @@ async def _run(job: Job, console: Console) -> int:
     return status
 
 
+def _ask_for_matplotlib(console: Console) -> None:
+    """Say before the runs, not after, that there will be no picture."""
+    try:
+        need("matplotlib")
+    except MissingExtra as error:
+        console.print(f"There will be no picture: {error}", highlight=False, markup=False)
+
+
 def _log_dir(out: Path, policy: str, seed: int) -> Path:
     path = out / "logs" / f"{policy}-{seed}"
     path.mkdir(parents=True, exist_ok=True)
@@ -204,8 +214,8 @@ def _finish(job: Job, plans: list[Plan], runs: list[Run], console: Console) -> i
     show(report, console)
     try:
         written = [path.name for path in picture.draw(report, runs, job.out)]
-    except picture.NoMatplotlib as error:
-        written = [str(error)]
+    except MissingExtra as error:
+        written = [f"no picture ({error})"]
     files = ", ".join([*written, "results.json", "turns-*.jsonl", "logs/"])
     console.print(f"\n{job.out}/: {files}", highlight=False, markup=False)
     return 1 if report.num_errors else 0

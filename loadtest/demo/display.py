@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.demo.tally import ReplicaLoad, Tally
+from loadtest.words import milliseconds, ratio, thousands
 
 _REFRESHES_PER_S: Final = 4
 _LINE_EVERY_S: Final = 5.0
@@ -88,7 +89,7 @@ def progress_line(tally: Tally) -> str:
     parts = [
         f"{tally.num_turns:>4}/{tally.total_turns}",
         f"TTFT {milliseconds(tally.ttft_s(0.5))}, p90 {milliseconds(tally.ttft_s(0.9))}",
-        f"hit {percent(tally.hit_ratio)}",
+        f"hit {ratio(tally.hit_ratio)}",
         f"recomp. {thousands(tally.num_recomputed_tokens)}",
         "load " + " ".join(f"{x.num_running}+{x.num_waiting}" for x in tally.loads),
     ]
@@ -160,7 +161,7 @@ class LiveDisplay:
             milliseconds(tally.ttft_s(0.5)),
             milliseconds(tally.ttft_s(0.9)),
             milliseconds(tally.ttft_s(0.99)),
-            percent(tally.hit_ratio),
+            ratio(tally.hit_ratio),
             thousands(tally.num_recomputed_tokens),
             f"{tally.elapsed_s:.0f}",
         )
@@ -183,22 +184,3 @@ def _load_line(number: int, load: ReplicaLoad) -> Text:
         f"  {thousands(load.num_recomputed_tokens):>6} prompt tokens computed"
     )
     return line
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Write a time, `-` for none yet."""
-    return "-" if seconds is None else f"{seconds * 1e3:,.0f} ms"
-
-
-def percent(ratio: float | None) -> str:
-    """Write a share, `-` for none yet."""
-    return "-" if ratio is None else f"{ratio * 100:.1f}\N{NO-BREAK SPACE}%"
-
-
-def thousands(count: int) -> str:
-    """Write a token count: 812, 12.3K, 412K, 1.43M."""
-    if count < 1000:
-        return str(count)
-    if count < 1_000_000:
-        return f"{count / 1e3:.1f}K" if count < 99_950 else f"{count / 1e3:.0f}K"
-    return f"{count / 1e6:.2f}M"

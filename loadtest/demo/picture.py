@@ -15,13 +15,11 @@ from msgspec.structs import replace
 from loadtest.demo.report import Report
 from loadtest.demo.run import Run, Sample
 from loadtest.demo.workload import TOKENS_PER_TOKEN
-from loadtest.pictures import Look, NoMatplotlib, looks, origin
+from loadtest.pictures import Look, looks, origin
 from loadtest.pictures import draw as make_picture
 from loadtest.pictures.first_tokens import paint_first_tokens
 from loadtest.pictures.look import ttfts
 from loadtest.pictures.origins import paint_origins
-
-__all__ = ["NoMatplotlib", "draw", "hit_series"]
 
 _WINDOW_S: Final = 4.0  # hits are shown over this much of the run
 
@@ -30,7 +28,7 @@ def draw(report: Report, runs: Sequence[Run], out: Path) -> list[Path]:
     """Draw `demo.png` and `demo.svg` of the first seed's runs into `out`; return their paths.
 
     Raises:
-        NoMatplotlib: it is not installed.
+        MissingExtra: matplotlib is not installed.
     """
     shown = [run for run in runs if run.seed == report.seeds[0]]
     look_of = looks(run.policy for run in shown)

@@ -18,11 +18,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.demo.display import milliseconds, percent, thousands
 from loadtest.demo.run import Run, Sample
 from loadtest.demo.workload import NUM_REPLICAS, TOKENS_PER_TOKEN, Plan, Workload
 from loadtest.results import Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Round, compare, num_differing_tokens
+from loadtest.statistics.words import sentence
+from loadtest.words import milliseconds, ratio, thousands
 
 SCHEMA_VERSION: Final = 2
 _COMPARED: Final = ("mean TTFT", "mean turn", "recomputed tokens")
@@ -155,7 +156,7 @@ def table(report: Report) -> Table:
             milliseconds(summary.ttft_p90_s),
             milliseconds(summary.ttft_p99_s),
             milliseconds(summary.total_mean_s),
-            percent(summary.hit_ratio),
+            ratio(summary.hit_ratio),
             thousands(summary.num_recomputed_tokens),
             f"{run.imbalance:.2f} x",
         )
@@ -164,9 +165,11 @@ def table(report: Report) -> Table:
 
 
 def words(report: Report) -> list[str]:
-    """Say what was seen, one paragraph each."""
+    """Describe what was measured and what limits it, one paragraph each."""
     said = [*_say_all(report.comparisons), *_say_doubts(report)]
     speed = report.workload.speed
+    if report.comparisons:
+        said.append("In brackets: 95 % intervals, by session; with several seeds, each is a round.")
     said.append(
         f"Replicas are emulated and time is scaled: the modelled GPUs' clock runs {speed:g} times "
         f"as fast, so 100 ms here stand for {speed * 0.1:g} s there; one token stands for "
@@ -249,36 +252,18 @@ def _compare_all(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _say_all(comparisons: Sequence[Comparison]) -> list[str]:
-    """Say each baseline's comparisons in one paragraph."""
+    """Describe the comparisons with each baseline in one paragraph."""
     said: dict[tuple[str, str], list[str]] = {}
     for comparison in comparisons:
-        said.setdefault((comparison.arm, comparison.baseline), []).append(_say(comparison))
+        said.setdefault((comparison.arm, comparison.baseline), []).append(sentence(comparison))
     return [
         f"{policy} against {baseline}: {'; '.join(parts)}."
         for (policy, baseline), parts in said.items()
     ]
 
 
-def _say(comparison: Comparison) -> str:
-    by = "by session" if comparison.by_round is None else "by session and seed"
-    interval = f"95 % {by} {comparison.low:.2f} to {comparison.high:.2f}"
-    if len(comparison.rounds) > 1:
-        low, high = min(comparison.rounds), max(comparison.rounds)
-        interval += f", {low:.2f} to {high:.2f} over {len(comparison.rounds)} seeds"
-    text = f"{comparison.measure} x {comparison.effect:.2f} ({interval}"
-    match comparison.verdict:
-        case "less":
-            return f"{text}), {percent(1 - comparison.effect)} less"
-        case "more":
-            return f"{text}), {percent(comparison.effect - 1)} MORE"
-        case "within the spread":
-            return f"{text}: within the spread)"
-        case "blurred":
-            return f"{text}: no verdict, {comparison.blurred})"
-
-
 def _say_doubts(report: Report) -> list[str]:
-    """Say what speaks against these numbers, if anything does."""
+    """List what speaks against these numbers."""
     said: list[str] = []
     if report.num_errors:
         kinds = sorted({kind for run in report.runs for kind in run.summary.errors})

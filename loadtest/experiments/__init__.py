@@ -1,17 +1,17 @@
 """What a live experiment says, read from the decision records of all routers.
 
-What must live here: reading records, estimating, and a verdict that may be asked for at any time.
-What must not: assigning arms, stopping them (that is the router's), pictures, other drives.
+What must live here: reading records, and a verdict that may be asked for at any time. What must
+not: formulas (loadtest.statistics), assigning arms, stopping them (that is the router's), pictures.
 
 The way of a report, top to bottom:
 
     records        read by DuckDB, bad lines named           bad_lines
     observations   which requests count, for which unit      metrics
-    effects        the difference and its standard error     sequence, power
-    comparison     ... at every look                         bootstrap (tables only)
+    evidence       effects and their intervals at every look
+    arms           figures of each arm, for the tables
     findings       what limits or breaks the claim           ratio_check, soundness, trials,
                                                              design_limits, surroundings
-    verdict        the answer in words                       words
+    verdict        the answer in words
     report         all of it as data                         tables, terminal, page, cli
 
 Beside it: `shadows` and `redecide` for policies that did not route, `study` and `drawn` for the
@@ -19,7 +19,7 @@ proof that the promises are kept.
 """
 
 from loadtest.experiments.bad_lines import RecordsError
-from loadtest.experiments.comparison import Options
+from loadtest.experiments.evidence import Options
 from loadtest.experiments.records import Records, load
 from loadtest.experiments.redecide import Redecided, redecide
 from loadtest.experiments.report import Report, make_report

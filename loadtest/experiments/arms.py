@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from loadtest.experiments.bootstrap import (
-    NOTHING,
-    Interval,
-    Resampled,
-    compare,
-    quantile,
-    resample,
-)
 from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.observations import SOURCES, Bools, Observations
 from loadtest.experiments.records import Records
+from loadtest.statistics.resampling import (
+    UNKNOWN,
+    Estimate,
+    Resampled,
+    difference,
+    quantile,
+    resample,
+)
 from policies.naming import label_of
 from policies.registry import create
 
@@ -38,9 +38,9 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     num_wash_out: int
     states: dict[str, float]  # share of requests decided so: exact, degraded, blind
     outcomes: dict[str, int]
-    metrics: dict[str, Interval]
-    against: dict[str, Interval]  # empty for the baseline
-    ttft_quantiles: dict[str, Interval]
+    metrics: dict[str, Estimate]
+    against: dict[str, Estimate]  # empty for the baseline
+    ttft_quantiles: dict[str, Estimate]
     sources: dict[str, float]  # prompt tokens per request, as predicted
     missing_ratio: float  # requests that succeeded without a first-token time (not streamed)
 
@@ -67,7 +67,7 @@ def summarize(
             if arm != baseline:
                 held = _resampled(observations, baseline, name, counted, mixed + 500)
                 relative = METRICS[name].is_relative
-                against[name] = compare(held, own[name], is_relative=relative)
+                against[name] = difference(held, own[name], is_relative=relative)
             advance()
         made.append(_summary(records, observations, arm, counted, own, against))
     return tuple(made)
@@ -87,7 +87,7 @@ def _summary(
     arm: str,
     counted: Bools,
     own: dict[str, Resampled | None],
-    against: dict[str, Interval],
+    against: dict[str, Estimate],
 ) -> ArmSummary:
     is_own = observations.unit_arm[observations.unit] == observations.arms.index(arm)
     counted = is_own & counted
@@ -111,7 +111,7 @@ def _summary(
         states=_ratios(_shares(records, arm, "coalesce(state, 'unknown')")),
         outcomes=outcomes,
         metrics={
-            name: value.interval if value is not None else NOTHING for name, value in own.items()
+            name: value.estimate if value is not None else UNKNOWN for name, value in own.items()
         },
         against=against,
         ttft_quantiles=_quantiles(observations, counted),
@@ -144,7 +144,7 @@ def _label(name: str, params: str) -> str:
         return f"{name} {params}"
 
 
-def _quantiles(observations: Observations, counted: Bools) -> dict[str, Interval]:
+def _quantiles(observations: Observations, counted: Bools) -> dict[str, Estimate]:
     has = counted & (observations.denominators["ttft"] > 0)
     values = observations.numerators["ttft"][has]
     weights, unit = observations.weight[has], observations.unit[has]

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 from loadtest.experiments.bad_lines import RecordsError
-from loadtest.experiments.comparison import Options
+from loadtest.experiments.evidence import Options
 from loadtest.experiments.metrics import VERDICT_METRICS
 from loadtest.experiments.records import Progress
-from loadtest.extras import MissingExtra
+from loadtest.extras import MissingExtra, need
 
 _PATIENCE_S: Final = 2.0  # until progress is shown
 _WIDE: Final = 160  # columns, where nobody says how wide the screen is
@@ -168,6 +168,8 @@ def report(
         adjusts_for_prompt=adjust_for_prompt,
     )
     with _told() as progress:
+        for library in ("duckdb", "scipy", *(["matplotlib"] if html_file is not None else [])):
+            need(library)  # now, and not after minutes of reading
         from loadtest.experiments.page import html  # late: numpy
         from loadtest.experiments.records import load
         from loadtest.experiments.report import make_report

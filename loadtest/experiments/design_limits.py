@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from loadtest.experiments.arms import ArmSummary
-from loadtest.experiments.comparison import Comparison
+from loadtest.experiments.evidence import Evidence
 from loadtest.experiments.findings import Finding, note, warning
-from loadtest.experiments.metrics import METRICS
+from loadtest.experiments.metrics import METRICS, unit_noun
 from loadtest.experiments.observations import Observations
 from loadtest.experiments.records import Records
-from loadtest.experiments.words import duration, percent, unit_noun
 from loadtest.statistics.effects import MIN_UNITS, estimate, totals
+from loadtest.words import percent, time_span
 
 _FEW_SESSIONS: Final = 100
 _FEW_SLOTS: Final = 40
@@ -28,7 +28,7 @@ def check_design(
     records: Records,
     observations: Observations,
     arms: tuple[ArmSummary, ...],
-    comparisons: tuple[Comparison, ...],
+    comparisons: tuple[Evidence, ...],
 ) -> Iterator[Finding]:
     """Yield what the design does not carry."""
     yield from _few(observations, comparisons)
@@ -44,7 +44,7 @@ def check_design(
     yield from _trend(observations, comparisons)
 
 
-def _few(observations: Observations, comparisons: tuple[Comparison, ...]) -> Iterator[Finding]:
+def _few(observations: Observations, comparisons: tuple[Evidence, ...]) -> Iterator[Finding]:
     design = observations.experiment.design
     noun = unit_noun(design, 2)
     arms = observations.unit_arm[np.unique(observations.unit[observations.counts])]
@@ -61,14 +61,14 @@ def _few(observations: Observations, comparisons: tuple[Comparison, ...]) -> Ite
             "few_units",
             f"few {noun} ({least} in an arm): their spread is poorly known, intervals are wide",
         )
-    for comparison in comparisons:
-        effective = comparison.num_effective_units
-        if comparison.num_units > 2 * MIN_UNITS and effective < min(
-            _FEW_EFFECTIVE, 0.5 * comparison.num_units
+    for evidence in comparisons:
+        effective = evidence.num_effective_units
+        if evidence.num_units > 2 * MIN_UNITS and effective < min(
+            _FEW_EFFECTIVE, 0.5 * evidence.num_units
         ):
             yield warning(
                 "dominated",
-                f"a few {noun} dominate: {comparison.num_units:,} of them weigh like "
+                f"a few {noun} dominate: {evidence.num_units:,} of them weigh like "
                 f"{effective:,.0f} of one size",
             )
             break
@@ -113,8 +113,8 @@ def _slots(records: Records, observations: Observations) -> Iterator[Finding]:
     if slot_s is not None and total_s is not None and slot_s < _LONG_SLOT * total_s:
         yield warning(
             "short_slots",
-            f"slots of {duration(slot_s)} are short: one request in ten takes longer than "
-            f"{duration(total_s)}, so much of a slot runs beside the other arm's work (bias "
+            f"slots of {time_span(slot_s)} are short: one request in ten takes longer than "
+            f"{time_span(total_s)}, so much of a slot runs beside the other arm's work (bias "
             "towards no difference). Make them at least ten times as long",
         )
     if observations.blocks() is not None:
@@ -180,15 +180,15 @@ def _partition(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Findi
     )
 
 
-def _trend(observations: Observations, comparisons: tuple[Comparison, ...]) -> Iterator[Finding]:
+def _trend(observations: Observations, comparisons: tuple[Evidence, ...]) -> Iterator[Finding]:
     """Compare the effect in the earlier half of the units with the later one."""
-    for comparison in comparisons:
-        metric = METRICS[comparison.metric]
+    for evidence in comparisons:
+        metric = METRICS[evidence.metric]
         pair = [
-            observations.arms.index(comparison.baseline),
-            observations.arms.index(comparison.arm),
+            observations.arms.index(evidence.baseline),
+            observations.arms.index(evidence.arm),
         ]
-        counted = observations.counted(observations.window(comparison.arm, comparison.baseline))
+        counted = observations.counted(observations.window(evidence.arm, evidence.baseline))
         sums, counts = observations.sums(metric.name, counted)
         units = np.flatnonzero(np.isin(observations.unit_arm, pair) & (counts > 0))
         if len(units) < 4 * MIN_UNITS:
@@ -208,7 +208,7 @@ def _trend(observations: Observations, comparisons: tuple[Comparison, ...]) -> I
             )
             yield warning(
                 "trend",
-                f"the difference of {comparison.arm} changes with time: {percent(first)} in the "
+                f"the difference of {evidence.arm} changes with time: {percent(first)} in the "
                 f"first half, {percent(last)} in the second. Caches that were still cold, or "
                 "another load: the mean of both describes neither",
             )

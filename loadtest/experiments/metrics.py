@@ -136,3 +136,11 @@ VERDICT_METRICS: Final = tuple(
     name for name in METRICS if not name.endswith(("_predicted", "_error"))
 )
 """What an experiment may be decided by."""
+
+_PARTS: Final = {"split": "session", "partition": "session", "switchback": "slot"}
+
+
+def unit_noun(design: str, num: int = 1) -> str:
+    """Name what was randomised."""
+    noun = _PARTS.get(design, "unit")
+    return noun if num == 1 else f"{noun}s"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loadtest.experiments.comparison import Comparison
-from loadtest.experiments.metrics import METRICS
+from loadtest.experiments.evidence import Evidence
+from loadtest.experiments.metrics import METRICS, unit_noun
 from loadtest.experiments.report import Report, Times
 from loadtest.experiments.tables import (
     arm_table,
@@ -16,10 +16,10 @@ from loadtest.experiments.tables import (
     heading,
     shadow_table,
 )
-from loadtest.experiments.words import percent, unit_noun
 from loadtest.extras import need
 from loadtest.pages import Figure, Note, Page, Section, render
 from loadtest.pictures import experiment as pictures
+from loadtest.words import percent
 
 _KINDS = {"better": "good", "worse": "bad", "equal": "good", "undecided": "plain", "broken": "bad"}
 _WEIGHTS = {"broken": "bad", "warning": "warning", "note": "plain"}
@@ -131,9 +131,9 @@ def _figure(make: Callable[[], bytes | None], *, alt: str, caption: str) -> tupl
     return (Figure(svg=svg, alt=alt, caption=caption),)
 
 
-def _growth(comparison: Comparison) -> pictures.Growth:
+def _growth(evidence: Evidence) -> pictures.Growth:
     def column(name: str, unknown: float) -> np.ndarray:
-        values = [getattr(look, name) for look in comparison.looks]
+        values = [getattr(look, name) for look in evidence.looks]
         return np.array([unknown if value is None else value for value in values], dtype=float)
 
     return pictures.Growth(

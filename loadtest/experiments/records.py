@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.experiments.bad_lines import BadLine, RecordsError, find
-from loadtest.experiments.words import clock
 from loadtest.extras import need
+from loadtest.words import moment
 from router.records.record import SCHEMA
 
 Progress = Callable[[str, float], None]
@@ -168,7 +168,7 @@ def _of_trials(known: list[Named], wanted: Sequence[str]) -> list[Named]:
     for trial in wanted:
         if trial not in ids:
             told = ", ".join(
-                f"{t} (from {clock(e.begin_s)}, {e.num_requests:,} requests)"
+                f"{t} (from {moment(e.begin_s)}, {e.num_requests:,} requests)"
                 for e in known
                 for t in e.trials
             )

@@ -14,8 +14,8 @@ from msgspec import Struct
 from loadtest.experiments import shadows as shadow_policies
 from loadtest.experiments.arms import ArmSummary, summarize
 from loadtest.experiments.bad_lines import RecordsError
-from loadtest.experiments.comparison import NUM_LOOKS, Comparison, Options, compare
 from loadtest.experiments.design_limits import check_design
+from loadtest.experiments.evidence import NUM_LOOKS, Evidence, Options, weigh
 from loadtest.experiments.findings import Finding, note
 from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.observations import Observations, observe
@@ -56,7 +56,7 @@ class Report(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]  # the worst first
     sample_ratio: RatioCheck | None
     arms: tuple[ArmSummary, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Evidence, ...]
     shadows: tuple[ShadowSummary, ...]
 
     @property
@@ -115,7 +115,7 @@ def make_report(
     arms = summarize(records, observations, chosen, advance=advance)
     others = [arm for arm in experiment.arms if arm != chosen]
     comparisons = tuple(
-        compare(
+        weigh(
             observations, arm, chosen, options, alpha=options.alpha / len(others), advance=advance
         )
         for arm in others
@@ -196,7 +196,7 @@ def _findings(
     records: Records,
     observations: Observations,
     arms: tuple[ArmSummary, ...],
-    comparisons: tuple[Comparison, ...],
+    comparisons: tuple[Evidence, ...],
     ratio: RatioCheck,
     baseline: str,
     wanted: str | None,

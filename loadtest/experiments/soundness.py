@@ -13,11 +13,12 @@ import numpy as np
 
 from loadtest.experiments.arms import ArmSummary
 from loadtest.experiments.findings import Finding, broken, note, warning
+from loadtest.experiments.metrics import unit_noun
 from loadtest.experiments.observations import Observations
 from loadtest.experiments.ratio_check import RatioCheck
 from loadtest.experiments.records import Records
-from loadtest.experiments.words import clock, percent, unit_noun
 from loadtest.statistics.effects import estimate, totals
+from loadtest.words import moment, percent
 
 _DISAGREEING: Final = 0.01  # of units; more is no accident of a changing share
 _MISSING_Z: Final = 4.0  # standard errors: looked at often, and never by chance
@@ -153,12 +154,12 @@ def _window(records: Records, observations: Observations) -> Iterator[Finding]:
             said = f"stopped ({reasons[arm]})." if arm in reasons else f"stopped, {_BY_WHOM}"
             yield warning(
                 "arm_stopped",
-                f"{arm} got no {noun} of its own after {clock(end_s)}: {said} "
+                f"{arm} got no {noun} of its own after {moment(end_s)}: {said} "
                 "It is compared until then. What it would have done to the rest nobody "
                 "knows: an arm that is stopped for being bad is not a fair sample of being good",
             )
         if np.isfinite(begin_s):
-            yield note("arm_late", f"{arm} is compared from {clock(begin_s)} on, when it began")
+            yield note("arm_late", f"{arm} is compared from {moment(begin_s)} on, when it began")
 
 
 def _shares(observations: Observations) -> Iterator[Finding]:

@@ -20,9 +20,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.random import Generator
 
-from loadtest.experiments.comparison import Options
 from loadtest.experiments.drawn import Look, Sessions, Slots
+from loadtest.experiments.evidence import Options
 from loadtest.experiments.observations import Ints
+from loadtest.markdown import table
 from loadtest.statistics.effects import estimate
 from loadtest.statistics.power import needs
 from loadtest.statistics.sequence import Floats, radius
@@ -205,7 +206,7 @@ def study(*, quick: bool = False, tell: Callable[[str], None] = lambda what: Non
         [
             f"A/A experiments, alpha = {options.alpha:g}: share that came out with a difference. "
             "Sessions are of heavy-tailed length and overlap, slots are autocorrelated.",
-            _table(
+            table(
                 (
                     "experiment",
                     "repeated",
@@ -219,7 +220,7 @@ def study(*, quick: bool = False, tell: Callable[[str], None] = lambda what: Non
             f"A true effect: how many units a pilot asked for to find it with {options.power:.0%} "
             "power, and the share of experiments of that size that found it. The last column: "
             "share whose band held the truth at every look.",
-            _table(
+            table(
                 (
                     "pilot",
                     "faster by",
@@ -261,11 +262,6 @@ def _row_with(case: Case, effect: float, options: Options) -> tuple[str, ...]:
         f"**{found.sequence:.0%}**",
         f"{found.covered:.1%}",
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def argument_parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from typing import Final
 from loadtest.experiments.arms import ArmSummary
 from loadtest.experiments.findings import Finding, note, warning
 from loadtest.experiments.records import Records
-from loadtest.experiments.words import percent
+from loadtest.words import percent
 
 _LOST: Final = 0.005  # of decisions
 _BLIND: Final = 0.05  # of requests

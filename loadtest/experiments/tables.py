@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from loadtest.experiments.metrics import METRICS
+from loadtest.experiments.metrics import METRICS, unit_noun
 from loadtest.experiments.redecide import Redecided
 from loadtest.experiments.report import Report
 from loadtest.experiments.shadows import ShadowSummary, WhatIf
-from loadtest.experiments.words import amount, change, clock, duration, interval, percent, unit_noun
 from loadtest.pages import Table
+from loadtest.statistics.words import change, estimate
+from loadtest.words import amount, moment, percent, time_span
 
 
 def arm_table(report: Report) -> Table:
@@ -21,12 +22,12 @@ def arm_table(report: Report) -> Table:
         ("requests (counted)", *(f"{a.num_requests:,} ({a.num_counted:,})" for a in report.arms))
     )
     for name, metric in METRICS.items():
-        rows.append((metric.title, *(interval(a.metrics[name], metric.unit) for a in report.arms)))
+        rows.append((metric.title, *(estimate(a.metrics[name], metric.unit) for a in report.arms)))
         if metric.has_percentiles:
             rows += [
                 (
                     f"{metric.title}, {quantile.upper()}",
-                    *(interval(a.ttft_quantiles[quantile], metric.unit) for a in report.arms),
+                    *(estimate(a.ttft_quantiles[quantile], metric.unit) for a in report.arms),
                 )
                 for quantile in report.arms[0].ttft_quantiles
             ]
@@ -51,7 +52,10 @@ def difference_table(report: Report) -> Table:
     """Lay out the differences to the baseline: a column for each other arm."""
     others = [arm for arm in report.arms if arm.against]
     rows = tuple(
-        (metric.title, *(change(arm.against[name], metric) for arm in others))
+        (
+            metric.title,
+            *(change(arm.against[name], is_relative=metric.is_relative) for arm in others),
+        )
         for name, metric in METRICS.items()
     )
     return Table(
@@ -81,7 +85,7 @@ def evidence_table(report: Report) -> Table:
                 f"{found.p_value:.2g}",
                 f"{found.num_units:,} ({found.num_effective_units:,.0f})",
                 "-" if detectable is None else percent(detectable),
-                "-" if found.decided_at_s is None else clock(found.decided_at_s),
+                "-" if found.decided_at_s is None else moment(found.decided_at_s),
             )
         )
     confidence = percent(1 - report.comparisons[0].alpha) if report.comparisons else ""
@@ -149,5 +153,5 @@ def heading(report: Report) -> str:
     return (
         f"{experiment.name}: {experiment.design}, {report.num_units:,} "
         f"{unit_noun(experiment.design, report.num_units)}, {report.num_requests:,} requests in "
-        f"{duration(report.end_s - report.begin_s)}, since {clock(report.begin_s)}"
+        f"{time_span(report.end_s - report.begin_s)}, since {moment(report.begin_s)}"
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from loadtest.experiments.findings import Finding, note, warning
 from loadtest.experiments.records import Named
-from loadtest.experiments.words import clock
+from loadtest.words import moment
 
 _TOGETHER: Final = 0.5
 """Trials that ran together for that share of the shorter one did not follow one another: moments
@@ -39,7 +39,7 @@ def check_trials(chosen: Named, known: list[Named]) -> Iterator[Finding]:
         yield note(
             "other_trials",
             f"the name was given to several experiments: this is trial {_ids(chosen)}, from "
-            f"{clock(chosen.begin_s)}; {_list(before)} left out (--trial ID chooses)",
+            f"{moment(chosen.begin_s)}; {_list(before)} left out (--trial ID chooses)",
         )
     if len(chosen.trials) > 1:
         yield note("joined_trials", f"trials {_ids(chosen)} are taken for one experiment")
@@ -59,7 +59,7 @@ def _ids(named: Named) -> str:
 
 def _list(trials: list[Named]) -> str:
     told = ", ".join(
-        f"{_ids(each)} (from {clock(each.begin_s)}, {each.num_requests:,} requests)"
+        f"{_ids(each)} (from {moment(each.begin_s)}, {each.num_requests:,} requests)"
         for each in trials[:_TOLD]
     )
     more = len(trials) - _TOLD

@@ -6,11 +6,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from loadtest.experiments.comparison import Comparison, Options
+from loadtest.experiments.evidence import Evidence, Options
 from loadtest.experiments.findings import Finding
-from loadtest.experiments.metrics import METRICS, Metric
-from loadtest.experiments.words import duration, percent, signed, unit_noun
+from loadtest.experiments.metrics import METRICS, Metric, unit_noun
 from loadtest.statistics.power import Need
+from loadtest.words import percent, signed, time_span
 
 Kind = Literal["better", "worse", "equal", "undecided", "broken"]
 
@@ -26,14 +26,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    comparison: Comparison, findings: tuple[Finding, ...], design: str, options: Options
+    evidence: Evidence, findings: tuple[Finding, ...], design: str, options: Options
 ) -> Verdict:
     """Say what the comparison says."""
-    metric = METRICS[comparison.metric]
-    kind, text = _judged(comparison, findings, design, options, metric)
+    metric = METRICS[evidence.metric]
+    kind, text = _judged(evidence, findings, design, options, metric)
     return Verdict(
-        arm=comparison.arm,
-        baseline=comparison.baseline,
+        arm=evidence.arm,
+        baseline=evidence.baseline,
         kind=kind,
         is_final=kind in ("better", "worse", "equal"),
         text=text,
@@ -41,13 +41,13 @@ def judge(
 
 
 def _judged(
-    comparison: Comparison,
+    evidence: Evidence,
     findings: tuple[Finding, ...],
     design: str,
     options: Options,
     metric: Metric,
 ) -> tuple[Kind, str]:
-    arm, baseline = comparison.arm, comparison.baseline
+    arm, baseline = evidence.arm, evidence.baseline
     breaking = [finding for finding in findings if finding.weight == "broken"]
     if breaking:
         codes = ", ".join(finding.code.replace("_", " ") for finding in breaking)
@@ -55,13 +55,13 @@ def _judged(
             f"broken: do not believe any difference between {arm} and {baseline} ({codes}). "
             f"{breaking[0].text}"
         )
-    value, low, high = comparison.value, comparison.low, comparison.high
+    value, low, high = evidence.value, evidence.low, evidence.high
     if value is None or low is None or high is None:
         return (
             "undecided",
-            f"not decided yet: too little is known. {_needs(comparison, design, options)}",
+            f"not decided yet: too little is known. {_needs(evidence, design, options)}",
         )
-    if comparison.is_decided:
+    if evidence.is_decided:
         is_better = (value < 0) == metric.is_lower_better
         said = _sided(value, metric)
         bounds = _range(value, low, high, metric)
@@ -80,12 +80,12 @@ def _judged(
         )
     return "undecided", (
         f"not decided yet: {arm} is {_between(low, high, metric)} than {baseline} in "
-        f"{metric.title}. {_needs(comparison, design, options)}"
+        f"{metric.title}. {_needs(evidence, design, options)}"
     )
 
 
-def _needs(comparison: Comparison, design: str, options: Options) -> str:
-    to_find, to_equal = comparison.needs.to_find, comparison.needs.to_equal
+def _needs(evidence: Evidence, design: str, options: Options) -> str:
+    to_find, to_equal = evidence.needs.to_find, evidence.needs.to_equal
     effect, margin = percent(options.effect), percent(options.margin)
     if to_find is None:
         return "How long it takes cannot be told yet"
@@ -102,7 +102,7 @@ def _needs(comparison: Comparison, design: str, options: Options) -> str:
 def _more(need: Need, design: str) -> str:
     more = need.num_more_units
     told = f"about {more:,} more {unit_noun(design, more)}"
-    return told if need.more_s is None else f"{told} ({duration(need.more_s)} of this traffic)"
+    return told if need.more_s is None else f"{told} ({time_span(need.more_s)} of this traffic)"
 
 
 def _sided(value: float, metric: Metric) -> str:

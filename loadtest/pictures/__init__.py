@@ -7,12 +7,11 @@ extra (`plots`), imported late; there is no display and no global figure.
 from loadtest.pictures.first_tokens import first_tokens, over_time
 from loadtest.pictures.forest import forest
 from loadtest.pictures.load import load
-from loadtest.pictures.look import Look, NoMatplotlib, Rounds, draw, looks
+from loadtest.pictures.look import Look, Rounds, draw, looks
 from loadtest.pictures.origins import Origin, origin, origins
 
 __all__ = [
     "Look",
-    "NoMatplotlib",
     "Origin",
     "Rounds",
     "draw",

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from loadtest.extras import need
 from loadtest.results import TurnResult
 
 Rounds = Mapping[str, Sequence[Sequence[TurnResult]]]
@@ -68,10 +69,6 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
-class NoMatplotlib(Exception):
-    """There is no matplotlib here; the message says how to get it."""
-
-
 class Look(Struct, frozen=True, kw_only=True):
     """How an arm's lines look: matplotlib's colour and line style."""
 
@@ -105,12 +102,9 @@ def draw(
     """Make a picture: `paint` gets an empty figure of that many inches.
 
     Raises:
-        NoMatplotlib: it is not installed.
+        MissingExtra: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as exc:
-        raise NoMatplotlib("no pictures: pip install 'warmroute[plots]' for matplotlib") from exc
+    matplotlib = need("matplotlib")
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):

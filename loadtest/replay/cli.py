@@ -25,7 +25,7 @@ from rich.console import Console
 
 from loadtest.replay.report import LATE_WARNING_S, Asked, make_report, show
 from loadtest.results import RunInfo, TurnResult
-from loadtest.runner.display import Display, clock, make_display
+from loadtest.runner.display import Display, make_display
 from loadtest.runner.driver import Started, replay
 from loadtest.runner.options import ReplayError, ReplayOptions
 from loadtest.runner.requests import num_output_tokens
@@ -33,6 +33,7 @@ from loadtest.runner.run_file import RunWriter
 from loadtest.runner.tally import Tally
 from loadtest.runner.target import base_url
 from loadtest.traces.options import WorkloadError, load_workload, workload_options
+from loadtest.words import clock
 from loadtest.workload import Turn, TurnKey, Workload
 
 _REFRESH_S: Final = 0.5

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.results import Run, TurnResult
-from loadtest.runner.display import duration, percent
 from loadtest.runner.tally import percentile
+from loadtest.words import duration, ratio
 from loadtest.workload import TurnKey
 
 LATE_WARNING_S: Final = 0.05
@@ -271,7 +271,7 @@ def _figures(report: Report) -> Table:
         ("failed", f"{report.num_errors:,}"),
         ("duration", f"{duration(report.duration_s)}{rate}"),
         ("prompt tokens", _count(report.num_prompt_tokens)),
-        ("of them cached", percent(report.hit_ratio)),
+        ("of them cached", ratio(report.hit_ratio)),
         ("output tokens", _count(report.num_output_tokens)),
         ("driver late, p99", duration(report.late_p99_s)),
     ]
@@ -290,7 +290,7 @@ def _times_table(times: Sequence[Times]) -> Table:
 def _replica_table(rows: Sequence[ReplicaRow]) -> Table:
     table = _table("replica", "turns", "prompt tokens", "cached", "TTFT mean", "p50", "p90", "p99")
     for row in rows:
-        counts = f"{row.num_turns:,}", f"{row.num_prompt_tokens:,}", percent(row.hit_ratio)
+        counts = f"{row.num_turns:,}", f"{row.num_prompt_tokens:,}", ratio(row.hit_ratio)
         table.add_row(Text(row.name), *counts, *_cells(row.ttft))
     return table
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.runner.tally import RECENT_S, Tally, percentile
+from loadtest.words import clock, duration, ratio
 
 _LINE_EVERY_S: Final = 5.0
 _BAR_WIDTH: Final = 40
@@ -78,7 +79,7 @@ def progress_line(tally: Tally) -> str:
         f"{tally.num_done}/{tally.total_turns} turns",
         f"{tally.num_in_flight} in flight",
         "TTFT " + " ".join(_percentiles(tally)),
-        f"cached {percent(tally.hit_ratio)}",
+        f"cached {ratio(tally.hit_ratio)}",
         f"late p99 {duration(tally.late_s(0.99))}",
     ]
     if tally.errors:
@@ -146,7 +147,7 @@ def _times(tally: Tally) -> Table:
 
 
 def _state(tally: Tally) -> Text:
-    line = Text(f"cached {percent(tally.hit_ratio)}   late p99 {duration(tally.late_s(0.99))}   ")
+    line = Text(f"cached {ratio(tally.hit_ratio)}   late p99 {duration(tally.late_s(0.99))}   ")
     if tally.errors:
         line.append(f"errors: {error_counts(tally.errors)}", style="bold red")
     else:
@@ -161,26 +162,3 @@ def error_counts(errors: dict[str, int]) -> str:
 
 def _by_count(item: tuple[str, int]) -> tuple[int, str]:
     return -item[1], item[0]
-
-
-def duration(seconds: float | None) -> str:
-    """Write a time with three digits: 840 µs, 3.20 ms, 1.25 s; `-` for none."""
-    if seconds is None:
-        return "-"
-    for unit, factor in (("µs", 1e6), ("ms", 1e3)):
-        value = seconds * factor
-        if round(value) < 1000:
-            return f"{value:.0f} {unit}" if value >= 100 or unit == "µs" else f"{value:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
-
-
-def percent(ratio: float | None) -> str:
-    """Write a share, `-` for none."""
-    return "-" if ratio is None else f"{ratio * 100:.1f} %"
-
-
-def clock(seconds: float) -> str:
-    """Write a time as hours, minutes and seconds: 0:42, 12:05, 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,13 @@
-"""What may be said about differences: pairs, intervals, verdicts, trends.
+"""What may be concluded from measurements: pairs, intervals, verdicts, trends.
 
-What must live here: how measured turns are paired, drawn anew and judged; pure functions of
-results and a seed. What must not: measuring, tables, pictures, words for people.
+    measures, pairing, comparison   turns of two arms that ran the same workload, turn by turn
+    bootstrap                       intervals by drawing whole clusters anew, and by rounds
+    resampling                      the same for arms that have sessions of their own
+    effects, sequence, power        live experiments: intervals that hold at every look
+    trend                           does a figure drift
+    words                           estimates and comparisons as people read them
+
+Pure functions of results and a seed. What must not live here: measuring, tables, pictures.
 """
 
 from loadtest.statistics.bootstrap import Interval

@@ -25,7 +25,7 @@ NUM_DRAWS: Final = 2000
 LEVEL: Final = 0.95
 _STUDENT: Final = {1: 12.7062, 2: 4.3027, 3: 3.1824}
 _LOG_MOST: Final = 20.0  # a ratio of half a milliard is as good as infinite
-_MAX_CLUSTERS: Final = 2000  # more are bundled: a sum of independent ones is as good a cluster
+MAX_CLUSTERS: Final = 500  # more are bundled: a sum of independent ones is as good a cluster
 _CHUNK: Final = 1_000_000  # weights at a time, 8 MB
 
 
@@ -44,7 +44,7 @@ def ratio_of_means(
     Args:
         cluster: Of each pair, in [0, num_clusters); num_clusters >= 1.
     """
-    cluster, num_clusters = _bundled(cluster, num_clusters, seed)
+    cluster, num_clusters = bundled(cluster, num_clusters, seed)
     sums = np.stack(
         [np.bincount(cluster, weights=side, minlength=num_clusters) for side in (ours, theirs)],
         axis=1,
@@ -61,7 +61,7 @@ def difference_of_percentiles(
     ours: Floats, theirs: Floats, cluster: Ints, num_clusters: int, share: float, *, seed: int
 ) -> Interval:
     """Bound `percentile(ours) - percentile(theirs)`, by nearest rank; arguments as above."""
-    cluster, num_clusters = _bundled(cluster, num_clusters, seed)
+    cluster, num_clusters = bundled(cluster, num_clusters, seed)
     sizes = np.bincount(cluster, minlength=num_clusters).astype(np.float64)
     sides = [_Ranks(side, cluster, num_clusters, share) for side in (ours, theirs)]
 
@@ -71,6 +71,39 @@ def difference_of_percentiles(
         return mine - other
 
     return _interval(differences, num_clusters, seed)
+
+
+def drawn(statistic: Callable[[Floats], Floats], num_clusters: int, seed: int) -> Floats:
+    """Draw clusters anew `NUM_DRAWS` times and return the statistic of each draw.
+
+    Args:
+        statistic: Of weights, shape (num_draws, num_clusters): how often each cluster was drawn.
+    """
+    random = np.random.default_rng(seed)
+    at_once = max(1, _CHUNK // num_clusters)
+    found: list[Floats] = []
+    for begin in range(0, NUM_DRAWS, at_once):
+        size = min(at_once, NUM_DRAWS - begin)
+        chosen = random.integers(num_clusters, size=(size, num_clusters))
+        chosen += np.arange(size)[:, None] * num_clusters
+        counts = np.bincount(chosen.ravel(), minlength=size * num_clusters)
+        found.append(statistic(counts.reshape(size, num_clusters).astype(np.float64)))
+    return np.concatenate(found)
+
+
+def middle(values: Floats, num_clusters: int) -> Interval:
+    """Return the middle 95 % of draws, widened for few clusters: see the module's charter."""
+    outside = _outside(num_clusters)
+    low, high = np.quantile(values, (outside, 1 - outside))
+    return Interval(low=float(low), high=float(high))
+
+
+def bundled(cluster: Ints, num_clusters: int, seed: int) -> tuple[Ints, int]:
+    """Number clusters anew so that there are at most `MAX_CLUSTERS`; return how many there are."""
+    if num_clusters <= MAX_CLUSTERS:
+        return cluster, num_clusters
+    shuffled = np.random.default_rng(seed).permutation(num_clusters)
+    return shuffled[cluster] % MAX_CLUSTERS, MAX_CLUSTERS
 
 
 def percentile(values: Floats, share: float) -> float:
@@ -103,7 +136,7 @@ def by_round(effects: Sequence[float], neutral: float) -> Interval | None:
 
 
 def student_t(num_freedoms: int) -> float:
-    """Give Student's two-sided 95 % quantile without scipy, which is an extra.
+    """Return Student's two-sided 95 % quantile without scipy, which is an extra.
 
     From 4 degrees of freedom on Abramowitz and Stegun 26.7.5, within 0.3 %; below, their table.
     """
@@ -119,7 +152,7 @@ class _Ranks:
 
     A draw's percentile is looked for among some order statistics: all of them near the plain
     percentile, fewer and fewer away from it. `below` has how many values of each cluster are at
-    most that large, so a matrix product tells every draw's ranks at once, however many values
+    most that large, so a matrix product has every draw's ranks at once, however many values
     there are.
     """
 
@@ -148,29 +181,10 @@ def _near(rank: int, size: int) -> Ints:
 
 
 def _interval(statistic: Callable[[Floats], Floats], num_clusters: int, seed: int) -> Interval:
-    """Draw `weights`, shape (num_draws, num_clusters), and bound what they lead to."""
-    random = np.random.default_rng(seed)
-    at_once = max(1, _CHUNK // num_clusters)
-    found: list[Floats] = []
-    for begin in range(0, NUM_DRAWS, at_once):
-        size = min(at_once, NUM_DRAWS - begin)
-        drawn = random.integers(num_clusters, size=(size, num_clusters))
-        drawn += np.arange(size)[:, None] * num_clusters
-        counts = np.bincount(drawn.ravel(), minlength=size * num_clusters)
-        found.append(statistic(counts.reshape(size, num_clusters).astype(np.float64)))
-    outside = _outside(num_clusters)
-    low, high = np.quantile(np.concatenate(found), (outside, 1 - outside))
-    return Interval(low=float(low), high=float(high))
+    return middle(drawn(statistic, num_clusters, seed), num_clusters)
 
 
 def _outside(num_clusters: int) -> float:
-    """Compute the share to leave out at each end: see the module's charter."""
+    """Return the share to leave out at each end."""
     n = max(2, num_clusters)
     return NormalDist().cdf(-sqrt(n / (n - 1)) * student_t(n - 1))
-
-
-def _bundled(cluster: Ints, num_clusters: int, seed: int) -> tuple[Ints, int]:
-    if num_clusters <= _MAX_CLUSTERS:
-        return cluster, num_clusters
-    shuffled = np.random.default_rng(seed).permutation(num_clusters)
-    return shuffled[cluster] % _MAX_CLUSTERS, _MAX_CLUSTERS

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-import numpy as np
 from msgspec import Struct
 
 from loadtest.statistics.bootstrap import (
     Floats,
     Interval,
+    Ints,
     by_round,
     difference_of_percentiles,
     percentile,
@@ -70,7 +70,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def is_better(self) -> bool | None:
-        """Say whether the arm did better than the baseline; None: there is no saying."""
+        """Return whether the arm did better than the baseline; None: no verdict."""
         if self.verdict not in ("less", "more"):
             return None
         return self.verdict == self.better
@@ -148,7 +148,7 @@ def _bound(
     measure: Measure,
     ours: Floats,
     theirs: Floats,
-    cluster: np.typing.NDArray[np.int64],
+    cluster: Ints,
     num_clusters: int,
     seed: int,
 ) -> Interval:

@@ -11,14 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from loadtest.results import TurnResult
+from loadtest.statistics.bootstrap import Floats, Ints
 from loadtest.statistics.measures import Measure
 from loadtest.workload import TurnKey
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Round(Struct, frozen=True, kw_only=True):

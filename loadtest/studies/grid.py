@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.docs import table
 from loadtest.generated import Agents, Shared, Siblings
+from loadtest.markdown import table
 from loadtest.simulator import PoolSetup, Setup, simulate
 from loadtest.traces import read_workload
 from loadtest.workload import Workload

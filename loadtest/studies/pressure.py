@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.docs import table
+from loadtest.extras import need
 from loadtest.generated import Siblings, Zipf
+from loadtest.markdown import table
 from loadtest.simulator import Setup, Simulated, simulate
 from loadtest.workload import Workload
 from policies import create
@@ -161,7 +162,6 @@ def _cell(point: Point) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate the map, print it, draw it; a few minutes."""
-    from loadtest.pictures.look import NoMatplotlib
     from loadtest.pictures.pressure import pressure
 
     parser = argparse.ArgumentParser(
@@ -170,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="directory for pressure.svg and pressure.png")
     parser.add_argument("--json", type=Path, help="write the points there")
     args = parser.parse_args(argv)
+    if args.out is not None:
+        need("matplotlib")
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("simulating", total=num_turns())
@@ -178,11 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     if args.out is not None:
-        try:
-            for kind in ("svg", "png"):
-                (args.out / f"pressure.{kind}").write_bytes(pressure(found, kind=kind))
-        except NoMatplotlib as exc:
-            console.print(str(exc), style="yellow")
+        for kind in ("svg", "png"):
+            (args.out / f"pressure.{kind}").write_bytes(pressure(found, kind=kind))
     return 0
 
 

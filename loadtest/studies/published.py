@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.docs import table
 from loadtest.emulator.time_model import TimeModel
+from loadtest.markdown import table
 from loadtest.simulator import PoolSetup, Setup, Simulated, simulate
 from loadtest.traces import read_workload
 from loadtest.workload import Workload

@@ -56,6 +56,19 @@ def test_what_makes_no_sense_is_refused(args: list[str], said: str) -> None:
     assert said in " ".join(answer.output.split())
 
 
+def test_scipy_is_asked_for_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2 and how to install it; no directory is made, no run begun."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+
+    answer = run(*SIMULATED, "--out", str(tmp_path / "out"))
+
+    assert answer.exit_code == 2
+    assert "pip install 'warmroute[experiments]'" in answer.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_simulated_comparison_from_end_to_end(tmp_path: Path) -> None:
     """Runs, report.json and report.html are kept, and made again from the runs."""
     out = tmp_path / "out"

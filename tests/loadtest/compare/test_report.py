@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from loadtest.compare import words
+from loadtest.compare import answer
 from loadtest.compare.page import make_page
 from loadtest.compare.report import REPORT_SCHEMA, Report, make_report, write_report
 from loadtest.compare.terminal import show
@@ -54,7 +54,7 @@ def test_a_single_round_gets_no_verdict() -> None:
     report = make_report(setting, made_runs(setting, TTFTS))
 
     assert {c.verdict for c in report.comparisons} == {"blurred"}
-    assert "single round" in words.lead(report)
+    assert "single round" in answer.lead(report)
 
 
 def test_late_drivers_take_verdicts_on_times_away() -> None:
@@ -66,16 +66,16 @@ def test_late_drivers_take_verdicts_on_times_away() -> None:
     verdicts = {c.measure: c.verdict for c in report.comparisons}
     assert verdicts["mean TTFT"] == verdicts["TTFT P99"] == "blurred"
     assert verdicts["recomputed tokens"] == "within the spread"
-    assert "no verdict (the driver was 300 ms late" in words.lead(report)
+    assert "no verdict (the driver was 300 ms late" in answer.lead(report)
 
 
 def test_the_lead_says_what_came_out() -> None:
     """In the sense of the figures."""
-    assert "least_loaded takes 2.00 times as long" in words.lead(REPORT)
+    assert "least_loaded takes 2.00 times as long" in answer.lead(REPORT)
     equal = make_report(SETTING, made_runs(SETTING, dict.fromkeys(TTFTS, 0.1)))
-    assert "does not differ by more than the spread" in words.lead(equal)
+    assert "does not differ by more than the spread" in answer.lead(equal)
     less = make_report(SETTING, made_runs(SETTING, {"kv_aware": 0.2, "least_loaded": 0.15}))
-    assert "takes 25.0% less" in words.lead(less)
+    assert "takes 25.0% less" in answer.lead(less)
 
 
 def test_a_dead_target_is_said_on_top_and_common_turns_are_compared() -> None:
@@ -158,17 +158,7 @@ def test_other_routers_that_tell_nothing_are_reported() -> None:
     html = render(make_page(report, silent))
 
     assert report.arms[0].imbalance is None
-    assert words.hit_ratio(report.arms[0]) is None
+    assert answer.hit_ratio(report.arms[0]) is None
     assert "recomputed tokens" not in {c.measure for c in report.comparisons}
     assert "Answers do not name the replica" in html
     assert "No engine told how many tokens were cached" in html
-
-
-def test_figures_are_written_readably() -> None:
-    """Milliseconds with three digits, seconds from ten on."""
-    assert words.value("s", 0.0123) == "12.3 ms"
-    assert words.value("s", 1.5) == "1,500 ms"
-    assert words.value("s", 12.0) == "12.00 s"
-    assert words.value("share", 0.5) == "50.0%"
-    assert words.value("tokens", 1234.4) == "1,234"
-    assert words.value("s", None) == "-"

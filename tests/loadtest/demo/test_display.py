@@ -11,10 +11,7 @@ from loadtest.demo.display import (
     LiveDisplay,
     PlainDisplay,
     make_display,
-    milliseconds,
-    percent,
     progress_line,
-    thousands,
 )
 from loadtest.demo.tally import ReplicaLoad, Tally
 from tests.loadtest.demo.samples import turn
@@ -66,23 +63,6 @@ def test_failed_turn_counts_as_failed_only() -> None:
     assert tally.num_errors == 1
     assert tally.ttft_s(1.0) == 0.4
     assert "FAILED 1" in progress_line(tally)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0"), (812, "812"), (12_345, "12.3K"), (99_960, "100K"), (412_400, "412K"),
-     (1_430_000, "1.43M")],
-)  # fmt: skip
-def test_token_counts_are_short(count: int, text: str) -> None:
-    """Counts take at most five characters."""
-    assert thousands(count) == text
-
-
-def test_times_and_shares_keep_number_and_unit_together() -> None:
-    """A line break never falls between a number and its percent sign."""
-    assert milliseconds(1.2345) == "1,234 ms"
-    assert percent(0.8345) == "83.5\N{NO-BREAK SPACE}%"
-    assert milliseconds(None) == percent(None) == "-"
 
 
 def test_lines_fit_a_hundred_columns() -> None:

@@ -25,6 +25,7 @@ from loadtest.demo.report import (
 )
 from loadtest.demo.run import Run, parse_load
 from loadtest.demo.workload import FULL, plan
+from loadtest.extras import MissingExtra
 from loadtest.results import TurnResult
 from tests.loadtest.demo.samples import made_run, turn
 
@@ -69,9 +70,9 @@ def test_words_call_a_spread_a_spread_and_worse_worse() -> None:
 
     said = "\n".join(words(_report(worse)))
 
-    assert "mean TTFT x 3.00" in said
-    assert "MORE" in said
-    assert "recomputed tokens x 1.00 (95 % by session 1.00 to 1.00: within the spread)" in said
+    assert "mean TTFT × 3.00" in said
+    assert "), more" in said
+    assert "recomputed tokens × 1.00 (1.00 to 1.00), within the spread" in said
 
 
 def test_words_always_carry_the_caveat() -> None:
@@ -121,7 +122,7 @@ def test_repetitions_are_given_as_a_range() -> None:
     report = _report(runs)
     show(report, console)
 
-    assert "0.50 to 1.00 over 2 seeds" in " ".join(words(report))
+    assert "rounds 0.50 to 1.00" in " ".join(words(report))
     assert isinstance(console.file, io.StringIO)
     assert "kv_aware #2" in console.file.getvalue()
 
@@ -198,7 +199,7 @@ def test_without_matplotlib_the_reason_is_said(
     """The picture is an extra; its absence names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    with pytest.raises(picture.NoMatplotlib, match="plots"):
+    with pytest.raises(MissingExtra, match="plots"):
         picture.draw(_report(), RUNS, tmp_path)
 
 

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.pictures.look import NoMatplotlib, draw, label_ends, looks, number, time_unit
+from loadtest.extras import MissingExtra
+from loadtest.pictures.look import draw, label_ends, looks, number, time_unit
 from policies import POLICIES
 
 
@@ -45,7 +46,7 @@ def test_without_matplotlib_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) 
     """Pictures are an extra; their absence names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    with pytest.raises(NoMatplotlib, match="plots"):
+    with pytest.raises(MissingExtra, match="plots"):
         draw(_plot)
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from loadtest.results import TurnResult
 from loadtest.runner.display import (
     LiveDisplay,
     PlainDisplay,
-    clock,
-    duration,
     make_display,
-    percent,
     progress_line,
 )
 from loadtest.runner.tally import Tally
@@ -81,7 +77,7 @@ def test_plain_lines() -> None:
 
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) == 2
-    for words in ("5/10 turns", "1 in flight", "p99 2 s", "cached 60.0 %", "ERRORS timeout 1"):
+    for words in ("5/10 turns", "1 in flight", "p99 2 s", "cached 60.0%", "ERRORS timeout 1"):
         assert words in lines[0]
 
 
@@ -96,19 +92,3 @@ def test_a_terminal_gets_a_live_block() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for words in ("5/10 turns", "last 10 s", "overall", "errors: timeout 1", "about 0:16 left"):
         assert words in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (0.00084, "840 µs"), (0.0032, "3.2 ms"), (0.9996, "1 s"), (0.25, "250 ms"),
-     (12.345, "12.3 s"), (4000.0, "4,000 s")],
-)  # fmt: skip
-def test_times_are_written_short(seconds: float | None, text: str) -> None:
-    """Three digits and a unit."""
-    assert duration(seconds) == text
-
-
-def test_clocks_and_shares() -> None:
-    """Hours only where there are any."""
-    assert [clock(42), clock(725), clock(3723)] == ["0:42", "12:05", "1:02:03"]
-    assert [percent(None), percent(0.5)] == ["-", "50.0 %"]

@@ -24,7 +24,7 @@ times as large need 1.5 times the units), too large a one is cheap (a third as l
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What is asked, before anybody has looked. Effects are shares: 0.1 is 10 %."""
+    """What is asked, before the data are looked at. Effects are shares: 0.1 is 10 %."""
 
     metric: str = "ttft"
     alpha: float = 0.05
@@ -49,7 +49,7 @@ class Look(Struct, frozen=True, kw_only=True):
     high: float | None
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class Evidence(Struct, frozen=True, kw_only=True):
     """An arm against the baseline in one metric.
 
     `value`, `low`, `high` are ratio - 1 (relative metrics) or a difference, in [low, high] at
@@ -82,7 +82,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return (self.low is not None and self.low > 0) or (self.high is not None and self.high < 0)
 
 
-def compare(
+def weigh(
     observations: Observations,
     arm: str,
     baseline: str,
@@ -91,8 +91,8 @@ def compare(
     alpha: float,
     with_looks: bool = True,
     advance: Callable[[], None] = lambda: None,
-) -> Comparison:
-    """Compare two arms; `advance` is called at each of `NUM_LOOKS` looks."""
+) -> Evidence:
+    """Compare an arm with the baseline; `advance` is called at each of `NUM_LOOKS` looks."""
     metric = METRICS[options.metric]
     data = _TwoArms(observations, arm, baseline, metric, options.adjusts_for_prompt)
     effect = data.effect(*observations.sums(metric.name, data.counted))
@@ -107,7 +107,7 @@ def compare(
     is_known = df > 0 and math.isfinite(se)
     evidence = float(log_evidence(effect.value, se, scale=options.scale, df=df)) if is_known else 0
     num_units = int(np.count_nonzero(counts))
-    return Comparison(
+    return Evidence(
         arm=arm,
         baseline=baseline,
         metric=metric.name,

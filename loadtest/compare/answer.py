@@ -1,4 +1,4 @@
-"""A report in plain words: its answer, its doubts, what it cannot say."""
+"""A report's answer, what limits it, and what no report can answer, in sentences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from loadtest.compare.arms import Arm
 from loadtest.compare.report import ArmFigures, Report
 from loadtest.compare.setting import PLACES
 from loadtest.statistics import Comparison
+from loadtest.statistics.words import bounds, sentence
 
 _LEADING = ("mean TTFT", "recomputed tokens", "within SLO")
 
@@ -22,11 +23,11 @@ def lead(report: Report) -> str:
 
 
 def paragraphs(report: Report) -> list[str]:
-    """Say how each arm did against the baseline, one paragraph per arm."""
+    """Compare each arm with the baseline, one paragraph per arm."""
     said: dict[str, list[str]] = {}
     for found in report.comparisons:
         if found.measure in _LEADING:
-            said.setdefault(found.arm, []).append(_sentence(found))
+            said.setdefault(found.arm, []).append(sentence(found))
     return [
         f"{arm} against {report.setting.baseline}: {'; '.join(parts)}."
         for arm, parts in said.items()
@@ -34,7 +35,7 @@ def paragraphs(report: Report) -> list[str]:
 
 
 def doubts(report: Report) -> list[str]:
-    """Say what limits these figures: what is missing, what is not compared, which checks warn."""
+    """List what limits these figures: what is missing, what is not compared, which checks warn."""
     said = []
     if not report.is_complete:
         said.append(f"Not complete. {report.note}.")
@@ -53,7 +54,7 @@ def doubts(report: Report) -> list[str]:
 
 
 def limits(report: Report) -> list[str]:
-    """Say what no report of this kind can know."""
+    """List what no report of this kind can know."""
     said = [
         "Intervals are of 95 % each: the hull of what drawing sessions anew gives and of how far "
         "rounds differ. With many measures and arms, some will look different that are not.",
@@ -77,7 +78,7 @@ def limits(report: Report) -> list[str]:
 
 
 def describe(report: Report) -> list[str]:
-    """Say what was run, line by line."""
+    """Describe what was run, line by line."""
     setting = report.setting
     lines = [
         f"workload: {setting.workload}"
@@ -109,76 +110,6 @@ def _clause(found: Comparison) -> str:
             return f"{found.arm} takes {much} (95 %: × {bounds(found)})"
 
 
-def _sentence(found: Comparison) -> str:
-    name = f"{found.measure} {effect(found)} ({bounds(found)}"
-    if len(found.rounds) > 1:
-        name += f"; rounds {round_range(found)}"
-    match found.verdict:
-        case "blurred":
-            return f"{name}; no verdict, {found.blurred})"
-        case verdict:
-            return f"{name}), {verdict}"
-
-
-def effect(found: Comparison) -> str:
-    """Write a ratio as × 0.83, a difference of times with its sign and unit."""
-    return _write(found, found.effect)
-
-
-def bounds(found: Comparison) -> str:
-    """Write the interval."""
-    return f"{_write(found, found.low, bare=True)} to {_write(found, found.high, bare=True)}"
-
-
-def figures(found: Comparison) -> tuple[str, ...]:
-    """Write a comparison's cells: theirs, ours, effect, interval, range over the rounds."""
-    return (
-        value(found.unit, found.theirs),
-        value(found.unit, found.ours),
-        effect(found),
-        bounds(found),
-        round_range(found) if len(found.rounds) > 1 else "-",
-    )
-
-
-def round_range(found: Comparison) -> str:
-    """Write the lowest and the highest of the rounds."""
-    ends = (min(found.rounds), max(found.rounds))
-    return " to ".join(_write(found, end, bare=True) for end in ends)
-
-
-def value(measure_unit: str, amount: float | None) -> str:
-    """Write a figure of an arm with its unit; `-` for none."""
-    if amount is None:
-        return "-"
-    match measure_unit:
-        case "s":
-            return f"{amount:,.2f} s" if amount >= 10 else f"{_three(amount * 1e3)} ms"
-        case "share":
-            return f"{amount:.1%}"
-        case _:
-            return f"{amount:,.0f}"
-
-
 def hit_ratio(arm: ArmFigures) -> float | None:
-    """Cached tokens among prompt tokens; None: engines did not tell."""
+    """Return cached tokens by prompt tokens; None: engines did not report them."""
     return 1 - arm.origin.recomputed / arm.origin.total if arm.origin.total else None
-
-
-def _write(found: Comparison, amount: float, *, bare: bool = False) -> str:
-    if found.kind == "ratio" and amount >= 1000:
-        return "> 1,000"
-    if found.kind == "ratio":
-        return f"{amount:.2f}" if bare else f"× {amount:.2f}"
-    sign = "+" if amount > 0 else "−" if amount < 0 else "±"
-    size = abs(amount)
-    if max(abs(found.low), abs(found.high), abs(found.effect)) >= 10:
-        return f"{sign}{size:,.2f}" + ("" if bare else " s")
-    return f"{sign}{_three(size * 1e3)}" + ("" if bare else " ms")
-
-
-def _three(amount: float) -> str:
-    """Write three digits that count."""
-    if amount >= 100 or amount == 0:
-        return f"{amount:,.0f}"
-    return f"{amount:.1f}" if amount >= 10 else f"{amount:.2f}"

@@ -1,11 +1,12 @@
-"""loadtest.experiments.bootstrap: intervals that hold at one look, by units."""
+"""Intervals that hold at one look, by units."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from loadtest.experiments.bootstrap import MAX_GROUPS, compare, quantile, resample
+from loadtest.statistics.bootstrap import MAX_CLUSTERS
+from loadtest.statistics.resampling import difference, quantile, resample
 
 
 def sessions(seed: int, num: int, level: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -14,7 +15,7 @@ def sessions(seed: int, num: int, level: float = 1.0) -> tuple[np.ndarray, np.nd
     return level * counts * rng.lognormal(0.0, 0.6, num), counts
 
 
-@pytest.mark.parametrize("num", [300, 3 * MAX_GROUPS])
+@pytest.mark.parametrize("num", [300, 3 * MAX_CLUSTERS])
 def test_the_interval_holds_the_truth_as_often_as_promised(num: int) -> None:
     """Grouped or not, about 95 % of intervals hold the true mean."""
     truth = np.exp(0.6**2 / 2)
@@ -22,7 +23,7 @@ def test_the_interval_holds_the_truth_as_often_as_promised(num: int) -> None:
     for seed in range(30):
         made = resample(*sessions(seed, num), seed)
         assert made is not None
-        found = made.interval
+        found = made.estimate
         assert found.low is not None
         assert found.high is not None
         held += found.low <= truth <= found.high
@@ -34,8 +35,8 @@ def test_a_difference_is_relative_or_absolute() -> None:
     """Ratios for times, differences for shares; both with bounds around them."""
     base, other = resample(*sessions(1, 500), 1), resample(*sessions(2, 500, 0.5), 2)
 
-    relative = compare(base, other, is_relative=True)
-    absolute = compare(base, other, is_relative=False)
+    relative = difference(base, other, is_relative=True)
+    absolute = difference(base, other, is_relative=False)
 
     assert relative.value == pytest.approx(-0.5, abs=0.1)
     assert absolute.value == pytest.approx(-0.6, abs=0.15)
@@ -49,10 +50,10 @@ def test_what_never_happened_has_no_bounds() -> None:
     made = resample(np.zeros(50), np.ones(50), 0)
 
     assert made is not None
-    assert made.interval.value == 0.0
-    assert made.interval.low is None
+    assert made.estimate.value == 0.0
+    assert made.estimate.low is None
     assert resample(np.zeros(3), np.zeros(3), 0) is None
-    assert compare(None, made, is_relative=False).value is None
+    assert difference(None, made, is_relative=False).value is None
 
 
 def test_quantiles_know_of_their_units() -> None:
