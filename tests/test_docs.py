@@ -321,7 +321,8 @@ def test_metrics_and_headers_exist(name: str) -> None:
     """Metrics and response headers that a document names are exported and sent."""
     text = DOCUMENTS[name]
     exported = set(re.findall(r"`(warmroute_\w+)`", docs.metric_tables()))
-    sources = [(ROOT / "router" / file).read_text() for file in ("pipeline.py", "http/app.py")]
+    files = [*(ROOT / "router/data_path").glob("*.py"), ROOT / "router/http/app.py"]
+    sources = [file.read_text() for file in files]
 
     for metric in set(re.findall(r"\bwarmroute_[a-z]\w*", text)):
         base = re.sub(r"_(bucket|sum|count)$", "", metric)

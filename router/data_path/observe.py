@@ -30,10 +30,10 @@ class Observer:
         metrics: Metrics,
         caches: CacheView,
         tokenizer: Tokenizer,
-        pool: PoolLookup | None = None,
+        pool: PoolLookup | None,
         decision_log: DecisionLog | None,
-        trials: Trials | None = None,
-        shadows: Shadows | None = None,
+        trials: Trials,
+        shadows: Shadows,
     ) -> None:
         self._metrics = metrics
         self._caches = caches
@@ -67,7 +67,7 @@ class Observer:
             now_s=now_s,
         )
         self._count(job, placement, record, first_s)
-        if self._trials is not None and job.enrolment is not None:
+        if job.enrolment is not None:
             ttft_s = None
             if first_s is not None and record.ttft_ms is not None:
                 ttft_s = first_s - job.inbound.arrived_s
@@ -98,7 +98,7 @@ class Observer:
                 "total_ms": round(record.total_ms, 1),
             },
         )
-        if self._shadows is not None and job.prompt is not None:
+        if job.prompt is not None:
             self._shadows.put(record, self._write)
         else:
             self._write(record)

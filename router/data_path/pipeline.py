@@ -47,7 +47,7 @@ from router.api.sessions import session_hash, session_header, session_of
 from router.api.side_effects import has_side_effects
 from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
 from router.api.withheld import PREFIX, Withheld
-from router.cluster.peers import ALONE, Alone, Peers
+from router.cluster.peers import Alone, Peers
 from router.config import Config
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.data_path import tenancy
@@ -59,7 +59,7 @@ from router.data_path.observe import Observer
 from router.data_path.read import BodyReader
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolLookup
-from router.engine_key import NO_KEY, EngineKey
+from router.engine_key import EngineKey
 from router.errors import (
     BadRequest,
     ConnectTimeout,
@@ -144,7 +144,7 @@ class Pipeline:
     Args:
         policy: Places prompts.
         plain_policy: Places what is only passed through.
-        trials: Experiments on live traffic; None: there are none.
+        trials: Experiments on live traffic.
         engine_key: What replicas are sent in place of a tenant's key.
         seed: For the policies' draws; fixed for the process.
     """
@@ -162,14 +162,13 @@ class Pipeline:
         plain_policy: Policy,
         upstream: Upstream,
         observer: Observer,
-        pool: PoolLookup | None = None,
+        pool: PoolLookup | None,
         metrics: Metrics,
-        peers: Peers | Alone = ALONE,
-        lookup: Lookup | None = None,
-        trials: Trials | None = None,
-        engine_key: EngineKey = NO_KEY,
+        peers: Peers | Alone,
+        lookup: Lookup | None,
+        trials: Trials,
+        engine_key: EngineKey,
         seed: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -190,7 +189,6 @@ class Pipeline:
         self._withheld = Withheld(config.forward.client_fields)
         self._not_forwarded = _NOT_FORWARDED | self._withheld.headers
         self._seed = seed
-        self._clock = clock
         self._retry_budget = RetryBudget(config.forward.retry_ratio)
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
@@ -205,16 +203,15 @@ class Pipeline:
             await self._tokenizer.fill(job)
             await self._hash_ahead(job)
             await self._look_up(job)
-        if self._trials is not None:
-            job.enrolment = enrol(self._trials, job)
+        job.enrolment = enrol(self._trials, job)
         job.drop_content()
-        job.tokenized_s = self._clock()
+        job.tokenized_s = time.monotonic()
         tried: set[str] = set()
         try:
             passage = self._answered(job, *await self._forward(job, tried))
         except RouterError:
             if job.charge is not None:
-                job.charge.settle(0, self._clock())
+                job.charge.settle(0, time.monotonic())
             raise
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
@@ -228,10 +225,10 @@ class Pipeline:
             passage.answer.close()
             self._release(passage, outcome)
             if passage.job.is_excused:
-                self._fleet.absolve(passage.placement.lease, self._clock())
+                self._fleet.absolve(passage.placement.lease, time.monotonic())
             owed = usage if not passage.job.is_continuation else None  # not for our replica's death
             tenancy.settle(
-                passage.job, passage.placement, passage.answer.status, owed, self._clock()
+                passage.job, passage.placement, passage.answer.status, owed, time.monotonic()
             )
             self._observer.finished(
                 passage.job,
@@ -240,7 +237,7 @@ class Pipeline:
                 outcome=outcome,
                 usage=usage,
                 first_s=passage.first_s,
-                now_s=self._clock(),
+                now_s=time.monotonic(),
             )
 
     def _answered(self, job: Job, placement: Placement, answer: Answer) -> Passage:
@@ -332,14 +329,14 @@ class Pipeline:
         """Hash a long new prompt in steps: placing it is one step, and hashes what is left."""
         if job.tokens is not None and self._tokenizer.is_long(job.tokens):
             with suppress(RouterError):  # nobody serves it: said when it is placed
-                candidates = self._fleet.candidates(job.model, self._clock())
+                candidates = self._fleet.candidates(job.model, time.monotonic())
                 await self._tokenizer.hash_ahead(job, self._by_contract(job, candidates))
 
     async def _look_up(self, job: Job) -> None:
         """Ask Redis itself, where the index is there alone; whatever fails, the request goes on."""
         if self._lookup is not None and job.tokens is not None:
             with suppress(RouterError):  # nobody serves it: said when it is placed
-                await self._lookup.fill(job, self._fleet.candidates(job.model, self._clock()))
+                await self._lookup.fill(job, self._fleet.candidates(job.model, time.monotonic()))
 
     def _match(self, job: Job, candidates: Sequence[Candidate]) -> dict[CandidateId, Match]:
         """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
@@ -405,7 +402,7 @@ class Pipeline:
         Raises:
             UnknownModel, NoReplicaAvailable: nobody serves the model, or nobody who does is up.
         """
-        now_s = self._clock()
+        now_s = time.monotonic()
         candidates: Sequence[Candidate]
         candidates = self._fleet.candidates(job.model, now_s, exclude=tried)
         enrolment, assignment = job.enrolment, None
@@ -488,11 +485,11 @@ class Pipeline:
         Raises: as `_decide`.
         """
         choice = await self._verified(job, tried)
-        tenancy.charge(job, choice, self._clock())
+        tenancy.charge(job, choice, time.monotonic())
         return self._take(job, choice)
 
     def _take(self, job: Job, choice: Choice) -> Placement:
-        now_s = self._clock()
+        now_s = time.monotonic()
         self._num_decisions[job.model] += 1
         candidate, view = choice.candidate, choice.view
         num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
@@ -520,7 +517,7 @@ class Pipeline:
             self._sessions.note(job.session_hash, candidate.id, now_s)
         state = self._caches.state(candidate.id)
         self._metrics.decisions.labels(choice.policy.name, state).inc()
-        job.placed_s = self._clock()
+        job.placed_s = time.monotonic()
         return Placement(
             candidate=candidate,
             decision=choice.decision,
@@ -537,7 +534,7 @@ class Pipeline:
 
     def _give_back(self, placement: Placement, outcome: Outcome) -> None:
         """End the request's claims: its load, and its blocks' being "computed there"."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
         computed = outcome is Outcome.OK
         self._peers.ended(placement.lease, computed=computed)
@@ -560,7 +557,7 @@ class Pipeline:
         read from the pool may have failed (`_skip_pool`). The last try's answer is the client's,
         even if it is an error. `tried` is added to.
         """
-        self._retry_budget.note_request(self._clock())
+        self._retry_budget.note_request(time.monotonic())
         failed: list[tuple[Lease, str]] = []
         while True:
             placement = await self._place(job, tried)
@@ -602,7 +599,7 @@ class Pipeline:
                 outcome = Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
             self._give_back(placement, outcome)
             if job.is_excused:
-                self._fleet.absolve(placement.lease, self._clock())
+                self._fleet.absolve(placement.lease, time.monotonic())
             if error is not None and objection is not None:
                 last = _nobody_listens(error) if is_refused else error
                 self._note_unanswered(job, placement, last.status, outcome)
@@ -612,7 +609,7 @@ class Pipeline:
                 answer.close()
             if failure not in _NOT_SENT:
                 name = placement.candidate.replica.name
-                self._retry_budget.take(name, placement.lease.begun_s, self._clock())
+                self._retry_budget.take(name, placement.lease.begun_s, time.monotonic())
             if failure not in _NOT_SENT and not isinstance(error, Overdue):  # it waited enough
                 pause_s = self._config.forward.retry_backoff_s * 2.0 ** (len(failed) - 1)
                 await asyncio.sleep(random.uniform(0.0, pause_s))
@@ -637,10 +634,10 @@ class Pipeline:
             patience_s=overdue_s or 0.0,
         )
         try:
-            answer.first_s = self._clock()
+            answer.first_s = time.monotonic()
             if not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
-                answer.first_s = self._clock()
+                answer.first_s = time.monotonic()
             elif answer.status == 200:
                 await self._hold(job, placement, answer)
         except BaseException:
@@ -654,7 +651,7 @@ class Pipeline:
         while (said := opening_of(answer.first)) is Begun.NOT_YET:
             if answer.complete or len(answer.first) >= MAX_OPENING_BYTES:
                 return
-            if not await answer.read_on(until_s - self._clock()):
+            if not await answer.read_on(until_s - time.monotonic()):
                 return
         if isinstance(said, int):
             answer.error_status = said
@@ -681,7 +678,7 @@ class Pipeline:
         if objection is not None:
             self._metrics.overdue.labels(objection).inc()
             return _LOOK_AGAIN_S
-        now_s = self._clock()
+        now_s = time.monotonic()
         try:
             choice = self._decide(job, tried)
         except RouterError:
@@ -714,7 +711,7 @@ class Pipeline:
                 t.failure is not None and t.failure not in _NOT_PROCESSED for t in job.tries
             ):
                 return "sent_twice"
-        now_s = self._clock()
+        now_s = time.monotonic()
         try:
             self._fleet.candidates(job.model, now_s, exclude=tried)
         except RouterError:
@@ -731,7 +728,7 @@ class Pipeline:
         if not any(f in _POOL_MAY_FAIL for f in (failure, *(t.failure for t in job.tries))):
             return False
         name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
-        return self._retry_budget.can_take(name, begun_s, self._clock())
+        return self._retry_budget.can_take(name, begun_s, time.monotonic())
 
     def _skip_pool(self, job: Job, tried: set[str]) -> bool:
         """Make of a request one that no cache has anything of; False if its body cannot be one.
@@ -750,7 +747,7 @@ class Pipeline:
         job.skips_pool = job.is_excused = True
         self._metrics.pool_skipped.inc()
         try:
-            self._fleet.candidates(job.model, self._clock(), exclude=tried)
+            self._fleet.candidates(job.model, time.monotonic(), exclude=tried)
         except RouterError:
             tried.clear()
         return True
@@ -768,7 +765,7 @@ class Pipeline:
             return
         same = [other for other, its_failure in before if its_failure == failure]
         if same:
-            self._fleet.absolve(same[-1], self._clock())
+            self._fleet.absolve(same[-1], time.monotonic())
         if same or objection == "budget":
             job.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
@@ -818,7 +815,7 @@ class Pipeline:
             outcome=outcome,
             usage=None,
             first_s=None,
-            now_s=self._clock(),
+            now_s=time.monotonic(),
         )
 
     async def _pass_through(self, passage: Passage, reply: Reply, tried: set[str]) -> Usage | None:
@@ -834,7 +831,7 @@ class Pipeline:
         # Of a refused request they would tell what others had sent, and cost nothing to ask.
         if answer.status < 400 and job.inbound.client and job.inbound.client.sees_details:
             _explain_in(headers, job, placement)
-        tenancy.say_limits(headers, job, self._clock())
+        tenancy.say_limits(headers, job, time.monotonic())
         terms = job.terms if answer.is_event_stream and answer.outcome_status == 200 else "status"
         is_cut = isinstance(terms, Terms) and not is_whole(answer.first)
         if answer.complete and not is_cut:
@@ -950,7 +947,7 @@ class Pipeline:
             return self._concluded(end, passage, error)
         if objection is not None:
             raise NotContinued(objection)
-        self._retry_budget.take(name, placement.lease.begun_s, self._clock())
+        self._retry_budget.take(name, placement.lease.begun_s, time.monotonic())
         assert job.inbound.body is not None
         try:
             body = with_fields(job.inbound.body, stream.resume(prompt_ids, ids))
@@ -999,8 +996,7 @@ class Pipeline:
         await self._tokenizer.fill(job)
         await self._hash_ahead(job)
         await self._look_up(job)
-        if self._trials is not None:
-            job.enrolment = enrol(self._trials, job)
+        job.enrolment = enrol(self._trials, job)
         choice = await self._verified(job, set())
         snapshot, decision = choice.snapshot, choice.decision
         explained: dict[str, Any] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -49,7 +49,6 @@ class PoolLookup:
         api: MasterApi,
         config: MooncakeConfig,
         metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.readers = readers
         self._suspects = PoolSuspects()
@@ -57,7 +56,6 @@ class PoolLookup:
         self._api = api
         self._config = config
         self._metrics = metrics
-        self._clock = clock
         # until when, and how many blocks were likely then
         self._verified: OrderedDict[tuple[str, BlockKey], tuple[float, int]] = OrderedDict()
         self._num_failures = 0
@@ -84,7 +82,7 @@ class PoolLookup:
     def reads(self, candidate: CandidateId) -> bool:
         """Say whether a candidate can be counted on to fetch what it lacks."""
         return self.readers.reads(candidate) and not self._suspects.is_suspect(
-            candidate, self._clock()
+            candidate, time.monotonic()
         )
 
     def fetched(self, candidate: CandidateId) -> None:
@@ -93,7 +91,7 @@ class PoolLookup:
 
     def fetch_failed(self, candidate: CandidateId) -> None:
         """Note that a request that had to fetch failed, or waits for too long."""
-        if self._suspects.suspect(candidate, self._clock()):
+        if self._suspects.suspect(candidate, time.monotonic()):
             self._metrics.pool_suspected.labels(candidate).inc()
             logger.warning("reads from the pool are suspect", extra={"candidate": candidate})
 
@@ -109,7 +107,7 @@ class PoolLookup:
         num_likely_blocks = min(num_likely_blocks, len(match.chain))
         if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
             return False
-        now_s = self._clock()
+        now_s = time.monotonic()
         until_s, num_known_blocks = self._verified.get(_boundary(match), (0.0, 0))
         is_new = now_s >= until_s or num_likely_blocks > max(num_known_blocks, match.num_blocks)
         return is_new and now_s >= self._paused_until_s
@@ -119,7 +117,7 @@ class PoolLookup:
 
         `num_likely_blocks`: as for `is_due`.
         """
-        started_s = self._clock()
+        started_s = time.monotonic()
         deadline_s = started_s + self._config.verify_timeout_s
         try:
             is_known = await self._ask_until_known(job, match, num_likely_blocks, deadline_s)
@@ -133,7 +131,7 @@ class PoolLookup:
             if is_known:
                 self._remember(replace(match, num_blocks=num_blocks), num_likely_blocks)
         self._metrics.pool_verified.labels(result).inc()
-        self._metrics.pool_verify.observe(self._clock() - started_s)
+        self._metrics.pool_verify.observe(time.monotonic() - started_s)
 
     async def _ask_until_known(
         self, job: Job, match: PoolMatch, num_likely_blocks: int, deadline_s: float
@@ -163,7 +161,7 @@ class PoolLookup:
     ) -> None:
         digests = job.digests(match.contract, positions)
         names = [self._pool.names(match.model, digest) for digest in digests]
-        timeout_s = deadline_s - self._clock()
+        timeout_s = deadline_s - time.monotonic()
         if timeout_s <= 0:
             raise PoolLate("no time left to verify")
         held = await self._api.holds(
@@ -180,7 +178,7 @@ class PoolLookup:
         self._pool.verified(match.model, present, missing)
 
     def _remember(self, match: PoolMatch, num_likely_blocks: int) -> None:
-        self._verified[_boundary(match)] = self._clock() + _REMEMBER_S, num_likely_blocks
+        self._verified[_boundary(match)] = time.monotonic() + _REMEMBER_S, num_likely_blocks
         while len(self._verified) > _MAX_REMEMBERED:
             self._verified.popitem(last=False)
 
@@ -191,7 +189,7 @@ class PoolLookup:
         if self._num_failures > 1:  # one late answer is no reason to go blind
             shortest_s, longest_s = _PAUSE_S
             pause_s = min(longest_s, shortest_s * 2 ** min(self._num_failures - 2, 10))
-            self._paused_until_s = self._clock() + pause_s
+            self._paused_until_s = time.monotonic() + pause_s
         if isinstance(error, PoolGone):
             self._pool.lost(error.message)
 
