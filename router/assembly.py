@@ -43,13 +43,24 @@ from router.cluster.peers import ALONE, Alone, Peers
 from router.cluster.redis_store import RedisStore
 from router.config import Config, redis_password
 from router.config.hosts import HostRules
+from router.data_path.admit import Admission
+from router.data_path.decide import Decider
+from router.data_path.engine_tokens import EngineTokenizer
+from router.data_path.explain import Explainer
+from router.data_path.forward import Forwarder
+from router.data_path.headers import RequestHeaders
 from router.data_path.lookup import Lookup
+from router.data_path.match import Matcher
 from router.data_path.observe import Observer
-from router.data_path.pipeline import Pipeline
-from router.data_path.read import BodyReader
+from router.data_path.overdue import Patience
+from router.data_path.pipeline import Pipeline, Steps
+from router.data_path.read import Reader
+from router.data_path.relay import Relay
+from router.data_path.retry import Retries
 from router.data_path.shadow import Shadows
+from router.data_path.token_audit import TokenAudit
 from router.data_path.tokenize import Tokenizer
-from router.data_path.verify import PoolLookup
+from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
 from router.discovery.status import UNDISCOVERED, PoolStatus, Status, Waiting
 from router.discovery.watch import HISTORY, ReplicaWatch
@@ -175,29 +186,19 @@ class Router:
                 metrics=self.metrics,
                 lease_s=config.redis.lease_s,
             )
-        tokenizer = Tokenizer(
-            config=config.tokens,
-            prompters=self.prompters,
-            encoders=self._encoders,
-            heavy=self._heavy,
-            engine_api=self._engine_api,
-            engine_address=self._engine_address,
-            max_tokens=self._max_tokens,
-            metrics=self.metrics,
-        )
         self.pool = PoolCatalog()
         self._readers = readers = PoolReaders(
             {e.name: e.replica.pool for e in self.registry.entries if e.replica.pool is not None}
         )
         self._master: MasterApi | None = None
         self.pool_follower: PoolFollower | None = None
-        lookup: PoolLookup | None = None
+        verifier: PoolVerifier | None = None
         if config.mooncake.master is not None:
             self._master = MasterApi(config.mooncake.master, timeout_s=config.mooncake.timeout_s)
             self.pool_follower = PoolFollower(
                 self.pool, self._master, config.mooncake, self.metrics
             )
-            lookup = PoolLookup(
+            verifier = PoolVerifier(
                 pool=self.pool,
                 readers=readers,
                 api=self._master,
@@ -222,32 +223,8 @@ class Router:
             if config.tenants.file is not None
             else None
         )
-        self.pipeline = Pipeline(
-            config=config,
-            fleet=self.fleet,
-            sessions=self.sessions,
-            caches=self.caches,
-            reader=BodyReader(self._outliner),
-            tokenizer=tokenizer,
-            policy=_policy(config.policy.name, config.policy.params),
-            plain_policy=_policy("session_sticky", {}),
-            upstream=self._upstream,
-            observer=Observer(
-                metrics=self.metrics,
-                caches=self.caches,
-                tokenizer=tokenizer,
-                pool=lookup,
-                decision_log=self._decision_log,
-                trials=self.trials,
-                shadows=self._shadows,
-            ),
-            trials=self.trials,
-            pool=lookup,
-            metrics=self.metrics,
-            peers=self.peers,
-            lookup=self._lookup(feeds) if config.index.mode == "redis" else None,
-            engine_key=engine_key,
-            seed=random.SystemRandom().getrandbits(63),
+        self.pipeline = self._pipeline(
+            engine_key, verifier, self._lookup(feeds) if config.index.mode == "redis" else None
         )
         self._waiting: Waiting = {}
         self.watches = Watches(
@@ -275,6 +252,91 @@ class Router:
             sharing=self.sharing.state if self.sharing is not None else None,
         )
         self.metrics.watch(self._status)
+
+    def _pipeline(
+        self, engine_key: EngineKey, verifier: PoolVerifier | None, lookup: Lookup | None
+    ) -> Pipeline:
+        """Put the steps of a request together."""
+        config, metrics = self._config, self.metrics
+        tokenizer = Tokenizer(
+            config=config.tokens,
+            prompters=self.prompters,
+            encoders=self._encoders,
+            heavy=self._heavy,
+            engine=EngineTokenizer(
+                self._engine_api, self._engine_address, timeout_s=config.tokens.engine_timeout_s
+            ),
+            max_tokens=self._max_tokens,
+            metrics=metrics,
+        )
+        matcher = Matcher(
+            fleet=self.fleet,
+            caches=self.caches,
+            lookup=lookup,
+            pool=verifier,
+            encoders=self._encoders,
+            first_blocks_tokens=config.policy.first_blocks_tokens,
+        )
+        decider = Decider(
+            fleet=self.fleet,
+            matcher=matcher,
+            sessions=self.sessions,
+            trials=self.trials,
+            policy=_policy(config.policy.name, config.policy.params),
+            seed=random.SystemRandom().getrandbits(63),
+        )
+        admission = Admission(
+            fleet=self.fleet,
+            caches=self.caches,
+            sessions=self.sessions,
+            peers=self.peers,
+            pool=verifier,
+            metrics=metrics,
+        )
+        retries = Retries(config.forward, fleet=self.fleet, pool=verifier, metrics=metrics)
+        steps = Steps(
+            reader=Reader(
+                self._outliner,
+                fleet=self.fleet,
+                forward=config.forward,
+                session_headers=config.session.headers,
+            ),
+            tokenizer=tokenizer,
+            matcher=matcher,
+            verifier=verifier,
+            decider=decider,
+            admission=admission,
+            forwarder=Forwarder(
+                self._upstream,
+                headers=RequestHeaders(engine_key, config.forward.client_fields),
+                retries=retries,
+                patience=Patience(
+                    config.forward,
+                    fleet=self.fleet,
+                    decider=decider,
+                    retries=retries,
+                    metrics=metrics,
+                ),
+                metrics=metrics,
+            ),
+            retries=retries,
+            relay=Relay(tokenizer=tokenizer, retries=retries, admission=admission, metrics=metrics),
+            observer=Observer(
+                metrics=metrics,
+                caches=self.caches,
+                token_audit=TokenAudit(
+                    self.prompters,
+                    prove_ratio=config.tokens.prove_ratio,
+                    encoders=self._encoders,
+                    metrics=metrics,
+                ),
+                pool=verifier,
+                decision_log=self._decision_log,
+                trials=self.trials,
+                shadows=self._shadows,
+            ),
+        )
+        return Pipeline(steps)
 
     def _share(self, name: str, feeds: Feeds) -> Sharing | None:
         """Put together what several routers share; None: there is only this one."""
@@ -410,7 +472,7 @@ class Router:
     def _admin_app(self) -> web.Application:
         token = read_secret(self._config.admin.token_file, "admin.token_file")
         return AdminApp(
-            pipeline=self.pipeline,
+            explainer=Explainer(self.pipeline, self.caches),
             registry=self.registry,
             watches=self.watches,
             trials=self.trials,

@@ -1,4 +1,4 @@
-"""One request on its way, and where it was put: what the stages hand to one another."""
+"""One request on its way, and where it was put: what the steps hand to one another."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
-from router.data_path.continuation import Terms
+from router.data_path.terms import Terms
 from router.experiments import Enrolment
 from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
 from router.records.record import Assignment, Try
+from router.replicas.fleet import Match
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.tenants import Charge, Tenant
@@ -49,7 +50,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, kw_only=True):
-    """What is known of a request; each stage adds to it. Times are monotonic seconds."""
+    """What is known of a request; each step adds to it. Times are monotonic seconds."""
 
     inbound: Inbound
     request_id: str
@@ -65,12 +66,13 @@ class Job(Struct, kw_only=True):
     way: str = "unknown"  # local | engine | unknown | continued: where the tokens come from
     num_tokens: int = 0
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
-    found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked (stages.lookup)
+    found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked
     enrolment: Enrolment | None = None  # its place in an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
     skips_pool: bool = False  # under a salt of its own, since a read from the pool failed
     tries: list[Try] = []
+    tried: set[str] = set()  # replicas that it may not go to (again)
     is_excused: bool = False  # its last failure says nothing about the replica
     charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant
     terms: Terms | str = "api"  # for going on with its stream elsewhere; text: why that cannot be
@@ -143,6 +145,14 @@ class PoolMatch(Struct, frozen=True):
         return self.num_blocks * self.contract.block_size
 
 
+class Found(Struct, frozen=True, kw_only=True):
+    """What candidates and the shared pool have of one prompt."""
+
+    matches: dict[CandidateId, Match]
+    pool: PoolMatch | None  # None: no pool, or not to be counted on
+    first_blocks_hash: int | None  # None: not known
+
+
 class Choice(Struct, frozen=True, kw_only=True):
     """A decision that changed nothing yet."""
 
@@ -173,6 +183,11 @@ class Choice(Struct, frozen=True, kw_only=True):
         num_known = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens, self.pool.num_tokens)
         num_held = max(view.num_gpu_tokens for view in self.snapshot.replicas if view.reads_pool)
         return num_held if num_held > num_known else 0
+
+    @property
+    def num_likely_blocks(self) -> int:
+        """Count the same in whole blocks."""
+        return self.num_likely_tokens // self.pool.contract.block_size if self.pool else 0
 
 
 class Placement(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""Stage 4 where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
+"""Match where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
 
 Only for candidates whose blocks other routers feed: what this router feeds it knows better. Late or
 failing means unknown, and then the local view counts; no request waits longer than the deadline.

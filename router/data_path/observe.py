@@ -1,4 +1,4 @@
-"""Stage 8: what became of a request: counted, audited, recorded, said in one log line."""
+"""Observe: what became of a request: counted, audited, recorded, said in one log line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from policies.naming import params_of
 from router.api.usage import Usage
 from router.data_path.job import Job, Placement
 from router.data_path.shadow import Shadows
-from router.data_path.tokenize import Tokenizer
-from router.data_path.verify import PoolLookup
+from router.data_path.token_audit import TokenAudit
+from router.data_path.verify import PoolVerifier
 from router.experiments.trials import Trials
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -29,15 +29,15 @@ class Observer:
         *,
         metrics: Metrics,
         caches: CacheView,
-        tokenizer: Tokenizer,
-        pool: PoolLookup | None,
+        token_audit: TokenAudit,
+        pool: PoolVerifier | None,
         decision_log: DecisionLog | None,
         trials: Trials,
         shadows: Shadows,
     ) -> None:
         self._metrics = metrics
         self._caches = caches
-        self._tokenizer = tokenizer
+        self._token_audit = token_audit
         self._pool = pool
         self._decision_log = decision_log
         self._trials = trials
@@ -142,7 +142,7 @@ class Observer:
         """Hold what was predicted against what the engine says it did."""
         if job.completion is not None and len(job.completion.prompts) > 1:
             return  # usage sums the prompts; only the first was predicted
-        self._tokenizer.audit(job, placement, usage.prompt_tokens)
+        self._token_audit.audit(job, placement, usage.prompt_tokens)
         reported = usage.num_cached_tokens
         if reported is None or job.tokens is None:
             return

@@ -1,32 +1,68 @@
-"""Stage 1: a body as far as routing needs it; whole where that is quick, else its outline."""
+"""Read: a body as far as routing needs it, and what routing needs of it.
+
+A body is parsed whole where that is quick, else outlined. Its bytes stay as they came, unless a
+field has to change: one that only an operator may set, a tenant's salt.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
+from router.api import openai
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
-from router.data_path.job import Inbound
+from router.api.sessions import session_hash, session_of
+from router.api.side_effects import has_side_effects
+from router.api.withheld import Withheld
+from router.config import ForwardConfig
+from router.contracts import NO_EXTRA, ExtraKeys
+from router.data_path import tenancy
+from router.data_path.job import Inbound, Job
+from router.data_path.terms import terms_of
 from router.errors import BadRequest
+from router.replicas.fleet import Fleet
 
 
-class BodyReader:
-    """Reads bodies without holding up the loop for more than some 20 ms."""
+class Reader:
+    """Turns requests into jobs, without holding up the loop for more than some 20 ms.
 
-    __slots__ = ("_outliner",)
+    Args:
+        session_headers: Where a session id is looked for.
+    """
 
-    def __init__(self, outliner: Outliner) -> None:
+    __slots__ = ("_continues_streams", "_fleet", "_outliner", "_session_headers", "_withheld")
+
+    def __init__(
+        self,
+        outliner: Outliner,
+        *,
+        fleet: Fleet,
+        forward: ForwardConfig,
+        session_headers: Sequence[str],
+    ) -> None:
         self._outliner = outliner
+        self._fleet = fleet
+        self._continues_streams = forward.continue_streams
+        self._withheld = Withheld(forward.client_fields)
+        self._session_headers = session_headers
 
-    async def read(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
-        """Read a body. What an engine would read as JSON, but we do not, never gets to it.
+    async def read(self, inbound: Inbound, request_id: str) -> Job:
+        """Read a request.
 
         Raises:
-            BadRequest: the body has to be a JSON object and is none, or is nested too deep.
+            BadRequest: the body has to be a JSON object and is none, or is nested too deep; a
+                prompt's body is empty, or a field of it is wrong.
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
+            RouterError: as `tenancy.apply`.
         """
+        return self._job(inbound, request_id, await self._parse(inbound))
+
+    async def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
+        """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
         body = inbound.body
         if body is None:
             return None
@@ -39,6 +75,71 @@ class BodyReader:
                     return None
                 raise BadRequest(f"the body is no JSON object: {outline.wrong}")
         return _whole(inbound)
+
+    def _job(self, inbound: Inbound, request_id: str, read: dict[str, Any] | Outline | None) -> Job:
+        body: dict[str, Any] | None
+        if isinstance(read, Outline):
+            body = read.fields
+            self._withheld.check_outline(read)
+        else:
+            body = read
+            if body is not None and inbound.body is not None:
+                stripped = self._withheld.strip(inbound.body, body)
+                if stripped is not inbound.body:
+                    inbound = replace(inbound, body=stripped)
+        job = Job(inbound=inbound, request_id=request_id, tries=[])
+        if isinstance(read, Outline):
+            job.outline = read
+            if inbound.api == "chat":
+                job.chat = openai.outlined_chat(read)
+            elif inbound.api == "completions":
+                job.completion = openai.outlined_completion(read)
+        elif inbound.api == "chat":
+            job.chat = openai.parse_chat(_required(body))
+        elif inbound.api == "completions":
+            job.completion = openai.parse_completion(_required(body))
+        if job.prompt is not None:
+            job.model = self._model_of(job.prompt.model)
+            job.streams = job.prompt.stream
+            if job.streams:
+                is_on = self._continues_streams
+                job.terms = (
+                    terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
+                )
+            job.extra = extra_keys(self._fleet, job.model, job.prompt.cache_salt)
+        elif body is not None:
+            model = body.get("model")
+            job.model = model if isinstance(model, str) else None
+            job.streams = body.get("stream") is True
+        job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
+        tenancy.apply(job, body)
+        job.session = session_of(inbound.headers, body, self._session_headers)
+        if job.session is not None:
+            owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
+            job.session_hash = session_hash(job.session, f"{owner}{job.model or ''}")
+        return job
+
+    def _model_of(self, named: str | None) -> str:
+        """Find the model of a request that names none: there must be only one.
+
+        Raises:
+            BadRequest: there are several to choose from.
+        """
+        if named is not None:
+            return named
+        bases = [entry["id"] for entry in self._fleet.models() if entry["parent"] is None]
+        if len(bases) > 1:
+            raise BadRequest(f"name a `model`: {', '.join(bases)}", param="model")
+        return bases[0] if bases else ""
+
+
+def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:
+    """Return what besides tokens names a prompt's blocks: salt and adapter."""
+    served = fleet.model(model)
+    lora = (model, served.root or "") if served is not None and served.parent else None
+    if lora is None and not salt:
+        return NO_EXTRA
+    return ExtraKeys(lora=lora, cache_salt=salt or None)
 
 
 def _is_quick(body: bytes) -> bool:
@@ -58,3 +159,9 @@ def _whole(inbound: Inbound) -> dict[str, Any] | None:
     if not inbound.needs_json:
         return None
     raise BadRequest("the body must be a JSON object")
+
+
+def _required(body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if body is None:
+        raise BadRequest("the body is empty; send a JSON object")
+    return body

@@ -1,7 +1,7 @@
 """A request as its tenant's: the models it may name, the cache it may use, what it is charged.
 
-    admit    after the body is read: its model is allowed; its blocks get the tenant's salt
-    charge   with the decision: the uncached tokens it is expected to have, or 429
+    apply    when it is read: its model is allowed; its blocks get the tenant's salt
+    charge   when it is admitted: the uncached tokens it is expected to have, or 429
     settle   at its end: what it really had
 
 Without a tenant nothing happens. The salt goes into the body that engines get and into our own
@@ -28,7 +28,7 @@ _NO_CACHE: Final = ("/tokenize", "/detokenize", "/count_tokens")
 """Ends of routes that compute nothing, so need no salt."""
 
 
-def admit(job: Job, body: Mapping[str, Any] | None) -> None:
+def apply(job: Job, body: Mapping[str, Any] | None) -> None:
     """Hold a request to its tenant's models, and put the tenant's salt into its body.
 
     Args:
@@ -88,6 +88,12 @@ def charge(job: Job, choice: Choice, now_s: float) -> None:
         num_own = max(choice.view.num_gpu_tokens, choice.view.num_cpu_tokens)
         num_tokens = max(job.num_tokens - num_own - choice.num_pool_tokens, 0)
     job.charge = job.tenant.account.charge(num_tokens, now_s)
+
+
+def refund(job: Job, now_s: float) -> None:
+    """Take the charge back: no replica answered."""
+    if job.charge is not None:
+        job.charge.settle(0, now_s)
 
 
 def settle(job: Job, placement: Placement, status: int, usage: Usage | None, now_s: float) -> None:

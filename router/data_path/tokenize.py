@@ -1,8 +1,7 @@
-"""Stage 2: a prompt's token ids; locally, else at an engine, else not at all.
+"""Tokenize: a prompt's token ids; locally, else at an engine, else not at all.
 
-Local tokens are proven at run time: a sample is encoded whole and compared, and every answer's
-`prompt_tokens` is. If they are wrong, the engine gets the model's prompts for a while (see
-TokenTrust).
+Local tokens are proven at run time, see `token_audit`. If they are wrong, the engine gets the
+model's prompts for a while (see TokenTrust).
 """
 
 from __future__ import annotations
@@ -10,29 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, TypeVar
 
-import orjson
 from msgspec.structs import replace
 
 from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
 from router.api.openai import (
     ChatRequest,
     CompletionRequest,
-    parse_chat,
-    parse_completion,
-    tokenize_body,
 )
 from router.api.stream_events import Transcript
 from router.config import TokensConfig
-from router.contracts import HashContract
-from router.data_path.continuation import NotContinued, Terms
-from router.data_path.job import Job, Placement
-from router.discovery.engine_api import EngineApi
-from router.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
+from router.data_path.engine_tokens import EngineTokenizer
+from router.data_path.job import Job
+from router.data_path.terms import NotContinued, Terms
+from router.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 
@@ -42,15 +36,10 @@ _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
 _MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
 _MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
 _HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
-_HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
 _HEAVY_ITEMS: Final = 1_000  # that a template goes through: some 6 µs each, a tool 30
 _MAX_ITEMS: Final = 10_000
 _MAX_HEAVY: Final = 8  # waiting at once; more are routed without tokens
-_MAX_ENGINE_BYTES: Final = 2 << 20  # of a body that is written anew for an engine's /tokenize
 _T = TypeVar("_T")
-
-EngineAddress = Callable[[str], tuple[str, str] | None]
-"""Model -> name and base URL of a replica that may be asked; None: nobody is up."""
 
 MaxTokens = Callable[[str], int | None]
 """Model -> longest prompt its engines take, in tokens; None: not known."""
@@ -62,7 +51,7 @@ class Tokenizer:
     Args:
         encoders: Where long encodes run; they hold the GIL little.
         heavy: Where what takes seconds runs, so that it is in nobody's way.
-        engine_address: Whom to ask what cannot be tokenized here.
+        engine: Is asked what cannot be tokenized here.
         max_tokens: What is far too long is not tokenized: the engine refuses it, and here it
             would keep others waiting (about 0.2 s a megabyte).
     """
@@ -74,8 +63,7 @@ class Tokenizer:
         prompters: Prompters,
         encoders: Executor,
         heavy: Executor,
-        engine_api: EngineApi,
-        engine_address: EngineAddress,
+        engine: EngineTokenizer,
         max_tokens: MaxTokens,
         metrics: Metrics,
     ) -> None:
@@ -84,13 +72,9 @@ class Tokenizer:
         self._encoders = encoders
         self._heavy = heavy
         self._num_heavy = 0
-        self._engine_api = engine_api
-        self._engine_address = engine_address
+        self._engine = engine
         self._max_tokens = max_tokens
         self._metrics = metrics
-        self._num_requests = 0
-        self._proof_runs = False
-        self._next_proof_s = 0.0
 
     async def fill(self, job: Job) -> None:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
@@ -130,7 +114,11 @@ class Tokenizer:
             job.tokens = await self._locally(job, prompter)
             way = "local"
         except NeedsEngine as exc:
-            job.tokens = await self._at_an_engine(job, prompter, exc)
+            may_ask = exc.reason not in ("field", "size")
+            ids = await self._engine.ids(job) if may_ask else None
+            if ids is not None:
+                plan = prompter.plan_ids(ids, _owner(job))
+                job.tokens = prompter.commit(plan, plan.encode())
             way = "engine"
         if job.tokens is not None:
             job.way = way
@@ -178,26 +166,6 @@ class Tokenizer:
             return None
         return prompter.commit(plan, encoded)
 
-    def is_long(self, tokens: Tokens) -> bool:
-        """Say whether a prompt's chain should be hashed ahead."""
-        return tokens.num_new_tokens > _HEAVY_TOKENS
-
-    async def hash_ahead(self, job: Job, contracts: Iterable[HashContract]) -> None:
-        """Hash a prompt's chain, in steps and beside the loop."""
-        assert job.tokens is not None
-        for contract in contracts:
-            steps = job.tokens.hashing(contract, job.extra)
-            try:
-                work = next(steps)
-                while True:
-                    if work is None:
-                        await asyncio.sleep(0)
-                        work = next(steps)
-                    else:
-                        work = steps.send(await self._off_loop(work))
-            except StopIteration:
-                pass
-
     async def _rendered(self, job: Job, chat: ChatRequest, prompter: Prompter) -> str:
         """Render a chat; what is large beside the loop, and what is huge not at all.
 
@@ -210,28 +178,6 @@ class Tokenizer:
         if num_items > _HEAVY_ITEMS or len(job.inbound.body or b"") > _HEAVY_BYTES:
             return await self._heavily(partial(prompter.render, chat, apart=True))
         return prompter.render(chat, owner=_owner(job))
-
-    async def _at_an_engine(self, job: Job, prompter: Prompter, why: NeedsEngine) -> Tokens | None:
-        """Ask a replica, within a deadline; late or failing means unknown, never an error."""
-        address = self._engine_address(job.model or "")
-        if address is None or job.inbound.body is None or why.reason in ("field", "size"):
-            return None
-        if len(job.inbound.body) > _MAX_ENGINE_BYTES:
-            return None
-        if job.completion is not None and not _is_one_text(job.completion):
-            return None  # `/tokenize` takes one text
-        try:
-            body = orjson.dumps(tokenize_body(orjson.loads(job.inbound.body)))
-            ids = await self._engine_api.tokenize(
-                *address, body, timeout_s=self._config.engine_timeout_s
-            )
-        except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
-            return None  # forwarded, it will be refused in the engine's own words
-        except UpstreamError as exc:
-            logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
-            return None
-        plan = prompter.plan_ids(ids, _owner(job))
-        return prompter.commit(plan, plan.encode())
 
     # ---------------------------------------------------------------- continuations
 
@@ -325,92 +271,6 @@ class Tokenizer:
         finally:
             self._num_heavy -= 1
 
-    # ---------------------------------------------------------------- proof
-
-    def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
-        """Hold our count of a prompt against that of the replica it was sent to."""
-        prompter = self._prompters.get(job.model) if job.model is not None else None
-        if prompter is None or not (job.is_refused_here or job.way == "local"):
-            return
-        replica = placement.candidate.replica.name
-        disagreed = prompter.trust.disagrees(replica)
-        is_match = prompter.trust.observe_usage(
-            replica,
-            0 if job.is_refused_here else job.num_tokens,
-            num_engine_tokens,
-            num_replicas=placement.num_replicas,
-            now_s=asyncio.get_running_loop().time(),
-        )
-        if job.is_refused_here:  # but not by the engine: our template is not the engine's
-            self._mismatch(job, "template", prompter, replica, is_new=not disagreed)
-            return
-        self._num_requests += 1
-        if not is_match:
-            self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
-        elif self._is_sampled() and not self._proof_runs:
-            self._prove(job, prompter)
-
-    def _is_sampled(self) -> bool:
-        """Take every n-th request, the first among them, while proofs have had their share."""
-        ratio = self._config.prove_ratio
-        return (
-            ratio > 0
-            and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
-            and asyncio.get_running_loop().time() >= self._next_proof_s
-        )
-
-    def _prove(self, job: Job, prompter: Prompter) -> None:
-        """Encode the prompt whole, beside; one at a time, and no larger a share of the time.
-
-        One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
-        proof that took t there is none for t / ratio.
-        """
-        assert job.tokens is not None
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        self._proof_runs = True
-        read = partial(_read_again, job.inbound.body or b"", is_chat=job.chat is not None)
-        tokens = job.tokens
-        proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
-
-        def note(done: asyncio.Future[bool]) -> None:
-            self._proof_runs = False
-            now_s = loop.time()
-            self._next_proof_s = now_s + (now_s - started_s) * (1 / self._config.prove_ratio - 1)
-            if done.cancelled() or done.exception() is not None:
-                return  # distrusted meanwhile, or refused: no proof of anything
-            if not prompter.trust.observe_proof(done.result(), now_s=now_s):
-                self._mismatch(job, "full_encode", prompter)
-
-        proof.add_done_callback(note)
-
-    def _mismatch(
-        self,
-        job: Job,
-        against: str,
-        prompter: Prompter,
-        replica: str | None = None,
-        *,
-        is_new: bool = True,
-    ) -> None:
-        """Count it; log who is not believed any more, once."""
-        self._metrics.token_mismatches.labels(job.model or "", against).inc()
-        said = {"model": job.model, "request": job.request_id, "replica": replica}
-        reason = prompter.trust.reason
-        if reason is not None:
-            logger.error(
-                "our tokens are not the engine's; the engine tokenizes for a while",
-                extra={**said, "reason": reason},
-            )
-        elif is_new:
-            logger.error("a replica counts other tokens; it alone is not believed", extra=said)
-
-
-def _read_again(body: bytes, *, is_chat: bool) -> ChatRequest | CompletionRequest:
-    """Parse a body that was read before and has been let go of since."""
-    read = orjson.loads(body)
-    return parse_chat(read) if is_chat else parse_completion(read)
-
 
 def _owner(job: Job) -> str:
     """Name whose prompts a prompt is remembered with: those of the same tenant's cache."""
@@ -420,7 +280,3 @@ def _owner(job: Job) -> str:
 def _num_chars(request: CompletionRequest) -> int:
     first = request.prompts[0] if request.prompts else ""
     return len(first) if isinstance(first, str) else 0
-
-
-def _is_one_text(request: CompletionRequest) -> bool:
-    return len(request.prompts) == 1 and isinstance(request.prompts[0], str)

@@ -1,4 +1,4 @@
-"""What the shared pool can add to a decision: looked up at once, verified where it matters.
+"""Verify: what the shared pool can add to a decision; looked up at once, verified where it matters.
 
 The directory's word may be old: the master evicts in silence, and an engine tells of what it stored
 with its next step, which an idle one has not yet. So where a decision would fetch, or could, for
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from policies.view import CandidateId
 from router.config import MooncakeConfig
 from router.contracts import BlockKey, HashContract
-from router.data_path.job import Job, Placement, PoolMatch
+from router.data_path.job import Choice, Job, Placement, PoolMatch
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
@@ -38,8 +38,8 @@ _NEAR: Final = 16  # blocks before it, where only samples are
 _PAUSE_S: Final = (0.25, 15.0)  # without verification after failures in a row, doubled with each
 
 
-class PoolLookup:
-    """Answers the pipeline's questions about the pool."""
+class PoolVerifier:
+    """Knows what the pool has of a prompt, and who can fetch it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PoolLookup:
         return best
 
     def reads(self, candidate: CandidateId) -> bool:
-        """Say whether a candidate can be counted on to fetch what it lacks."""
+        """Return whether a candidate can be counted on to fetch what it lacks."""
         return self.readers.reads(candidate) and not self._suspects.is_suspect(
             candidate, time.monotonic()
         )
@@ -97,14 +97,16 @@ class PoolLookup:
 
     # ---------------------------------------------------------------- verification
 
-    def is_due(self, match: PoolMatch, num_likely_blocks: int = 0) -> bool:
-        """Tell whether asking the master could bring anything new.
+    def is_due(self, choice: Choice) -> bool:
+        """Return whether asking the master could change a choice.
 
-        Args:
-            num_likely_blocks: Leading blocks that some candidate holds: it has probably stored
-                them, whether it has said so or not.
+        It could where the candidate would fetch, or where the pool has probably been given what
+        another candidate holds, though nothing has said so yet.
         """
-        num_likely_blocks = min(num_likely_blocks, len(match.chain))
+        match = choice.pool
+        if match is None or not (choice.num_pool_tokens or choice.num_likely_tokens):
+            return False
+        num_likely_blocks = min(choice.num_likely_blocks, len(match.chain))
         if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
             return False
         now_s = time.monotonic()
@@ -112,11 +114,10 @@ class PoolLookup:
         is_new = now_s >= until_s or num_likely_blocks > max(num_known_blocks, match.num_blocks)
         return is_new and now_s >= self._paused_until_s
 
-    async def verify(self, job: Job, match: PoolMatch, num_likely_blocks: int = 0) -> None:
-        """Ask the master about a match and correct the directory; never fails, never takes long.
-
-        `num_likely_blocks`: as for `is_due`.
-        """
+    async def verify(self, job: Job, choice: Choice) -> None:
+        """Ask the master and correct the directory; never fails, never takes long."""
+        match, num_likely_blocks = choice.pool, choice.num_likely_blocks
+        assert match is not None
         started_s = time.monotonic()
         deadline_s = started_s + self._config.verify_timeout_s
         try:

@@ -29,8 +29,8 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.config import Config, ReplicaConfig, experiment_of
+from router.data_path.explain import Explainer
 from router.data_path.job import Inbound
-from router.data_path.pipeline import Pipeline
 from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
@@ -72,7 +72,7 @@ class AdminApp:
     def __init__(
         self,
         *,
-        pipeline: Pipeline,
+        explainer: Explainer,
         registry: Registry,
         watches: Watches,
         trials: Trials,
@@ -82,7 +82,7 @@ class AdminApp:
         control: Control,
         tenants: Tenants | None,
     ) -> None:
-        self._pipeline = pipeline
+        self._explainer = explainer
         self._registry = registry
         self._watches = watches
         self._trials = trials
@@ -193,7 +193,7 @@ class AdminApp:
             tenant=self._tenant(request.query.get("tenant")),
             needs_json=True,
         )
-        explained = await self._pipeline.explain(inbound, with_tokens=_is_set(request, "tokens"))
+        explained = await self._explainer.explain(inbound, with_tokens=_is_set(request, "tokens"))
         return _json(explained)
 
     def _tenant(self, name: str | None) -> Tenant | None:

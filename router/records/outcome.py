@@ -16,3 +16,10 @@ class Outcome(Enum):
     OVERDUE = "overdue"  # left for another, its first token being late
     POOL_OVERDUE = "pool_overdue"  # likewise, of a request that had to read from the pool
     REPLICA_UNREACHABLE = "replica_unreachable"  # no connection: nothing listens
+
+    @staticmethod
+    def of_status(status: int) -> Outcome:
+        """Return how a request ended that was answered with a status."""
+        if status >= 500:
+            return Outcome.REPLICA_FAILED
+        return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK

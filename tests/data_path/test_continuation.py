@@ -14,7 +14,8 @@ from loadtest.emulator.replies import ReplyRules, ReplyWriter
 from loadtest.emulator.tokens import ChatTokenizer
 from loadtest.emulator.wire import DONE, Api, ChunkWriter, Head, Usage, usage_chunk
 from loadtest.tiny_model import MODEL_DIR
-from router.data_path.continuation import Continuation, NotContinued, Terms, terms_of
+from router.data_path.continuation import Continuation
+from router.data_path.terms import NotContinued, Terms, terms_of
 from router.tokens.encoder import TextEncoder
 
 PROMPT = list(range(100, 140))

@@ -84,10 +84,11 @@ async def test_what_goes_wrong_inside_is_told_without_what_it_was_about() -> Non
         raise ValueError(SECRET)
 
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        policy = stage.router.pipeline._policy
-        stage.router.pipeline._policy = type("Broken", (), {"name": "broken", "decide": breaks})()
+        decider = stage.router.pipeline.steps.decider
+        policy = decider._policy
+        decider._policy = type("Broken", (), {"name": "broken", "decide": breaks})()
         reply = await stage.ask(chat(words(1)), headers={"X-Request-Id": "mine"})
-        stage.router.pipeline._policy = policy
+        decider._policy = policy
 
         assert reply.status == 500
         assert reply.error["type"] == "InternalServerError"

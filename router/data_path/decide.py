@@ -1,0 +1,106 @@
+"""Decide: freeze all that a decision may depend on, and let a pure policy choose a candidate.
+
+Deciding changes nothing: it is done again as often as something new is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic
+
+from policies.policy import Policy
+from policies.registry import create
+from policies.view import RequestView, Snapshot
+from router.data_path.assign import assignment_of, enrol, narrowed
+from router.data_path.job import Choice, Job
+from router.data_path.match import Matcher
+from router.experiments.trials import Trials
+from router.replicas.fleet import Fleet
+from router.replicas.replica import Candidate
+from router.replicas.sessions import Sessions
+
+
+class Decider:
+    """Chooses candidates.
+
+    Args:
+        policy: Places prompts that are in no arm of an experiment.
+        seed: For the policies' draws; fixed for the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        matcher: Matcher,
+        sessions: Sessions,
+        trials: Trials,
+        policy: Policy,
+        seed: int,
+    ) -> None:
+        self._fleet = fleet
+        self._matcher = matcher
+        self._sessions = sessions
+        self._trials = trials
+        self._policy = policy
+        self._plain_policy = create("session_sticky", {})  # of what is only passed through
+        self._seed = seed
+        self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
+
+    def assign(self, job: Job) -> None:
+        """Give a prompt its place in an experiment; it keeps it, however often it is decided."""
+        job.enrolment = enrol(self._trials, job)
+
+    def decide(self, job: Job) -> Choice:
+        """Choose a candidate among those that were not tried.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
+        """
+        now_s = monotonic()
+        candidates: Sequence[Candidate]
+        candidates = self._fleet.candidates(job.model, now_s, exclude=job.tried)
+        enrolment, assignment = job.enrolment, None
+        if enrolment is not None:
+            is_beyond = False
+            if enrolment.is_narrow:
+                candidates, is_beyond = narrowed(enrolment, candidates)
+            assignment = assignment_of(enrolment, is_beyond=is_beyond)
+        found = self._matcher.match(job, candidates)
+        pool = found.pool
+        session = (
+            self._sessions.get(job.session_hash, now_s) if job.session_hash is not None else None
+        )
+        views = self._fleet.views(candidates, found.matches, now_s)
+        snapshot = Snapshot(
+            now_s=now_s,
+            number=self._num_decisions[job.model],
+            seed=self._seed,
+            request=RequestView(
+                num_tokens=job.num_tokens,
+                session_hash=job.session_hash,
+                session_candidate=session.candidate if session is not None else None,
+                first_blocks_hash=found.first_blocks_hash,
+            ),
+            replicas=views if pool is None else self._matcher.mark_readers(views, pool),
+            num_pool_tokens=pool.num_tokens if pool is not None else None,
+        )
+        policy = self._policy if job.prompt is not None else self._plain_policy
+        if enrolment is not None and enrolment.policy is not None:
+            policy = enrolment.policy
+        decision = policy.decide(snapshot)
+        index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
+        return Choice(
+            candidate=candidates[index],
+            view=snapshot.replicas[index],
+            decision=decision,
+            snapshot=snapshot,
+            policy=policy,
+            pool=pool,
+            assignment=assignment,
+        )
+
+    def count(self, job: Job) -> None:
+        """Count a decision that was put into effect: the model's next one has another number."""
+        self._num_decisions[job.model] += 1

@@ -1,0 +1,52 @@
+"""A prompt's token ids as an engine's `/tokenize` has them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from router.api.openai import CompletionRequest, tokenize_body
+from router.data_path.job import Job
+from router.discovery.engine_api import EngineApi
+from router.errors import BadRequest, UpstreamError
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES: Final = 2 << 20  # of a body that is written anew for an engine
+
+EngineAddress = Callable[[str], tuple[str, str] | None]
+"""Model -> name and base URL of a replica that may be asked; None: none is up."""
+
+
+class EngineTokenizer:
+    """Asks a replica."""
+
+    def __init__(self, api: EngineApi, address: EngineAddress, *, timeout_s: float) -> None:
+        self._api = api
+        self._address = address
+        self._timeout_s = timeout_s
+
+    async def ids(self, job: Job) -> list[int] | None:
+        """Ask within a deadline; late or failing means unknown (None), never an error."""
+        address = self._address(job.model or "")
+        if address is None or job.inbound.body is None:
+            return None
+        if len(job.inbound.body) > _MAX_BYTES:
+            return None
+        if job.completion is not None and not _is_one_text(job.completion):
+            return None  # `/tokenize` takes one text
+        try:
+            body = orjson.dumps(tokenize_body(orjson.loads(job.inbound.body)))
+            return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
+        except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
+            return None  # forwarded, it will be refused in the engine's own words
+        except UpstreamError as exc:
+            logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
+            return None
+
+
+def _is_one_text(request: CompletionRequest) -> bool:
+    return len(request.prompts) == 1 and isinstance(request.prompts[0], str)

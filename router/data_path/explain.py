@@ -1,0 +1,50 @@
+"""A dry run of a request: everything that its decision would see. It changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.naming import params_of
+from router.data_path.job import Inbound
+from router.data_path.pipeline import Pipeline
+from router.index.cache_view import CacheView
+
+
+class Explainer:
+    """Decides as the pipeline does, and admits nothing."""
+
+    def __init__(self, pipeline: Pipeline, caches: CacheView) -> None:
+        self._pipeline = pipeline
+        self._caches = caches
+
+    async def explain(self, inbound: Inbound, *, with_tokens: bool) -> dict[str, Any]:
+        """Return the decision on a request, with the costs of every candidate.
+
+        Raises:
+            RouterError: as `Pipeline.route` would.
+        """
+        job = await self._pipeline.prepare(inbound, "explain")
+        choice = await self._pipeline.choose(job)
+        snapshot, decision = choice.snapshot, choice.decision
+        explained: dict[str, Any] = {
+            "model": job.model,
+            "tenant": job.tenant.name if job.tenant is not None else None,
+            "num_tokens": job.num_tokens,
+            "way": job.way,
+            "policy": choice.policy.name,
+            "policy_params": params_of(choice.policy),
+            "assignment": choice.assignment,
+            "decision": decision,
+            "request": snapshot.request,
+            "num_pool_tokens": snapshot.num_pool_tokens,
+            "candidates": [
+                {"state": self._caches.state(view.id), "view": view} for view in snapshot.replicas
+            ],
+        }
+        if with_tokens and job.tokens is not None:
+            contract = self._caches.contract(decision.candidate)
+            keys = job.keys(contract) if contract is not None else []
+            explained["contract"] = contract
+            explained["token_ids"] = job.tokens.ids()
+            explained["keys"] = [f"{key:015x}" for key in keys]
+        return explained

@@ -1,0 +1,123 @@
+"""Forward: one try, from its headers to as much of the answer as may still be replaced.
+
+That is an answer that is no stream, and the beginning of one that is: until something was
+generated, another replica can answer instead.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
+from router.api.opening import Begun, opening_of
+from router.data_path.headers import RequestHeaders
+from router.data_path.job import Job, Placement
+from router.data_path.overdue import Patience
+from router.data_path.retry import Retries
+from router.errors import Overdue, UpstreamError, UpstreamUnreachable
+from router.metrics import Metrics
+from router.records.outcome import Outcome
+from router.upstream import Answer, Upstream
+
+RETRYABLE: Final = frozenset({500, 502, 503, 504})
+"""An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
+pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+_HOLD_PROMPT_S: Final = 1.0
+"""How long a stream's beginning without content is kept at most. Of completions and chats: vLLM
+begins them with the first token, and an error follows at once."""
+_HOLD_OTHER_S: Final = 10.0
+"""Of others: the Responses API says that it begins before anything is computed."""
+
+_SMALL_ANSWER: Final = 1024 * 1024
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """How one try ended: an answer, or an error. A failure may be either."""
+
+    answer: Answer | None = None
+    error: UpstreamError | None = None
+    failure: str | None = None  # None: it did not fail
+
+    def outcome(self, placement: Placement) -> Outcome:
+        """Return how a failed try ended, seen from its replica."""
+        if isinstance(self.error, Overdue):
+            return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
+        is_refused = isinstance(self.error, UpstreamUnreachable)
+        return Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
+
+
+class Forwarder:
+    """Sends requests to replicas."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        headers: RequestHeaders,
+        retries: Retries,
+        patience: Patience,
+        metrics: Metrics,
+    ) -> None:
+        self._upstream = upstream
+        self._headers = headers
+        self._retries = retries
+        self._patience = patience
+        self._metrics = metrics
+
+    async def send(self, job: Job, placement: Placement) -> Attempt:
+        """Send one try.
+
+        Raises:
+            OutOfConnections: as `Upstream.open`.
+        """
+        try:
+            answer = await self._ask(job, placement)
+        except UpstreamError as exc:
+            return Attempt(error=exc, failure=exc.code)
+        if answer.outcome_status not in RETRYABLE:
+            return Attempt(answer=answer)
+        where = "status" if answer.error_status is None else "event"
+        return Attempt(answer=answer, failure=f"{where}_{answer.outcome_status}")
+
+    async def _ask(self, job: Job, placement: Placement) -> Answer:
+        overdue_s = self._patience.overdue_s(placement)
+        answer = await self._upstream.open(
+            placement.candidate.replica.name,
+            placement.candidate.replica.url + job.inbound.target,
+            method=job.inbound.method,
+            headers=self._headers.of(job, placement),
+            body=job.forwarded[0],
+            may_move_on=partial(self._retries.may_move_on, job, placement),
+            may_resend=not job.has_side_effects,
+            patience=partial(self._patience.wait_s, job, placement) if overdue_s else None,
+            patience_s=overdue_s or 0.0,
+        )
+        try:
+            answer.first_s = monotonic()
+            if not answer.is_event_stream:
+                await answer.gather(_SMALL_ANSWER)
+                answer.first_s = monotonic()
+            elif answer.status == 200:
+                await self._hold(job, placement, answer)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def _hold(self, job: Job, placement: Placement, answer: Answer) -> None:
+        """Keep a stream's beginning here until something was generated, or generating failed."""
+        until_s = answer.first_s + (_HOLD_PROMPT_S if job.prompt is not None else _HOLD_OTHER_S)
+        while (said := opening_of(answer.first)) is Begun.NOT_YET:
+            if answer.complete or len(answer.first) >= MAX_OPENING_BYTES:
+                return
+            if not await answer.read_on(until_s - monotonic()):
+                return
+        if isinstance(said, int):
+            answer.error_status = said
+            name = placement.candidate.replica.name
+            self._metrics.first_event_errors.labels(name, str(said)).inc()

@@ -1,0 +1,82 @@
+"""The headers of a request as its engine gets them, and of an answer as its client does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from time import monotonic
+from typing import Final
+
+from multidict import CIMultiDict
+
+from router.api.clients import FORWARDED
+from router.api.sessions import session_header
+from router.api.withheld import PREFIX, Withheld
+from router.config.replicas import ClientField
+from router.data_path import tenancy
+from router.data_path.job import Job, Placement
+from router.engine_key import EngineKey
+from router.upstream import Answer, end_to_end
+
+_NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED
+_NOT_RETURNED: Final = frozenset({"content-length"})  # of streams: one that breaks gets an event
+
+
+class RequestHeaders:
+    """Writes the headers for engines.
+
+    Args:
+        key: What replicas are sent in place of a tenant's key.
+        client_fields: Fields of engines' own that clients may set.
+    """
+
+    def __init__(self, key: EngineKey, client_fields: Collection[ClientField]) -> None:
+        self._key = key
+        self._drop = _NOT_FORWARDED | Withheld(client_fields).headers
+
+    def of(self, job: Job, placement: Placement) -> CIMultiDict[str]:
+        """Pass the client's headers on, with what an engine reads from a router added.
+
+        A tenant's key is for us: the engine gets its own, if there is one.
+        """
+        headers = end_to_end(job.inbound.headers.items(), drop=self._drop, drop_prefix=PREFIX)
+        if job.tenant is not None:
+            for name in ("Authorization", "x-api-key"):
+                headers.popall(name, None)
+            headers.update(self._key.headers(placement.candidate.replica.url))
+        if not job.forwarded[1]:
+            headers.popall("Content-Encoding", None)
+        headers["X-Request-Id"] = job.request_id
+        session = headers.get("X-Session-ID") or job.session
+        if session is not None:
+            headers["X-Session-ID"] = session_header(session)
+        if placement.candidate.rank is not None:
+            headers["X-data-parallel-rank"] = str(placement.candidate.rank)
+        if job.inbound.client is not None:
+            job.inbound.client.write(headers)
+        return headers
+
+
+def answer_headers(job: Job, placement: Placement, answer: Answer) -> CIMultiDict[str]:
+    """Pass an engine's headers on, with what was decided and what is left of a tenant's limits."""
+    drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
+    headers = end_to_end(answer.headers.items(), drop=drop, drop_prefix=PREFIX)
+    headers["x-warmroute-request-id"] = job.request_id
+    # Of a refused request they would tell what others had sent, and cost nothing to ask.
+    if answer.status < 400 and job.inbound.client and job.inbound.client.sees_details:
+        _explain_in(headers, job, placement)
+    tenancy.say_limits(headers, job, monotonic())
+    return headers
+
+
+def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> None:
+    headers["x-warmroute-replica"] = placement.candidate.id
+    headers["x-warmroute-policy"] = placement.policy.name
+    if placement.assignment is not None:
+        assigned = placement.assignment
+        headers["x-warmroute-arm"] = f"{assigned.experiment}/{assigned.arm}"
+    if job.tokens is not None:
+        headers["x-warmroute-cached"] = (
+            f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"
+            f";pool={placement.num_pool_tokens}"
+        )
+    headers["x-warmroute-ms"] = f"{(job.placed_s - job.inbound.arrived_s) * 1000:.2f}"

@@ -1,0 +1,166 @@
+"""Match: how much of a prompt each candidate holds, and how much the shared pool.
+
+`prepare` does what may wait: it hashes a long prompt in steps, and asks Redis where the index is
+looked up there. `match` is synchronous: nothing changes between it and the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from msgspec.structs import replace
+
+from policies.view import CandidateId, ReplicaView
+from router.contracts import HashContract
+from router.data_path.job import Found, Job, PoolMatch
+from router.data_path.lookup import Lookup
+from router.data_path.verify import PoolVerifier
+from router.errors import RouterError
+from router.index.block_index import NO_BLOCKS
+from router.index.cache_view import CacheView
+from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.replica import Candidate
+
+_HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
+
+_ByContract = dict[HashContract, list[CandidateId]]
+
+
+class Matcher:
+    """Finds what candidates and the pool have of a prompt.
+
+    Args:
+        lookup: The index in Redis; None: the local one is complete.
+        pool: None: there is no shared pool.
+        encoders: Where a long chain is hashed.
+        first_blocks_tokens: The first tokens of a prompt that policies may go by.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        caches: CacheView,
+        lookup: Lookup | None,
+        pool: PoolVerifier | None,
+        encoders: Executor,
+        first_blocks_tokens: int,
+    ) -> None:
+        self._fleet = fleet
+        self._caches = caches
+        self._lookup = lookup
+        self._pool = pool
+        self._encoders = encoders
+        self._first_blocks_tokens = first_blocks_tokens
+
+    # ---------------------------------------------------------------- what may wait
+
+    async def prepare(self, job: Job) -> None:
+        """Hash a long new prompt ahead, and ask Redis; whatever fails, the request goes on."""
+        if job.tokens is None:
+            return
+        if job.tokens.num_new_tokens > _HEAVY_TOKENS:
+            with suppress(RouterError):  # no replica serves it: the decision says so
+                candidates = self._fleet.candidates(job.model, monotonic())
+                await self._hash_ahead(job, self._by_contract(job, candidates))
+        if self._lookup is not None:
+            with suppress(RouterError):  # likewise
+                await self._lookup.fill(job, self._fleet.candidates(job.model, monotonic()))
+
+    async def _hash_ahead(self, job: Job, contracts: Iterable[HashContract]) -> None:
+        """Hash a prompt's chain in steps, off the loop where they are long."""
+        assert job.tokens is not None
+        loop = asyncio.get_running_loop()
+        for contract in contracts:
+            steps = job.tokens.hashing(contract, job.extra)
+            try:
+                work = next(steps)
+                while True:
+                    if work is None:
+                        await asyncio.sleep(0)
+                        work = next(steps)
+                    else:
+                        work = steps.send(await loop.run_in_executor(self._encoders, work))
+            except StopIteration:
+                pass
+
+    # ---------------------------------------------------------------- what may not
+
+    def match(self, job: Job, candidates: Sequence[Candidate]) -> Found:
+        """Count the leading prompt tokens that each candidate and the pool can spare an engine."""
+        contracts = self._by_contract(job, candidates)
+        pool = None
+        if self._pool is not None and job.tokens is not None:
+            pool = self._pool.match(job, candidates[0].replica.base_model, contracts)
+        return Found(
+            matches=self._matches(job, contracts),
+            pool=pool,
+            first_blocks_hash=self._first_blocks(job, candidates),
+        )
+
+    def mark_readers(
+        self, views: tuple[ReplicaView, ...], pool: PoolMatch
+    ) -> tuple[ReplicaView, ...]:
+        """Mark who cannot fetch what was found in the pool: without a connector, or other names."""
+        assert self._pool is not None
+        reads = self._pool.reads
+        if all(reads(v.id) and self._caches.contract(v.id) == pool.contract for v in views):
+            return views
+        return tuple(
+            view
+            if reads(view.id) and self._caches.contract(view.id) == pool.contract
+            else replace(view, reads_pool=False)
+            for view in views
+        )
+
+    def _matches(self, job: Job, contracts: _ByContract) -> dict[CandidateId, Match]:
+        """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
+
+        The chain is computed once per contract.
+        """
+        matches: dict[CandidateId, Match] = {}
+        for contract, ids in contracts.items():
+            keys, size = job.keys(contract), contract.block_size
+            # The engine recomputes at least the last token, hence a whole block of a full hit.
+            reusable = (job.num_tokens - 1) // size
+            chain = keys if len(keys) == reusable else keys[:reusable]
+            last, match = NO_BLOCKS, NO_MATCH
+            for cid, found in self._caches.match(chain, ids, job.found).items():
+                if found is not last:  # those who have alike have the same one
+                    last = found
+                    match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+                matches[cid] = match
+        return matches
+
+    def _by_contract(self, job: Job, candidates: Sequence[Candidate]) -> _ByContract:
+        """Group candidates by how their blocks are named; those not known at all are left out.
+
+        Empty where the tokens are not known.
+        """
+        groups: _ByContract = {}
+        if job.tokens is None:
+            return groups
+        last: HashContract | None = None
+        ids: list[CandidateId] = []
+        for candidate in candidates:
+            contract = self._caches.contract(candidate.id)
+            if contract is None:
+                continue
+            if contract != last:  # mostly all have the same
+                last, ids = contract, groups.setdefault(contract, [])
+            ids.append(candidate.id)
+        return groups
+
+    def _first_blocks(self, job: Job, candidates: Sequence[Candidate]) -> int | None:
+        """Digest the prompt's first blocks: the key of the last of them, for it is chained."""
+        contract = self._caches.contract(candidates[0].id)
+        keys = job.keys(contract) if contract is not None else []
+        if contract is None or not keys:
+            return None
+        num_blocks = max(1, self._first_blocks_tokens // contract.block_size)
+        return keys[min(num_blocks, len(keys)) - 1]

@@ -1,0 +1,121 @@
+"""Are local tokens the engine's? Every answer says how many; a sample is encoded whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+from functools import partial
+
+import orjson
+
+from router.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from router.data_path.job import Job, Placement
+from router.metrics import Metrics
+from router.tokens import Prompter, Prompters
+
+logger = logging.getLogger(__name__)
+
+
+class TokenAudit:
+    """Compares our tokens with engines'; where they differ, ours are not believed.
+
+    Args:
+        prove_ratio: Share of prompts that are encoded whole.
+        encoders: Where that is done.
+    """
+
+    def __init__(
+        self, prompters: Prompters, *, prove_ratio: float, encoders: Executor, metrics: Metrics
+    ) -> None:
+        self._prompters = prompters
+        self._prove_ratio = prove_ratio
+        self._encoders = encoders
+        self._metrics = metrics
+        self._num_requests = 0
+        self._proof_runs = False
+        self._next_proof_s = 0.0
+
+    def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
+        """Hold our count of a prompt against that of the replica it was sent to."""
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        if prompter is None or not (job.is_refused_here or job.way == "local"):
+            return
+        replica = placement.candidate.replica.name
+        disagreed = prompter.trust.disagrees(replica)
+        is_match = prompter.trust.observe_usage(
+            replica,
+            0 if job.is_refused_here else job.num_tokens,
+            num_engine_tokens,
+            num_replicas=placement.num_replicas,
+            now_s=asyncio.get_running_loop().time(),
+        )
+        if job.is_refused_here:  # but not by the engine: our template is not the engine's
+            self._mismatch(job, "template", prompter, replica, is_new=not disagreed)
+            return
+        self._num_requests += 1
+        if not is_match:
+            self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
+        elif self._is_sampled() and not self._proof_runs:
+            self._prove(job, prompter)
+
+    def _is_sampled(self) -> bool:
+        """Take every n-th request, the first among them, while proofs have had their share."""
+        ratio = self._prove_ratio
+        return (
+            ratio > 0
+            and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+            and asyncio.get_running_loop().time() >= self._next_proof_s
+        )
+
+    def _prove(self, job: Job, prompter: Prompter) -> None:
+        """Encode the prompt whole, beside; one at a time, and no larger a share of the time.
+
+        One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
+        proof that took t there is none for t / ratio.
+        """
+        assert job.tokens is not None
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        self._proof_runs = True
+        read = partial(_read_again, job.inbound.body or b"", is_chat=job.chat is not None)
+        tokens = job.tokens
+        proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
+
+        def note(done: asyncio.Future[bool]) -> None:
+            self._proof_runs = False
+            now_s = loop.time()
+            self._next_proof_s = now_s + (now_s - started_s) * (1 / self._prove_ratio - 1)
+            if done.cancelled() or done.exception() is not None:
+                return  # distrusted meanwhile, or refused: no proof of anything
+            if not prompter.trust.observe_proof(done.result(), now_s=now_s):
+                self._mismatch(job, "full_encode", prompter)
+
+        proof.add_done_callback(note)
+
+    def _mismatch(
+        self,
+        job: Job,
+        against: str,
+        prompter: Prompter,
+        replica: str | None = None,
+        *,
+        is_new: bool = True,
+    ) -> None:
+        """Count it; log who is not believed any more, once."""
+        self._metrics.token_mismatches.labels(job.model or "", against).inc()
+        said = {"model": job.model, "request": job.request_id, "replica": replica}
+        reason = prompter.trust.reason
+        if reason is not None:
+            logger.error(
+                "our tokens are not the engine's; the engine tokenizes for a while",
+                extra={**said, "reason": reason},
+            )
+        elif is_new:
+            logger.error("a replica counts other tokens; it alone is not believed", extra=said)
+
+
+def _read_again(body: bytes, *, is_chat: bool) -> ChatRequest | CompletionRequest:
+    """Parse a body that was read before and has been let go of since."""
+    read = orjson.loads(body)
+    return parse_chat(read) if is_chat else parse_completion(read)
