@@ -482,7 +482,7 @@ MAKERS: dict[str, Maker] = {
     "floors": floors,
     "request": docstring("router/data_path/pipeline.py"),
     "events": docstring("router/kv_events/follower.py"),
-    "tasks": docstring("router/assembly.py"),
+    "tasks": docstring("router/run.py"),
     "sharing": docstring("router/cluster/__init__.py"),
     "feeds": docstring("router/cluster/leadership.py"),
     "store": docstring("router/cluster/redis_store.py"),

@@ -1,38 +1,19 @@
-"""Builds the router's parts and owns what runs beside requests: one TaskGroup, every task named.
-
-    watch NAME    discover a replica, follow its events, probe it; anew when it restarts
-    pool          look at the Mooncake master, list its keys
-    tenants       read the tenants' file anew when it changes
-    sweep         end claims whose events came; free what retired epochs left, in slices;
-                  let go of removed replicas that are idle
-    loop lag      measure what blocks the event loop
-    garbage       collect it often and briefly
-    redis         share state with other routers; see router.cluster
-    records       write decision records
-
-A replica's life is told in router.discovery.watch, who has one in router.discovery.watches.
-"""
+"""Builds a router's parts, by subject; router.run runs them."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import random
 import secrets
 import socket
-import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-import uvloop
-from aiohttp import web
-
+from policies.policy import Policy
 from policies.registry import create
-from router import logs
 from router.api.clients import Clients
 from router.api.outliner import Outliner
 from router.api.routes import Routes
@@ -41,7 +22,7 @@ from router.cluster import PoolShare, Sharing
 from router.cluster.candidate_names import Feeds
 from router.cluster.peers import ALONE, Alone, Peers
 from router.cluster.redis_store import RedisStore
-from router.config import Config, redis_password
+from router.config import Config
 from router.config.hosts import HostRules
 from router.data_path.admit import Admission
 from router.data_path.decide import Decider
@@ -62,21 +43,20 @@ from router.data_path.token_audit import TokenAudit
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
-from router.discovery.status import UNDISCOVERED, PoolStatus, Status, Waiting
-from router.discovery.watch import HISTORY, ReplicaWatch
+from router.discovery.readiness import Readiness
+from router.discovery.status import PoolStatus, Status, Waiting
+from router.discovery.watch import ReplicaWatch
 from router.discovery.watches import Watches
 from router.engine_key import EngineKey
 from router.errors import ConfigError, RouterError
 from router.experiments import Experiments
 from router.experiments.trials import Trials
-from router.garbage import collect_garbage
 from router.http.admin import AdminApp
-from router.http.admin_token import with_token
 from router.http.app import DataApp
 from router.http.control import Control
 from router.http.draining import Draining
 from router.http.guard import Guard
-from router.http.server import Listener, raise_descriptor_limit, room_for_connections
+from router.http.server import Listener, room_for_connections
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -89,28 +69,38 @@ from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.sessions import Sessions
 from router.secret_file import read_secret
-from router.signals import handle_signals
-from router.supervisor import ignore, keep_running
 from router.tenants import Tenants
-from router.tls import client_tls, server_tls
+from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.upstream import Upstream
 
-logger = logging.getLogger(__name__)
-
-_SWEEP_S: Final = 0.05
-_LAG_S: Final = 0.1
-_TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 _ADMIN_CONNECTIONS: Final = 256
 
 
+class Threads:
+    """Where what would hold the event loop runs; one thread for each kind of work."""
+
+    def __init__(self) -> None:
+        self.encode = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self.heavy = ThreadPoolExecutor(1, thread_name_prefix="heavy")
+        # Of its own: a model hub that does not answer must not hold up prompts of other models.
+        self.load = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self.files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self.outliner = Outliner()
+
+    def close(self) -> None:
+        """End them without waiting."""
+        for executor in (self.encode, self.heavy, self.load, self.files):
+            executor.shutdown(wait=False, cancel_futures=True)
+        self.outliner.close()
+
+
 class Router:
-    """One router process's parts. `run` is its life.
+    """One router process's parts; `router.run` runs them.
 
     Args:
-        owns_process: Whether the garbage collector is this router's to steer.
         redis_password: Of the Redis that is configured; None: it needs none.
-        peer_name: What other routers call this one, unique to the process; None: it is made up
+        peer_name: What other routers call this one, unique to the process; None: a new name
             where there is a Redis, else there are no others.
 
     Raises:
@@ -118,29 +108,15 @@ class Router:
     """
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        owns_process: bool = False,
-        redis_password: str | None = None,
-        peer_name: str | None = None,
+        self, config: Config, *, redis_password: str | None = None, peer_name: str | None = None
     ) -> None:
         _check_files(config)
-        self._config = config
-        self._owns_process = owns_process
+        self.config = config
         self.metrics = Metrics()
         self.draining = Draining(config.listen)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
-        self._tls = {
-            "listen": server_tls(config.listen, "listen"),
-            "admin": server_tls(config.admin, "admin"),
-        }
-        # What SIGHUP makes us read again: name -> what reads it, or raises ConfigError.
-        self.reloads: dict[str, Callable[[], None]] = {
-            f"{section}.tls_cert": tls.reload
-            for section, tls in self._tls.items()
-            if tls is not None
-        }
+        self.certificates = dict(_certificates(config))
+        self.threads = Threads()
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = CacheView(BlockIndex())
@@ -157,13 +133,7 @@ class Router:
             tls=tls,
             key=engine_key,
         )
-        self._encoders = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        self._heavy = ThreadPoolExecutor(1, thread_name_prefix="heavy")
-        self._outliner = Outliner()
-        # Of its own: a model hub that does not answer must not hold up prompts of other models.
-        self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self._decision_log = (
+        self.decision_log = (
             DecisionLog(config.log.decisions, self.metrics.records_dropped.inc)
             if config.log.decisions is not None
             else None
@@ -209,7 +179,7 @@ class Router:
         for definition in config.experiment.definitions:
             self.trials.start(definition, configured=True)
         self.metrics.watch_experiments(self.trials.metric_states)
-        self._shadows = Shadows(
+        self.shadows = Shadows(
             [create(shadow.name, shadow.params) for shadow in config.shadow.policies],
             share=config.shadow.share,
             metrics=self.metrics,
@@ -217,7 +187,7 @@ class Router:
         self.tenants = (
             Tenants(
                 config.tenants.file,
-                now_s=self._now(),
+                now_s=time.monotonic(),
                 on_reload=lambda result: self.metrics.tenants_read.labels(result).inc(),
             )
             if config.tenants.file is not None
@@ -233,7 +203,10 @@ class Router:
             upstream=self._upstream,
             waiting=self._waiting,
             watch=self._watch,
-            count_failure=self._count_failure,
+            count_failure=self.count_failure,
+        )
+        self.readiness = Readiness(
+            fleet=self.fleet, prompters=self.prompters, waiting=self._waiting
         )
         self.sharing = self._share(name, feeds)
         if self.sharing is not None:
@@ -257,12 +230,12 @@ class Router:
         self, engine_key: EngineKey, verifier: PoolVerifier | None, lookup: Lookup | None
     ) -> Pipeline:
         """Put the steps of a request together."""
-        config, metrics = self._config, self.metrics
+        config, metrics = self.config, self.metrics
         tokenizer = Tokenizer(
             config=config.tokens,
             prompters=self.prompters,
-            encoders=self._encoders,
-            heavy=self._heavy,
+            encoders=self.threads.encode,
+            heavy=self.threads.heavy,
             engine=EngineTokenizer(
                 self._engine_api, self._engine_address, timeout_s=config.tokens.engine_timeout_s
             ),
@@ -274,7 +247,7 @@ class Router:
             caches=self.caches,
             lookup=lookup,
             pool=verifier,
-            encoders=self._encoders,
+            encoders=self.threads.encode,
             first_blocks_tokens=config.policy.first_blocks_tokens,
         )
         decider = Decider(
@@ -296,7 +269,7 @@ class Router:
         retries = Retries(config.forward, fleet=self.fleet, pool=verifier, metrics=metrics)
         steps = Steps(
             reader=Reader(
-                self._outliner,
+                self.threads.outliner,
                 fleet=self.fleet,
                 forward=config.forward,
                 session_headers=config.session.headers,
@@ -327,13 +300,13 @@ class Router:
                 token_audit=TokenAudit(
                     self.prompters,
                     prove_ratio=config.tokens.prove_ratio,
-                    encoders=self._encoders,
+                    encoders=self.threads.encode,
                     metrics=metrics,
                 ),
                 pool=verifier,
-                decision_log=self._decision_log,
+                decision_log=self.decision_log,
                 trials=self.trials,
-                shadows=self._shadows,
+                shadows=self.shadows,
             ),
         )
         return Pipeline(steps)
@@ -351,12 +324,12 @@ class Router:
             registry=self.registry,
             apply_records=self.watches.apply,
             pool=PoolShare(self.pool, self.pool_follower) if self.pool_follower else None,
-            lease_s=self._config.redis.lease_s,
-            session_ttl_s=self._config.session.ttl_s,
-            keeps_blocks=self._config.index.mode == "local",
+            lease_s=self.config.redis.lease_s,
+            session_ttl_s=self.config.session.ttl_s,
+            keeps_blocks=self.config.index.mode == "local",
             trials=self.trials,
             accounts=self.tenants.accounts if self.tenants is not None else None,
-            count_failure=self._count_failure,
+            count_failure=self.count_failure,
         )
 
     def _lookup(self, feeds: Feeds) -> Lookup:
@@ -369,182 +342,105 @@ class Router:
             metrics=self.metrics,
         )
 
-    # ---------------------------------------------------------------- life
-
-    async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
-        """Serve until `stop`; `on_ready` gets the data and the admin URL once both listen.
+    def build_listeners(self) -> tuple[Listener, Listener]:
+        """Build the public port and the admin port; neither is bound yet.
 
         Raises:
-            ConfigError: a port cannot be bound, a file cannot be read.
+            ConfigError: the file of the admin token cannot be read.
         """
-        async with AsyncExitStack() as stack:
-            if self._decision_log is not None:  # last: answers in flight at the end have records
-                stack.callback(self._decision_log.close)
-            stack.callback(self._shadows.close)  # before that: what they have to say is recorded
-            await stack.enter_async_context(self._upstream)
-            await stack.enter_async_context(self._engine_api)
-            if self._master is not None:
-                await stack.enter_async_context(self._master)
-            self.listeners = listener, admin = self._listeners()
-            data_url = listener.bind(self._config.listen.host, self._config.listen.port)
-            stack.callback(listener.close)
-            admin_url = admin.bind(self._config.admin.host, self._config.admin.port)
-            stack.callback(admin.close)
-            async with asyncio.TaskGroup() as tg:
-                self.watches.start(tg)
-                tasks = [
-                    tg.create_task(self._kept("upkeep", self._sweep), name="sweep"),
-                    tg.create_task(self._kept("upkeep", self._measure_lag), name="loop lag"),
-                ]
-                if self.sharing is not None:
-                    tasks.append(
-                        tg.create_task(self._kept("redis", self.sharing.run), name="redis")
-                    )
-                if self.pool_follower is not None:
-                    tasks.append(
-                        tg.create_task(
-                            self._kept("pool", self.pool_follower.run, self.pool.lost), name="pool"
-                        )
-                    )
-                if self.tenants is not None:
-                    tasks.append(
-                        tg.create_task(self._kept("tenants", self._follow_tenants), name="tenants")
-                    )
-                if self._owns_process:
-                    tasks.append(tg.create_task(collect_garbage(self.is_idle), name="garbage"))
-                if self._decision_log is not None:
-                    tasks.append(tg.create_task(self._decision_log.run(), name="records"))
-                for each in (listener, admin):
-                    await each.start(tg)
-                    tasks.append(tg.create_task(each.watch(), name=f"{each.name} connections"))
-                on_ready(data_url, admin_url)
-                await stop.wait()
-                await self.draining.run(listener)
-                for each in (listener, admin):
-                    await each.end()
-                self.watches.stop()
-                for task in tasks:
-                    task.cancel()
-        for executor in (self._encoders, self._heavy, self._loaders, self._files):
-            executor.shutdown(wait=False, cancel_futures=True)
-        self._outliner.close()
-
-    def _listeners(self) -> tuple[Listener, Listener]:
-        """Make the public port and the admin port; neither is taken yet."""
-        limits = self._config.limits
+        limits = self.config.limits
         public = Listener(
             "public",
-            self._data_app(),
+            self._data_app().build(),
             limits=limits,
             max_connections=room_for_connections(limits.connections),
             metrics=self.metrics,
-            tls=self._tls["listen"],
+            tls=self.certificates.get("listen"),
         )
         admin = Listener(
             "admin",
-            self._admin_app(),
+            self._admin_app().build(),
             limits=limits,
             max_connections=_ADMIN_CONNECTIONS,
             metrics=self.metrics,
-            tls=self._tls["admin"],
+            tls=self.certificates.get("admin"),
         )
         return public, admin
 
-    def _data_app(self) -> web.Application:
+    def _data_app(self) -> DataApp:
         return DataApp(
             pipeline=self.pipeline,
             fleet=self.fleet,
             metrics=self.metrics,
-            limits=self._config.limits,
-            routes=Routes(self._config.forward.routes),
+            limits=self.config.limits,
+            routes=Routes(self.config.forward.routes),
             clients=Clients(
-                details=self._config.listen.detail_headers,
-                trusted=self._config.listen.trusted,
-                proxies=self._config.forward.trusted_proxies,
+                details=self.config.listen.detail_headers,
+                trusted=self.config.listen.trusted,
+                proxies=self.config.forward.trusted_proxies,
             ),
-            withheld=Withheld(self._config.forward.client_fields),
-            not_ready=self.not_ready,
-            is_starting=self.is_starting,
+            withheld=Withheld(self.config.forward.client_fields),
+            readiness=self.readiness,
             draining=self.draining,
             tenants=self.tenants,
-        ).build()
+        )
 
-    def _admin_app(self) -> web.Application:
-        token = read_secret(self._config.admin.token_file, "admin.token_file")
+    def _admin_app(self) -> AdminApp:
+        token = read_secret(self.config.admin.token_file, "admin.token_file")
         return AdminApp(
             explainer=Explainer(self.pipeline, self.caches),
             registry=self.registry,
             watches=self.watches,
             trials=self.trials,
             status=self._status,
-            config=self._config,
+            config=self.config,
             control=Control(self._engine_api, self.registry),
-            guard=Guard(token, self._config.admin.hosts),
+            guard=Guard(token, self.config.admin.hosts),
             tenants=self.tenants,
-        ).build()
+        )
 
-    def reload(self) -> None:
-        """Read again what may change while the router runs; what is wrong with it is logged."""
-        for name, read in self.reloads.items():
-            try:
-                read()
-            except ConfigError as exc:
-                logger.error("not reloaded", extra={"what": name, "reason": exc.message})
-            else:
-                logger.info("reloaded", extra={"what": name})
-        if not self.reloads:
-            logger.info("nothing to reload")
+    @property
+    def clients(self) -> Iterator[AbstractAsyncContextManager[Any]]:
+        """What has connections while the router runs."""
+        yield self._upstream
+        yield self._engine_api
+        if self._master is not None:
+            yield self._master
 
     def is_idle(self) -> bool:
-        """Say whether no request is in flight."""
+        """Whether no request is in flight."""
         return all(self.fleet.is_idle(replica.name) for replica in self.fleet.replicas)
 
-    def not_ready(self) -> str | None:
-        """Say why requests should not come yet; None: they may."""
-        if not self.fleet.replicas:
-            first = next(iter(self._waiting.items()), None)
-            return f"no replica yet: {first[0]}: {first[1]}" if first else "no replica"
-        loading = self.prompters.loading()
-        return f"loading tokenizers: {', '.join(loading)}" if loading else self._history_missing()
-
-    def is_starting(self) -> bool:
-        """Say whether requests will be served, or served better, in a moment."""
-        if self.fleet.replicas:
-            return self.not_ready() is not None
-        return any(reason == UNDISCOVERED for reason in self._waiting.values())
-
-    def _history_missing(self) -> str | None:
-        for name, reason in self._waiting.items():
-            if reason == HISTORY:
-                return f"{name}: {reason}"
-        return None
+    def count_failure(self, follower: str) -> None:
+        """Count a follower that failed and starts again."""
+        self.metrics.follower_failures.labels(follower).inc()
 
     def _watch(self, entry: Entry) -> ReplicaWatch:
         return ReplicaWatch(
             entry.name,
             entry.replica,
-            config=self._config,
+            config=self.config,
             fleet=self.fleet,
             caches=self.caches,
             prompters=self.prompters,
             upstream=self._upstream,
             engine_api=self._engine_api,
-            loaders=self._loaders,
+            loaders=self.threads.load,
             waiting=self._waiting,
             is_offered=lambda: self.watches.is_offered(entry.name),
             sharing=self.sharing,
             pool=self.pool if self._master is not None else None,
             readers=self._readers,
-            count_failure=self._count_failure,
+            count_failure=self.count_failure,
         )
 
     def _engine_address(self, model: str) -> tuple[str, str] | None:
-        """Choose whom to ask for tokens: whoever serves the model and is the least busy."""
+        """Choose the replica to ask for tokens: the least busy of those that serve the model."""
         try:
-            candidates = self.fleet.candidates(model, self._now())
+            candidates = self.fleet.candidates(model, time.monotonic())
         except RouterError:
             return None
-        views = self.fleet.views(candidates, {}, self._now())
+        views = self.fleet.views(candidates, {}, time.monotonic())
         least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
         return least[1].replica.name, least[1].replica.url
 
@@ -555,43 +451,13 @@ class Router:
             served = self.fleet.model(served.parent)
         return served.max_model_len if served is not None else None
 
-    # ---------------------------------------------------------------- beside
 
-    async def _kept(
-        self,
-        follower: str,
-        run: Callable[[], Awaitable[None]],
-        on_failure: Callable[[str], None] = ignore,
-    ) -> None:
-        await keep_running(run, follower=follower, count=self._count_failure, on_failure=on_failure)
-
-    def _count_failure(self, follower: str) -> None:
-        self.metrics.follower_failures.labels(follower).inc()
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            self.caches.expire_claims(self._now())
-            self.caches.index.sweep()
-            self.watches.sweep()
-
-    async def _follow_tenants(self) -> None:
-        """Read the tenants' file anew when it changes; off the loop, it may be large or far."""
-        tenants, loop = self.tenants, asyncio.get_running_loop()
-        assert tenants is not None
-        while True:
-            await asyncio.sleep(_TENANTS_S)
-            tenants.follow(await loop.run_in_executor(self._files, tenants.look), self._now())
-
-    async def _measure_lag(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due_s = loop.time() + _LAG_S
-            await asyncio.sleep(_LAG_S)
-            self.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
-
-    def _now(self) -> float:
-        return time.monotonic()
+def _certificates(config: Config) -> Iterator[tuple[str, ServerTls]]:
+    """Read the certificates of the ports that speak TLS, by section."""
+    for section, files in (("listen", config.listen), ("admin", config.admin)):
+        tls = server_tls(files, section)
+        if tls is not None:
+            yield section, tls
 
 
 def _check_files(config: Config) -> None:
@@ -602,39 +468,8 @@ def _check_files(config: Config) -> None:
             raise ConfigError(f"{param}: {str(file)!r} is not a file", param=param)
 
 
-def _policy(name: str, params: dict[str, Any]) -> Any:
+def _policy(name: str, params: dict[str, Any]) -> Policy:
     try:
         return create(name, params)
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
-
-
-def serve(config: Config) -> None:
-    """Run one router until SIGINT or SIGTERM.
-
-    Raises:
-        ConfigError: the configuration cannot be put into effect; nothing was served.
-    """
-    config = with_token(config, os.environ)
-    router = Router(
-        config, owns_process=True, redis_password=redis_password(config.redis, os.environ)
-    )
-    raise_descriptor_limit()
-    log_writer = logs.start(level=config.log.level, as_json=config.log.json)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signalled(router))
-    except* ConfigError as group:
-        raise group.exceptions[0] from None
-    finally:
-        log_writer.stop()
-
-
-async def _until_signalled(router: Router) -> None:
-    stop = asyncio.Event()
-    handle_signals(stop, router.draining, router.reload)
-
-    def ready(data_url: str, admin_url: str) -> None:
-        print(f"warmroute listens on {data_url} (admin: {admin_url})", file=sys.stderr, flush=True)
-
-    await router.run(stop, ready)

@@ -1,4 +1,4 @@
-"""router.assembly: replicas found and lost, readiness, what is left at the end."""
+"""router.assembly, router.run: replicas found and lost, readiness, what is left at the end."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_readiness_does_not_flicker() -> None:
     """Once it says yes it stays: nothing is begun after that."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
         for _ in range(300):
-            assert stage.router.not_ready() is None
+            assert stage.router.readiness.not_ready() is None
             await asyncio.sleep(0)
 
 

@@ -27,7 +27,7 @@ from router.replicas.replica import Replica, ServedModel
 from router.replicas.sessions import Sessions
 
 MODEL = "simulated"
-_EXPIRE_EVERY_S = 1.0  # as router.assembly does
+_EXPIRE_EVERY_S = 1.0  # as router.run does
 
 
 class Ask(Struct, frozen=True, gc=False):

@@ -77,9 +77,9 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     try:
         config = _load(config_file, flags)
         _require_replicas(config)
-        from router import assembly as lifecycle  # late: `--help` should not import an HTTP stack
+        from router import run  # late: `--help` should not import an HTTP stack
 
-        lifecycle.serve(config)
+        run.serve(config)
     except ConfigError as error:
         click.echo(f"warmroute: {error.message}", err=True)
         sys.exit(2)

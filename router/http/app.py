@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from router.api.withheld import Withheld
 from router.config import LimitsConfig
 from router.data_path.job import Api, Inbound
 from router.data_path.pipeline import Pipeline
+from router.discovery.readiness import Readiness
 from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, ShuttingDown
 from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining
@@ -95,8 +96,7 @@ class DataApp:
         routes: Routes,
         clients: Clients,
         withheld: Withheld,
-        not_ready: Callable[[], str | None],
-        is_starting: Callable[[], bool],
+        readiness: Readiness,
         draining: Draining,
         tenants: Tenants | None,
     ) -> None:
@@ -108,8 +108,7 @@ class DataApp:
         self._routes = routes
         self._clients = clients
         self._withheld = withheld
-        self._not_ready = not_ready
-        self._is_starting = is_starting
+        self._readiness = readiness
         self._tenants = tenants
         self._draining = draining
         self._may_wait_until_s = time.monotonic() + _START_S
@@ -199,7 +198,7 @@ class DataApp:
         A client that retries after one was killed gets no 503 from its successor.
         """
         while time.monotonic() < self._may_wait_until_s:
-            if not self._is_starting():
+            if not self._readiness.is_starting():
                 break
             await asyncio.sleep(_START_LOOK_S)
 
@@ -245,7 +244,7 @@ class DataApp:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        reason = self._draining.reason or self._not_ready()
+        reason = self._draining.reason or self._readiness.not_ready()
         if reason is None:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})

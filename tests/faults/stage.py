@@ -33,6 +33,7 @@ from router.cluster.peers import Peers
 from router.contracts import BlockKey, block_key
 from router.logs import JsonFormatter, TextFormatter
 from router.replicas.replica import candidates_of
+from router.run import run
 from tests.redis_servers import RedisServer
 
 SECRET = "wr-s3cret"
@@ -254,7 +255,7 @@ class Stage:
                 await asyncio.sleep(0.002)
 
     async def ready(self) -> None:
-        await self.until(lambda: self.router.not_ready() is None)
+        await self.until(lambda: self.router.readiness.not_ready() is None)
 
     async def knows(self, *engines: Emulator) -> None:
         """Wait until the router knows just those blocks that the engines have."""
@@ -331,7 +332,7 @@ async def on_stage(
         listens: asyncio.Future[tuple[str, str]] = loop.create_future()
         failed: BaseException | None = None  # raised outside of the group, which would wrap it
         async with asyncio.TaskGroup() as tg:
-            tg.create_task(stage.router.run(stage.stop, lambda *urls: listens.set_result(urls)))
+            tg.create_task(run(stage.router, stage.stop, lambda *urls: listens.set_result(urls)))
             try:
                 stage.url, stage.admin_url = await listens
                 if ready:

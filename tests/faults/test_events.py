@@ -188,7 +188,9 @@ async def test_what_is_no_engine_is_named_until_it_is_one() -> None:
                 assert reply.status == 503
                 refused = await stage.ask(chat("a"))
                 assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
-            await stage.until(lambda: "without a model list" in (stage.router.not_ready() or ""))
+            await stage.until(
+                lambda: "without a model list" in (stage.router.readiness.not_ready() or "")
+            )
             engine.pages["/v1/models"] = MODELS
             await stage.ready()
 

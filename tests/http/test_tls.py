@@ -14,6 +14,7 @@ from aiohttp import web
 
 from router.config import ForwardConfig, ListenConfig
 from router.errors import ConfigError
+from router.run import reload
 from router.tls import client_tls, server_tls
 from tests.faults.fake_engine import MODELS
 from tests.faults.stage import PATIENCE_S, Engines, RawClient, Stage, chat, on_stage, words
@@ -91,7 +92,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart(authority: Author
         assert (await get(stage.url + "/healthz", context))[1] == first
         settings["listen__tls_key"].write_bytes(key)
         listening(authority)  # into the same files
-        stage.router.reload()
+        reload(stage.router)
         _, second = await get(stage.url + "/healthz", context)
 
     assert first != second

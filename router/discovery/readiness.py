@@ -1,0 +1,41 @@
+"""Whether requests may come yet: replicas found, tokenizers loaded, event histories replayed."""
+
+from __future__ import annotations
+
+from router.discovery.status import UNDISCOVERED, Waiting
+from router.discovery.watch import HISTORY
+from router.replicas.fleet import Fleet
+from router.tokens import Prompters
+
+
+class Readiness:
+    """Answers /readyz, and whether an early request is worth holding.
+
+    Args:
+        waiting: Why a replica is not usable (yet).
+    """
+
+    def __init__(self, *, fleet: Fleet, prompters: Prompters, waiting: Waiting) -> None:
+        self._fleet = fleet
+        self._prompters = prompters
+        self._waiting = waiting
+
+    def not_ready(self) -> str | None:
+        """Return why requests should not come yet; None: they may."""
+        if not self._fleet.replicas:
+            first = next(iter(self._waiting.items()), None)
+            return f"no replica yet: {first[0]}: {first[1]}" if first else "no replica"
+        loading = self._prompters.loading()
+        return f"loading tokenizers: {', '.join(loading)}" if loading else self._history_missing()
+
+    def is_starting(self) -> bool:
+        """Whether requests will be served, or served better, in a moment."""
+        if self._fleet.replicas:
+            return self.not_ready() is not None
+        return any(reason == UNDISCOVERED for reason in self._waiting.values())
+
+    def _history_missing(self) -> str | None:
+        for name, reason in self._waiting.items():
+            if reason == HISTORY:
+                return f"{name}: {reason}"
+        return None

@@ -1,0 +1,216 @@
+"""Runs a router: one TaskGroup, every task named; its reloads and its end.
+
+    watch NAME    discover a replica, follow its events, probe it; anew when it restarts
+    pool          look at the Mooncake master, list its keys
+    tenants       read the tenants' file again when it changes
+    sweep         end claims whose events came; free what retired epochs left, in slices;
+                  let go of removed replicas that are idle
+    loop lag      measure what blocks the event loop
+    garbage       collect it often and briefly
+    redis         share state with other routers; see router.cluster
+    records       write decision records
+
+A replica's own tasks are in router.discovery.watch; router.discovery.watches starts them.
+
+Signals:
+
+    SIGTERM       drain in three phases: a supervisor's (router.http.draining)
+    SIGINT        likewise without the first: a person's at a terminal, with no front end
+    either        a second time: end now; a third time: the system's default action
+    SIGHUP        read files again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Final
+
+import uvloop
+
+from router import logs
+from router.assembly import Router
+from router.config import Config, redis_password
+from router.errors import ConfigError
+from router.garbage import collect_garbage
+from router.http.admin_token import with_token
+from router.http.server import raise_descriptor_limit
+from router.metrics import Metrics
+from router.supervisor import ignore, keep_running
+from router.tenants import Tenants
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_S: Final = 0.05
+_LAG_S: Final = 0.1
+_TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
+
+
+def serve(config: Config) -> None:
+    """Run one router until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the configuration cannot be put into effect; nothing was served.
+    """
+    config = with_token(config, os.environ)
+    router = Router(config, redis_password=redis_password(config.redis, os.environ))
+    raise_descriptor_limit()
+    log_writer = logs.start(level=config.log.level, as_json=config.log.json)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_until_signalled(router))
+    except* ConfigError as group:
+        raise group.exceptions[0] from None
+    finally:
+        log_writer.stop()
+
+
+async def _until_signalled(router: Router) -> None:
+    stop = asyncio.Event()
+    _handle_signals(router, stop)
+
+    def ready(data_url: str, admin_url: str) -> None:
+        print(f"warmroute listens on {data_url} (admin: {admin_url})", file=sys.stderr, flush=True)
+
+    await run(router, stop, ready, owns_process=True)
+
+
+async def run(
+    router: Router,
+    stop: asyncio.Event,
+    on_ready: Callable[[str, str], None],
+    *,
+    owns_process: bool = False,
+) -> None:
+    """Serve until `stop`; `on_ready` gets the data and the admin URL once both listen.
+
+    Args:
+        owns_process: Whether the garbage collector is this router's to steer.
+
+    Raises:
+        ConfigError: a port cannot be bound, a file cannot be read.
+    """
+    config = router.config
+    async with AsyncExitStack() as stack:
+        stack.callback(router.threads.close)
+        if router.decision_log is not None:  # late: answers in flight at the end have records
+            stack.callback(router.decision_log.close)
+        stack.callback(router.shadows.close)  # before that: their decisions are recorded
+        for client in router.clients:
+            await stack.enter_async_context(client)
+        router.listeners = public, admin = router.build_listeners()
+        data_url = public.bind(config.listen.host, config.listen.port)
+        stack.callback(public.close)
+        admin_url = admin.bind(config.admin.host, config.admin.port)
+        stack.callback(admin.close)
+        async with asyncio.TaskGroup() as tg:
+            router.watches.start(tg)
+            tasks = [
+                tg.create_task(loop, name=name)
+                for name, loop in _loops(router, owns_process=owns_process)
+            ]
+            for each in router.listeners:
+                await each.start(tg)
+                tasks.append(tg.create_task(each.watch(), name=f"{each.name} connections"))
+            on_ready(data_url, admin_url)
+            await stop.wait()
+            await router.draining.run(public)
+            for each in router.listeners:
+                await each.end()
+            router.watches.stop()
+            for task in tasks:
+                task.cancel()
+
+
+def _loops(
+    router: Router, *, owns_process: bool
+) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+    """Name what runs beside requests, but for the watches."""
+
+    def kept(
+        follower: str,
+        loop: Callable[[], Awaitable[None]],
+        on_failure: Callable[[str], None] = ignore,
+    ) -> Coroutine[Any, Any, None]:
+        return keep_running(
+            loop, follower=follower, count=router.count_failure, on_failure=on_failure
+        )
+
+    yield "sweep", kept("upkeep", partial(_sweep, router))
+    yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
+    if router.sharing is not None:
+        yield "redis", kept("redis", router.sharing.run)
+    if router.pool_follower is not None:
+        yield "pool", kept("pool", router.pool_follower.run, router.pool.lost)
+    if router.tenants is not None:
+        follow = partial(_follow_tenants, router.tenants, router.threads.files)
+        yield "tenants", kept("tenants", follow)
+    if owns_process:
+        yield "garbage", collect_garbage(router.is_idle)
+    if router.decision_log is not None:
+        yield "records", router.decision_log.run()
+
+
+async def _sweep(router: Router) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        router.caches.expire_claims(time.monotonic())
+        router.caches.index.sweep()
+        router.watches.sweep()
+
+
+async def _follow_tenants(tenants: Tenants, files: Executor) -> None:
+    """Read the tenants' file again when it changes; off the loop, it may be large or far."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_TENANTS_S)
+        tenants.follow(await loop.run_in_executor(files, tenants.look), time.monotonic())
+
+
+async def _measure_lag(metrics: Metrics) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + _LAG_S
+        await asyncio.sleep(_LAG_S)
+        metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
+
+
+def _handle_signals(router: Router, stop: asyncio.Event) -> None:
+    """Handle signals from now on, on the running loop."""
+    loop = asyncio.get_running_loop()
+
+    def end(number: signal.Signals) -> None:
+        if not stop.is_set():
+            if number == signal.SIGINT:
+                router.draining.skip_grace()
+            stop.set()
+            return
+        router.draining.end_now()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload, router)
+
+
+def reload(router: Router) -> None:
+    """Read again what may change while the router runs; what is wrong with it is logged."""
+    for section, tls in router.certificates.items():
+        name = f"{section}.tls_cert"
+        try:
+            tls.reload()
+        except ConfigError as exc:
+            logger.error("not reloaded", extra={"what": name, "reason": exc.message})
+        else:
+            logger.info("reloaded", extra={"what": name})
+    if not router.certificates:
+        logger.info("nothing to reload")
