@@ -158,7 +158,7 @@ class StoredView(Struct, frozen=True, gc=False):
     extra_keys: Sequence[Sequence[Any] | None] | None = None
 
     @property
-    def is_telling(self) -> bool:
+    def is_computable(self) -> bool:
         """Whether its first hash can be computed at all: the prompt's start, tokens and size."""
         return (
             self.parent_block_hash is None
@@ -203,7 +203,7 @@ def obeys(
     lora_paths: Mapping[str, str] | None = None,
 ) -> bool | None:
     """Return whether the event's first hash is the contract's; None: that cannot be told."""
-    if not stored.is_telling or stored.block_size != contract.block_size:
+    if not stored.is_computable or stored.block_size != contract.block_size:
         return None
     extra = extra_of(stored, lora_paths or {})
     if extra is None:

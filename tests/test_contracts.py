@@ -187,7 +187,7 @@ def test_an_unknown_seed_finds_nothing() -> None:
     stored = stored_by(HashContract(algorithm="xxhash", block_size=16, seed="random"))
 
     assert find_contract(stored) is None
-    assert stored.is_telling
+    assert stored.is_computable
     assert stored.is_plain
 
 

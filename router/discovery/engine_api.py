@@ -1,7 +1,7 @@
 """A replica's own HTTP API beside the data path: discovery, probes, load, tokenization.
 
-Everything a replica tells about itself is optional: what is missing is None, and the router does
-with less (a replica without `/kv_event_sources` is routed to approximately).
+Everything a replica reports about itself is optional: what is missing is None, and the router does
+without (a replica without `/kv_event_sources` is routed to approximately).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Answer(Struct, frozen=True):
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What a replica says about itself. None: it does not say."""
+    """What a replica reports about itself. None: it does not report it."""
 
     models: tuple[ServedModel, ...]
     version: str | None
@@ -58,7 +58,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     started_s: float | None  # unix seconds: another value means another process
     num_ranks: int
     event_sources: dict[int, EventSource]  # rank -> publisher; empty: no events
-    has_pool_connector: bool = False  # it has Mooncake metrics; False: or it does not say
+    has_pool_connector: bool = False  # it has Mooncake metrics; False: it has none, or no metrics
 
     def endpoints(self, config: EventsConfig, replica: ReplicaConfig) -> dict[int, EventSource]:
         """Choose each rank's event endpoints: configured ones, else those the replica reports."""
@@ -74,7 +74,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):
-    """How busy each rank says it is."""
+    """The load of each rank, as the replica reports it."""
 
     started_s: float | None
     num_running: dict[int, int]
@@ -154,7 +154,7 @@ class EngineApi:
         )
 
     async def event_publishers(self, replica: str, url: str) -> list[EventSource] | None:
-        """Read what it says of its ranks' events, those that are off among them.
+        """Read the event sources of its ranks, those that are off included.
 
         None: it has no such route, as older releases, or does not answer.
         """
@@ -172,7 +172,7 @@ class EngineApi:
             raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
     async def load(self, replica: str, url: str) -> ReplicaLoad | None:
-        """Read how busy the replica says it is; None: it has no metrics."""
+        """Read the load of the replica's ranks; None: it has no metrics."""
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
@@ -241,7 +241,7 @@ class EngineApi:
         return await self._send(replica, request, timeout_s=_PATIENCE * self._timeout_s)
 
     async def _optional(self, replica: str, url: str, path: str) -> bytes | None:
-        """Get what a replica may not have; None unless it answers 200."""
+        """Get a page that a replica may lack; None unless it answers 200."""
         try:
             answer = await self._get(replica, url, path)
         except (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken):
@@ -301,7 +301,7 @@ async def _read(response: httpx.Response, max_bytes: int) -> bytes:
 
 
 def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:
-    """Read who publishes events; None: it has no such route, or one that says something else."""
+    """Read the event sources; None: it has no such route, or another one of that name."""
     try:
         return pages.event_sources(body) if body is not None else None
     except ValueError:

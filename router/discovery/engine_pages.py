@@ -1,8 +1,8 @@
-"""What a replica's answers about itself mean: JSON and metrics text in, values in range out.
+"""A replica's answers about itself, decoded: JSON and metrics text in, values in range out.
 
-What must live here: decoding, and how much is accepted of what a replica says. What must not: I/O.
-A replica may be broken or hostile. An answer of another shape is a ValueError; a figure that cannot
-be one (no number, negative, larger than any engine's) is None, as if it had not been there.
+What must live here: decoding, and its limits. What must not: I/O. A replica may be broken or
+hostile. An answer of another shape is a ValueError; a figure that is none (no number, negative,
+larger than any engine's) is None, as if it were missing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def models(body: bytes) -> tuple[ServedModel, ...]:
 
 
 def event_sources(body: bytes) -> dict[int, EventSource]:
-    """Read who publishes each rank's events, those that are off among them.
+    """Read each rank's event source, those that are off included.
 
     Raises:
         ValueError: it is no such answer; ranks that are none are left out.
@@ -98,7 +98,7 @@ def event_sources(body: bytes) -> dict[int, EventSource]:
 
 
 def version(body: bytes) -> str | None:
-    """Read the engine's version; None: it does not say."""
+    """Read the engine's version; None: it has none."""
     try:
         return _decode_version(body).version
     except ValueError:
@@ -126,7 +126,7 @@ def refusal(body: bytes) -> str:
 
 
 class Metrics:
-    """The page that a replica's `/metrics` shows. A full parse of it takes 20 ms of the loop."""
+    """A replica's `/metrics` page. A full parse of it takes 20 ms of the loop."""
 
     __slots__ = ("_page",)
 
@@ -157,7 +157,7 @@ class Metrics:
         return None
 
     def mentions(self, prefix: str) -> bool:
-        """Tell whether there is a metric of this prefix."""
+        """Return whether there is a metric of this prefix."""
         return prefix in self._page
 
     def _samples(self, name: str) -> list[str]:

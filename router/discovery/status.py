@@ -1,4 +1,4 @@
-"""What the router knows of its replicas, for /metrics, /readyz and the admin API."""
+"""The state of the replicas and of the pool, for /metrics, /readyz and the admin API."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Waiting = dict[str, str]
 """Replica name -> why it is not usable (yet), in the configuration's order."""
 
 UNDISCOVERED: Final = "not discovered yet"
-"""Why before the first attempt to discover it has ended, well or not."""
+"""The reason until the first attempt to discover it has ended."""
 
 
 class PoolStatus:
-    """Describes the shared pool at the moment it is asked."""
+    """Describes the shared pool now."""
 
     def __init__(self, pool: PoolCatalog, readers: PoolReaders, fleet: Fleet, *, url: str) -> None:
         self._pool = pool
@@ -51,7 +51,7 @@ class PoolStatus:
         )
 
     def reads(self, candidate: CandidateId) -> bool:
-        """Tell whether a candidate is believed to read the pool."""
+        """Return whether a candidate is taken to read the pool."""
         return self._readers.reads(candidate)
 
     def describe(self, now_s: float) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class PoolStatus:
 
 
 class Status:
-    """Describes every replica, found or not, at the moment it is asked."""
+    """Describes every replica now, found or not."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Status:
         found = {replica.name: replica for replica in self._fleet.replicas}
         described: list[dict[str, Any]] = []
         for entry in self._registry.entries:
-            told = {
+            entry_info = {
                 "name": entry.name,
                 "url": entry.replica.url,
                 "draining": entry.draining,
@@ -160,17 +160,17 @@ class Status:
             }
             replica = found.get(entry.name)
             if replica is None:
-                told["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
+                entry_info["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
             else:
-                told["replica"] = replica
-                told["ranks"] = [
+                entry_info["replica"] = replica
+                entry_info["ranks"] = [
                     self._describe_rank(statuses[c.id]) for c in candidates_of(replica)
                 ]
-            described.append(told)
+            described.append(entry_info)
         return described
 
     def sharing(self) -> dict[str, Any] | None:
-        """Describe how we stand to Redis and to other routers; None: there is no Redis."""
+        """Describe the connection to Redis and to other routers; None: there is no Redis."""
         if self._sharing is None:
             return None
         state = self._sharing()

@@ -1,9 +1,9 @@
-"""One replica's life, as the router sees it from beside the requests.
+"""The life of one replica, beside the requests.
 
     discover (until it answers) -> register -> [follow its ranks | load tokenizers | probe it]
     -> gone or restarted -> drop its blocks -> discover again
 
-Its configuration stays; its facts are its own, and another process has others.
+Its configuration stays; its facts belong to a process, and the next one may have others.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event histo
 
 
 class ReplicaWatch:
-    """Lives through the lives of one configured replica.
+    """Watches one configured replica, from process to process.
 
     Args:
         waiting: Why the replica is not usable (yet); read by readiness and the admin API.
         loaders: Where tokenizers are loaded: a hub may take its time.
-        is_offered: Whether it may have requests once it is found; one that drains drains on.
+        is_offered: Whether it may have requests once it is found; a draining one goes on draining.
         sharing: What several routers share; None: there is only this one.
     """
 
@@ -101,7 +101,7 @@ class ReplicaWatch:
         self._count_failure = count_failure
 
     async def run(self) -> None:
-        """Live through a replica's lives."""
+        """Watch the replica until cancelled."""
         while True:
             facts = await self._discover()
             replica = self._register(facts)
@@ -125,14 +125,14 @@ class ReplicaWatch:
             logger.warning("replica restarted", extra={"replica": self._name})
 
     async def _discover(self) -> EngineFacts:
-        """Ask until the replica answers; each new reason for not knowing it is logged once."""
+        """Ask until the replica answers; each new reason for a failure is logged once."""
         pause_s, longest_s = _DISCOVER_S
         said = ""
         while True:
             try:
                 return await self._engine_api.facts(self._name, self._url)
             except UpstreamError as exc:
-                self._is_up_after(exc)  # one found before may still have requests waiting
+                self._is_up_after(exc)  # requests may be waiting at one found before
                 self._waiting[self._name] = exc.message
                 if exc.message != said:
                     said = exc.message
@@ -145,7 +145,7 @@ class ReplicaWatch:
     def _register(self, facts: EngineFacts) -> Replica:
         """Put a discovered replica into the fleet, its ranks' caches unknown as yet.
 
-        One that was draining when it went away drains on: whoever restarts it wants to say when.
+        One that was draining when it went away goes on draining: the operator decides when it ends.
         """
         name = self._name
         replica = Replica(
@@ -185,7 +185,7 @@ class ReplicaWatch:
         return replica
 
     def _sources(self, replica: Replica, facts: EngineFacts) -> list[CandidateSource]:
-        """Begin to answer for each rank's cache; nothing is known of it yet."""
+        """Create each rank's stream; nothing is known of its cache yet."""
         endpoints = facts.endpoints(self._config.events, self._replica)
         sources = [
             self._candidate_source(candidate, replica, endpoints.get(rank))
@@ -196,7 +196,7 @@ class ReplicaWatch:
         return sources
 
     def _attach_pool(self, replica: Replica) -> None:
-        """Say what the replica's objects in the pool may be called, and learn anew if it reads."""
+        """Note what the replica's objects in the pool may be called; forget whether it reads it."""
         if self._pool is None:
             return
         base = replica.base_model
@@ -254,14 +254,14 @@ class ReplicaWatch:
             )
 
     def _restart_stream(self, source: CandidateSource, reason: str) -> None:
-        """Know nothing of a candidate: who followed it failed in the middle of something."""
+        """Forget a candidate's blocks: its follower failed, perhaps in the middle of a change."""
         stream = source.rank_stream()
         stream.failed(f"its follower failed: {reason}")
         self._caches.hand_over(source.candidate, stream)
         self._caches.index.clear(source.candidate)
 
     async def _await_history(self, replica: Replica) -> None:
-        """Hold readiness back for the replica's event history, but not for ever."""
+        """Delay readiness until the replica's event history is read, but not for ever."""
         if not replica.publishes_events:
             return
         deadline_s = self._now() + _HISTORY_S
@@ -273,9 +273,9 @@ class ReplicaWatch:
         self._waiting.pop(replica.name, None)
 
     def _load_prompters(self, replica: Replica) -> None:
-        """Have the tokenizers and templates loaded that nobody loads yet; readiness waits.
+        """Load tokenizers and templates that are not loading yet; readiness waits.
 
-        It goes on if the replica is removed meanwhile: others may serve the model, too.
+        Loading goes on if the replica is removed meanwhile: others may serve the model, too.
         """
         self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
         tokens = self._config.tokens
@@ -327,7 +327,7 @@ class ReplicaWatch:
                 load_due_s = self._now() + health.load_interval_s
                 load = await self._engine_api.load(name, replica.url)
                 if not was_up and (load is None or load.started_s is None):
-                    return  # it does not say whether it is another process: ask for everything
+                    return  # it may be another process: ask for everything
                 if load is not None:
                     if load.started_s != facts.started_s:
                         return
@@ -347,7 +347,7 @@ class ReplicaWatch:
                 logger.info("replica up again", extra={"replica": name})
 
     def _is_up_after(self, failure: UpstreamError) -> bool:
-        """Count a failed probe; where it was one too many, who waits there moves on at once."""
+        """Count a failed probe; if the replica is down by it, waiting requests move on at once."""
         now_s = self._now()
         self._fleet.probe_failed(self._name, _probe_failure(failure), now_s, jitter=random.random())
         is_up = self._fleet.is_up(self._name, now_s)
@@ -362,7 +362,7 @@ class ReplicaWatch:
 def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:
     """Load a model's prompter and use it once: the first request need not compile a template.
 
-    Whatever a model directory does to the libraries that read it, the engine can tokenize.
+    Whatever a model directory does to the libraries that read it, the engine can still tokenize.
     """
     request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
     try:

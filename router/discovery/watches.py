@@ -1,15 +1,15 @@
-"""Who has a watch: one task for each replica that the registry names, from order to forgetting.
+"""The watches: one task for each replica of the registry, from the order until it is forgotten.
 
 Orders of this router's admin API and records from other routers come in here; the registry says
-what should be, and `_follow` makes it so, whatever was there before:
+which replicas there should be, and `_reconcile` starts and cancels watches accordingly:
 
     added       its watch starts; it is used as soon as it is discovered
     draining    it is not offered any more
-    leaving     not offered; when nothing of ours runs there, `sweep` lets it go
+    leaving     not offered; when nothing of ours runs there, `sweep` forgets it
     gone        its watch is cancelled, its caches go with it, then its load and its name
     moved       (the name at another address) gone, and added again
 
-A name has one task at most: what comes while an old one is ending starts when it has ended.
+A name has at most one task: if another is wanted while one is ending, it starts after that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watch(Protocol):
-    """Whoever lives through a replica's lives: router.discovery.watch."""
+    """Watches one replica: router.discovery.watch."""
 
     async def run(self) -> None:
         """Go on until cancelled; leave no caches behind."""
@@ -41,8 +41,8 @@ class Watches:
     """The tasks; see the module's charter.
 
     Args:
-        waiting: Why a replica is not usable (yet); here it gets and loses its line.
-        watch: Makes a replica's watch.
+        waiting: Why a replica is not usable (yet); entries are added and removed here.
+        watch: Creates a replica's watch.
         count_failure: Takes the kind of a follower that failed.
     """
 
@@ -65,7 +65,7 @@ class Watches:
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[Entry, asyncio.Task[None]]] = {}
         self._ending: set[str] = set()
-        self._refused: set[str] = set()  # records complained about
+        self._refused: set[str] = set()  # records that were logged as refused
         for entry in registry.entries:
             waiting[entry.name] = UNDISCOVERED
 
@@ -75,7 +75,7 @@ class Watches:
         """Watch every replica there should be."""
         self._group = group
         for entry in self._registry.entries:
-            self._follow(entry.name)
+            self._reconcile(entry.name)
 
     def stop(self) -> None:
         """Cancel every watch; the fleet stays as it is, for answers in flight."""
@@ -85,20 +85,20 @@ class Watches:
             task.cancel()
 
     def sweep(self) -> None:
-        """Let go of those that are leaving and have nothing of ours in flight."""
+        """Forget replicas that are leaving and have nothing of ours in flight."""
         for entry in self._registry.entries:
             if entry.leaving and self._fleet.is_idle(entry.name):
                 self._forget(entry.name)
 
     def is_offered(self, name: str) -> bool:
-        """Say whether a replica may have new requests."""
+        """Return whether a replica may have new requests."""
         entry = self._registry.find(name)
         return entry is not None and entry.is_offered
 
     # -- orders ------------------------------------------------------------------------------
 
     def add(self, replica: ReplicaConfig) -> tuple[Entry, bool]:
-        """Add a replica; tell whether it is new.
+        """Add a replica; return its entry and whether it is new.
 
         Raises:
             ConfigError, ReplicaConflict: it cannot be one; its name or address is another's.
@@ -106,32 +106,32 @@ class Watches:
         entry, is_new = self._registry.add(replica)
         if is_new:
             logger.info("replica added", extra={"replica": entry.name, "url": entry.replica.url})
-            self._follow(entry.name)
+            self._reconcile(entry.name)
         return entry, is_new
 
     def drain(self, name: str, *, draining: bool) -> Entry:
-        """Send a replica no more requests, or again.
+        """Stop (or resume) sending new requests to a replica.
 
         Raises:
             UnknownReplica: there is none of that name.
         """
         entry = self._registry.drain(name, draining=draining)
         logger.info("replica drains" if draining else "replica is back", extra={"replica": name})
-        self._follow(name)
+        self._reconcile(name)
         return entry
 
     def remove(self, name: str, *, now: bool) -> Entry:
-        """Let a replica go, when nothing of ours runs there any more; or `now`.
+        """Remove a replica when nothing of ours runs there any more; or `now`.
 
-        Now: who waits there for a first byte moves on to another replica, answers that have
-        begun still come to their end.
+        Now: requests that wait there for a first byte move on to another replica; answers that
+        have begun still come to their end.
 
         Raises:
             UnknownReplica: there is none of that name.
         """
         entry = self._registry.remove(name)
         logger.info("replica is leaving", extra={"replica": name})
-        self._follow(name)
+        self._reconcile(name)
         if now:
             self._upstream.abort(name)
             self._forget(name)
@@ -140,7 +140,7 @@ class Watches:
         return entry
 
     def apply(self, records: Mapping[str, ReplicaRecord]) -> None:
-        """Follow the records of all routers; those of no possible replica are told, once."""
+        """Apply the records of all routers; impossible ones are logged, once."""
         for identity, record in records.items():
             reason = self._registry.refused(identity, record)
             if reason is not None and identity not in self._refused:
@@ -156,13 +156,13 @@ class Watches:
                     "leaving": entry.leaving,
                 },
             )
-            self._follow(entry.name)
+            self._reconcile(entry.name)
         self.sweep()
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _follow(self, name: str) -> None:
-        """Make what runs what the registry says."""
+    def _reconcile(self, name: str) -> None:
+        """Start or cancel a replica's watch, as the registry says."""
         entry = self._registry.find(name)
         running = self._running.get(name)
         if entry is not None and any(r.name == name for r in self._fleet.replicas):
@@ -170,15 +170,15 @@ class Watches:
         if running is None:
             if entry is not None and self._group is not None:
                 self._waiting[name] = UNDISCOVERED
-                task = self._group.create_task(self._kept(entry), name=f"watch {name}")
+                task = self._group.create_task(self._keep_watching(entry), name=f"watch {name}")
                 self._running[name] = entry, task
                 task.add_done_callback(lambda _: self._ended(name))  # also if it never began
         elif (entry is None or entry.replica != running[0].replica) and name not in self._ending:
             self._ending.add(name)
             running[1].cancel()
 
-    async def _kept(self, entry: Entry) -> None:
-        """Watch a replica; whatever it says, the watch goes on, or begins again."""
+    async def _keep_watching(self, entry: Entry) -> None:
+        """Watch a replica; a watch that fails is started again."""
         await keep_running(
             lambda: self._watch(entry).run(),
             follower="replica",
@@ -194,13 +194,13 @@ class Watches:
         self._fleet.remove(name)
         self._waiting.pop(name, None)
         logger.info("replica removed", extra={"replica": name})
-        self._follow(name)
+        self._reconcile(name)
 
     def _ended(self, name: str) -> None:
-        """Leave nothing of a replica behind; unless all ends, then answers are in flight."""
+        """Forget a replica whose watch was cancelled; not at shutdown: answers are in flight."""
         del self._running[name]
         if name in self._ending:
             self._ending.remove(name)
             self._fleet.remove(name)
             self._waiting.pop(name, None)
-            self._follow(name)
+            self._reconcile(name)

@@ -1,8 +1,8 @@
-"""What the data path asks about caches: contract, matches, trust, by candidate.
+"""The caches as the data path sees them: contract, matches, trust, by candidate.
 
-One object in front of the block index and the event streams, so that routing does not care
+One object in front of the block index and the event streams, so that routing does not depend on
 whether a candidate's blocks are known from its events, translated, or guessed. The audit lives
-here: predictions held against what engines report, and what follows when they disagree.
+here: predictions compared with what engines report, and what follows when they differ.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ DISTRUST_BELOW = 0.6
 """Share of right predictions under which a stream is re-synced. Evictions between decision and
 schedule do not count (`was_overtaken`); a lost event costs nearly all of a session's turns."""
 
-
 LINGER_S = 1.0
 """How long a finished request's claim waits for its events: vLLM's publisher looks every 0.1 s,
-and a replay holds live events up for as long. A next turn must not come upon the gap."""
+and a replay delays live events for as long. The next turn must not find a gap."""
 
 
 class Claim(Struct, kw_only=True):
-    """What one request claims at a candidate until its blocks are there, or it failed."""
+    """Blocks that one request will compute at a candidate, until they are there or it failed."""
 
     candidate: CandidateId
     keys: Sequence[BlockKey]  # the whole chain
-    speculation: Speculation | None  # over what is not there yet; None: nothing, or it came
+    speculation: Speculation | None  # over blocks not there yet; None: none, or they came
     until_s: float | None = None  # None: its request is under way; else it waits for events
 
 
@@ -53,18 +52,18 @@ class CacheView:
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
-        self._claims: dict[CandidateId, list[Claim]] = {}  # whose blocks have not all come
+        self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
 
     def add(self, candidate: CandidateId, stream: CandidateStream) -> None:
-        """Begin to answer for a candidate."""
+        """Add a candidate, by its stream."""
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._trust[candidate] = _Trust()
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
-        """Answer by another stream from now on; blocks, claims and trust stay."""
+        """Use another stream from now on; blocks, claims and trust stay."""
         old = self._streams.get(candidate)
         if old is not None:
             old.on_applied = None
@@ -84,7 +83,7 @@ class CacheView:
         return self._streams.get(candidate)
 
     def contract(self, candidate: CandidateId) -> HashContract | None:
-        """Return how the candidate's blocks are named; None: it is not known at all."""
+        """Return how the candidate's blocks are named; None: the candidate is not known."""
         stream = self._streams.get(candidate)
         return None if stream is None else stream.contract
 
@@ -104,9 +103,9 @@ class CacheView:
         candidates: Iterable[CandidateId],
         found: Mapping[CandidateId, BlockMatch] = NOTHING_FOUND,
     ) -> dict[CandidateId, BlockMatch]:
-        """Count the leading blocks of `chain` that each candidate holds and is believed to.
+        """Count the leading blocks of `chain` that each candidate holds; none for suspect ones.
 
-        `found`: what was found elsewhere of candidates whose blocks are not kept here.
+        `found`: matches found elsewhere, of candidates whose blocks are not kept here.
         """
         matches = self.index.match(chain, candidates)
         for candidate in found.keys() & matches.keys():
@@ -120,7 +119,7 @@ class CacheView:
     def claim(
         self, candidate: CandidateId, keys: Sequence[BlockKey], num_held_blocks: int
     ) -> Claim:
-        """Claim the chain for a request that is about to be sent: siblings see it as held."""
+        """Claim the chain for a request that is about to be sent: it counts as held from now on."""
         new = keys[num_held_blocks:]
         speculation = self.index.speculate(candidate, new) if new else None
         claim = Claim(candidate=candidate, keys=keys, speculation=speculation)
@@ -142,12 +141,12 @@ class CacheView:
         claim.until_s = now_s + LINGER_S
 
     def expire_claims(self, now_s: float) -> None:
-        """Forget claims whose events have come, and those whose will not come any more."""
+        """End claims whose events have come, and those whose events are overdue."""
         for candidate in list(self._claims):
             self._expire_claims(candidate, now_s)
 
     def _applied(self, candidate: CandidateId) -> None:
-        """End claims as soon as events bring what they claim: from there on the index knows."""
+        """End claims as soon as events bring what they claim: from then on the index holds it."""
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
                 _end(claim)
@@ -163,9 +162,9 @@ class CacheView:
             self._claims[candidate] = waiting
 
     def was_overtaken(self, claim: Claim, num_reported_tokens: int) -> bool:
-        """Tell whether a prediction was right when it was made: then came an eviction.
+        """Return whether a prediction was right when it was made, and an eviction came later.
 
-        The first block that the engine did not have is one that its events say went of late.
+        The first block that the engine did not have was removed recently, by its events.
         """
         contract = self.contract(claim.candidate)
         if contract is None:
@@ -178,7 +177,7 @@ class CacheView:
     def audit(
         self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
     ) -> None:
-        """Note how a prediction came out; a stream whose predictions fail is re-synced."""
+        """Note a prediction's outcome; a stream whose predictions fail becomes suspect."""
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
             return

@@ -1,10 +1,10 @@
-"""What the events of one rank mean for the index: tiers, KV groups, block sizes, translation.
+"""The meaning of one rank's events for the index: tiers, KV groups, block sizes, translation.
 
 What must live here: from decoded events to keys in `BlockIndex`. What must not: the search for the
-contract (contract_search), sequence numbers and replay (history).
+contract (contract_search), sequence numbers and replay (sequence).
 
 Blocks are indexed under the low bits of the engine's own hashes, which need no contract; only a
-translated rank is indexed under ours. So nothing waits for the contract to be found.
+translated rank is indexed under our own. So nothing waits for the contract to be found.
 
 A limit that events cannot show: for a request that asks for `kv_cache_report_mode: full`, vLLM
 reports reused blocks as if they were stored. They are counted as copies; the audit finds them.
@@ -50,8 +50,8 @@ class RankBlocks:
         contract: The guess until one is found: configured, or the engine's default.
         seeds: Texts to try as the engine's seed before the defaults.
         lora_paths: Adapter name to path; read at each event, the owner may change it.
-        pool_stored: Takes the keys of blocks stored on the cpu tier: this replica's connector
-            means the shared pool by it. None: it means the replica's own memory.
+        pool_stored: Takes the keys of blocks stored on the cpu tier, which means the shared pool
+            for this replica's connector. None: it means the replica's own memory.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class RankBlocks:
         self._search = ContractSearch(contract, seeds, self._lora_paths)
         self._translation: Translation | None = None
         self._groups: dict[int, bool] = {}  # whether a KV group is full attention
-        self._is_taken_over = False  # blocks are held whose groups were never heard of here
+        self._is_taken_over = False  # blocks are held whose groups are not known
         self.counters = counters
         self.needs_history = False  # the owner begins anew and sets it back
 
@@ -125,7 +125,7 @@ class RankBlocks:
     def apply(self, batch: EventBatch, payload: bytes) -> None:
         """Apply a batch; `payload` is what it was decoded from.
 
-        Stops early with `needs_history` set where the contract turns out to be another one.
+        Stops early with `needs_history` set if the contract turns out to be another one.
         """
         for position, event in enumerate(batch.events):
             if isinstance(event, BlockStored):
@@ -157,7 +157,7 @@ class RankBlocks:
                 return
         to_pool = self._pool_stored if tier == "cpu" else None
         if self._translation is not None:
-            if to_pool is not None:  # our names of blocks mean nothing to a pool
+            if to_pool is not None:  # a pool does not know our keys
                 self.counters.num_untranslated += num_blocks
                 return
             keys = self._translation.stored(_view(event), self._lora_paths)
@@ -174,9 +174,9 @@ class RankBlocks:
         self.counters.num_stored += len(keys)
 
     def _learns_full_attention(self, event: BlockStored, tier: Tier) -> bool:
-        """Tell whether the event's group is indexed; learn the kind where the event says it.
+        """Return whether the event's group is indexed; learn the kind where the event has it.
 
-        Connectors' events may lack the kind: they teach nothing.
+        Events of connectors may lack it.
         """
         group, kind = event.group_idx, event.kv_cache_spec_kind
         if group is None:
@@ -188,7 +188,7 @@ class RankBlocks:
         return self._groups.get(group, group == 0)
 
     def _examine(self, event: BlockStored, payload: bytes, position: int) -> None:
-        """Let an event that starts a prompt tell about the contract."""
+        """Learn about the contract from an event that starts a prompt."""
         search = self._search
         view = _view(event)
         if not search.wants(view):
@@ -224,7 +224,7 @@ class RankBlocks:
             self._remove_translated(self._translation, event.block_hashes, tier)
 
     def _may_hold(self, group: int | None) -> bool:
-        """Tell whether blocks of this group may be indexed; too few are better than too many."""
+        """Return whether blocks of this group may be indexed; too few are better than too many."""
         if group is None:
             return True
         return self._groups.get(group, group == 0 or self._is_taken_over)

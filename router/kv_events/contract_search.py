@@ -1,14 +1,14 @@
-"""Finding out how an engine hashes, from its own events, and noticing when that changes.
+"""The search for an engine's hash contract, from its own events; and its verification later.
 
 SEARCHING    every event that starts a prompt is tried
   -> FOUND         it obeys a known contract
   -> TRANSLATED    `MAX_MISSES` plain ones obey none
 FOUND        now and then an event is verified; one with extra keys shows `tagged`
-  -> SEARCHING     a plain event does not obey any more (an engine swapped unseen)
+  -> SEARCHING     a plain event does not obey it any more (an engine was swapped unseen)
 TRANSLATED   the end, until the engine restarts
 
-A contract taken over from another router counts as FOUND, and the first event that can verifies it.
-If it fails, nothing indexed is wrong for that: a replay has proven that the engine is the same.
+A contract taken over from another router counts as FOUND, and is verified by the first event that
+can. If that fails, what is indexed stays right: a replay has proven that the engine is the same.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from msgspec import structs
 from router.contracts import HashContract, StoredView, find_contract, obeys
 
 MAX_MISSES: Final = 3
-"""Plain events that obey none before translation: an old engine hides salts, so not one."""
+"""Plain events that obey none before translation: not one, for an old engine hides salts."""
 
 VERIFY_EVERY: Final = 256
 """Of the events that start a prompt, one in so many is verified with tokens."""
 
 _MAX_TAG_CHECKS: Final = 64
-"""An adapter whose path is not known obeys neither way: do not ask for ever."""
+"""An adapter whose path is not known obeys neither way: do not check for ever."""
 
 
 class Phase(Enum):
@@ -80,7 +80,7 @@ class ContractSearch:
         self._is_taken_over = False
 
     def take_over(self, contract: HashContract, *, is_verified: bool) -> None:
-        """Go on with what another router found, or merely guessed."""
+        """Go on with a contract that another router found, or guessed."""
         self.contract = contract
         if is_verified:
             self.phase = Phase.FOUND
@@ -88,7 +88,7 @@ class ContractSearch:
             self._is_taken_over = True
 
     def wants(self, stored: StoredView) -> bool:
-        """Tell whether to examine this event, which starts a prompt (tokens may be missing)."""
+        """Return whether to examine this event, which starts a prompt (tokens may be missing)."""
         if self.phase is Phase.FOUND:
             self._num_until_verified -= 1
             may_check_tag = not self._is_tag_known and not stored.is_plain
@@ -99,7 +99,7 @@ class ContractSearch:
         """Learn from an event with its tokens.
 
         Returns:
-            True where what was indexed so far is named wrongly: history is needed again.
+            True if blocks were indexed under wrong keys so far: history is needed again.
         """
         if self.phase is Phase.SEARCHING:
             return self._try(stored)
@@ -121,7 +121,7 @@ class ContractSearch:
             self.contract = found
             self.phase = Phase.FOUND
             self._is_tag_known = not stored.is_plain
-        elif stored.is_telling and stored.is_plain:
+        elif stored.is_computable and stored.is_plain:
             self.num_misses += 1
             if self.num_misses >= MAX_MISSES:
                 self.contract = HashContract(algorithm="warmroute", block_size=stored.block_size)

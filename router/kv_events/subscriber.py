@@ -1,7 +1,7 @@
 """An engine's KV events over ZeroMQ: subscribe, drain, replay. The only module that imports zmq.
 
-What must live here: sockets, frames, endpoints. What must not: what a batch says or whether it is
-the next one (router.index). Source of the framing: ZmqEventPublisher in
+What must live here: sockets, frames, endpoints. What must not: the contents of a batch, or whether
+it is the next one (sequence). Source of the framing: ZmqEventPublisher in
 vllm/distributed/kv_events.py, 0.32.0.
 
     published         topic, sequence (8 bytes, big-endian), payload
@@ -37,7 +37,7 @@ Message = tuple[int, bytes]
 MAX_REPLAY_BYTES: Final = 1 << 30
 MAX_REPLAY_MESSAGES: Final = 200_000
 MAX_REPLAY_S: Final = 300.0
-"""A replay that is longer in any way has no end: vLLM's buffer has 10,000 batches by default."""
+"""A replay beyond any of these is given up: vLLM's buffer has 10,000 batches by default."""
 
 MAX_DRAINED: Final = 256
 """Messages taken at once; the caller yields to the loop before it takes more."""
@@ -64,11 +64,11 @@ class EventSource(Struct, frozen=True):
     replay_endpoint: _Address | None = None
     topic: _Address = ""
     enable_kv_cache_events: bool = True
-    publisher: str | None = "zmq"  # "null": events are made and thrown away
+    publisher: str | None = "zmq"  # "null": events are created and dropped
 
 
 class Received(Struct, frozen=True):
-    """What one wait brought: batches in order, and whether the publisher came or went.
+    """Result of one wait: batches in order, and whether the publisher came or went.
 
     `is_up` None: no change. After True there may be batches missing before the first one here.
     """
@@ -81,9 +81,9 @@ class Received(Struct, frozen=True):
 class EngineEvents:
     """The event stream of one rank.
 
-    ZeroMQ reconnects by itself where a connection ends. Where the other side broke the protocol, or
-    said more than `MAX_PAYLOAD_BYTES` at once, it gives the connection up for good: so one that is
-    down for some time is made anew.
+    ZeroMQ reconnects by itself when a connection ends. If the other side broke the protocol, or
+    sent more than `MAX_PAYLOAD_BYTES` at once, it gives the connection up for good: so one that has
+    been down for some time is created again.
 
     Args:
         endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.
@@ -102,9 +102,8 @@ class EngineEvents:
         topic: str = "",
         *,
         replay_timeout_s: float = 5.0,
-        context: zmq.asyncio.Context | None = None,
     ) -> None:
-        self._context = context or _shared_context()
+        self._context = _shared_context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
         self.endpoint = endpoint
@@ -176,7 +175,7 @@ class EngineEvents:
         return is_up
 
     def _note_link(self, is_up: bool | None) -> None:
-        """Connect anew, with growing pauses, where ZeroMQ may have given up."""
+        """Connect again, with growing pauses, where ZeroMQ may have given up."""
         now_s = time.monotonic()
         if is_up:
             self._up_s = now_s
@@ -268,7 +267,7 @@ def parse_reply(frames: Sequence[bytes]) -> Message | None:
 
 
 def reachable_endpoint(endpoint: str, replica_url: str) -> str:
-    """Turn the endpoint an engine says it binds into one to connect to.
+    """Turn the endpoint an engine reports to bind into one to connect to.
 
     `tcp://*:5557` names every interface of the engine's machine: take the replica's own host. An
     endpoint that names a host stays what it is: for `tcp://*:0` vLLM tells the address it bound.
@@ -295,7 +294,7 @@ def reachable_endpoint(endpoint: str, replica_url: str) -> str:
 
 def _shared_context() -> zmq.asyncio.Context:
     context = zmq.asyncio.Context.instance()
-    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)  # heeded before the first socket only
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)  # has an effect before the first socket only
     return context
 
 
@@ -306,7 +305,7 @@ def _configure(socket: zmq.asyncio.Socket, endpoint: str, receive_hwm: int) -> N
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.RECONNECT_IVL, 100)  # ms; ZeroMQ adds its own jitter
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)  # a machine that lost its power says no goodbye
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)  # a machine that lost its power does not disconnect
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
 
 

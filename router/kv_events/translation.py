@@ -1,8 +1,8 @@
 """Engine hash -> own digest, for an engine whose digests cannot be computed.
 
-The events of such an engine (random seed, unknown algorithm) still carry the tokens of what was
-stored, so the chain is computed again under our own contract, `warmroute`, and the index and the
-requests meet there.
+The events of such an engine (random seed, unknown algorithm) still carry the tokens of the stored
+blocks, so the chain is computed again under our own contract, `warmroute`, for the index and for
+requests.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from router.contracts import BlockKey, ExtraKeys, HashContract, StoredView, bloc
 
 
 class Translation:
-    """What one rank's block hashes are under our own contract.
+    """One rank's block hashes under our own contract.
 
     Args:
         contract: Algorithm `warmroute`, the engine's block size.
-        max_blocks: Bound, oldest out first; a block that falls out cannot be removed by name.
+        max_blocks: Bound, oldest out first; a dropped block cannot be removed by its hash.
     """
 
     __slots__ = ("_digests", "_max_blocks", "contract")
@@ -31,7 +31,8 @@ class Translation:
     def stored(self, event: StoredView, lora_paths: Mapping[str, str]) -> list[BlockKey]:
         """Translate stored blocks; the keys end where translation does (an image, no tokens).
 
-        Empty where the parent is not known (history before we joined) or the event cannot tell.
+        Empty where the parent is not known (history before this router joined) or the event does
+        not show it.
         """
         parent: bytes | None = None
         if event.parent_block_hash is not None:
@@ -52,7 +53,7 @@ class Translation:
         return [block_key(digest) for digest in digests[: len(event.block_hashes)]]
 
     def key_of(self, external: int | bytes) -> BlockKey | None:
-        """Translate one hash, None if it was never stored here (or fell out)."""
+        """Translate one hash, None if it was never stored here (or was dropped)."""
         digest = self._digests.get(block_key(external))
         return None if digest is None else block_key(digest)
 

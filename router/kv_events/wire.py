@@ -82,7 +82,7 @@ WireShape = Literal["map", "array"]
 
 
 class EventBatch(Struct, array_like=True, gc=False):
-    """What one engine step changed."""
+    """The changes of one engine step."""
 
     ts: float
     events: list[KvEvent]
@@ -154,7 +154,7 @@ _MAPS_BARE = Decoder(_BareBatch)
 _ENCODER = Encoder()
 
 
-# -- array shape, mixtures and events nobody knows ---------------------------------------------
+# -- array shape, mixtures and unknown events --------------------------------------------------
 
 
 class _ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
