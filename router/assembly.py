@@ -19,8 +19,8 @@ from router.api.outliner import Outliner
 from router.api.routes import Routes
 from router.api.withheld import Withheld
 from router.cluster import PoolShare, Sharing
-from router.cluster.candidate_names import Feeds
-from router.cluster.peers import ALONE, Alone, Peers
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.peers import NULL_PEERS, NullPeers, Peers
 from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.config.hosts import HostRules
@@ -138,21 +138,21 @@ class Router:
             if config.log.decisions is not None
             else None
         )
-        feeds = Feeds(self.registry, self.fleet)
+        names = CandidateNames(self.registry, self.fleet)
         name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._store = (
             RedisStore(config.redis, router=name, password=redis_password)
             if config.redis.is_configured
             else None
         )
-        self.peers: Peers | Alone = ALONE
+        self.peers: Peers | NullPeers = NULL_PEERS
         if self._store is not None or peer_name is not None:
             self.peers = Peers(
                 name,
                 fleet=self.fleet,
                 caches=self.caches,
                 sessions=self.sessions,
-                feeds=feeds,
+                names=names,
                 metrics=self.metrics,
                 lease_s=config.redis.lease_s,
             )
@@ -194,7 +194,7 @@ class Router:
             else None
         )
         self.pipeline = self._pipeline(
-            engine_key, verifier, self._lookup(feeds) if config.index.mode == "redis" else None
+            engine_key, verifier, self._lookup(names) if config.index.mode == "redis" else None
         )
         self._waiting: Waiting = {}
         self.watches = Watches(
@@ -208,7 +208,7 @@ class Router:
         self.readiness = Readiness(
             fleet=self.fleet, prompters=self.prompters, waiting=self._waiting
         )
-        self.sharing = self._share(name, feeds)
+        self.sharing = self._share(name, names)
         if self.sharing is not None:
             self.metrics.watch_sharing(self.sharing.state)
         pool_status = (
@@ -311,7 +311,7 @@ class Router:
         )
         return Pipeline(steps)
 
-    def _share(self, name: str, feeds: Feeds) -> Sharing | None:
+    def _share(self, name: str, names: CandidateNames) -> Sharing | None:
         """Put together what several routers share; None: there is only this one."""
         if self._store is None or not isinstance(self.peers, Peers):
             return None
@@ -319,7 +319,7 @@ class Router:
             self._store,
             me=name,
             caches=self.caches,
-            feeds=feeds,
+            names=names,
             peers=self.peers,
             registry=self.registry,
             apply_records=self.watches.apply,
@@ -332,11 +332,11 @@ class Router:
             count_failure=self.count_failure,
         )
 
-    def _lookup(self, feeds: Feeds) -> Lookup:
+    def _lookup(self, names: CandidateNames) -> Lookup:
         assert self._store is not None  # the configuration says so
         return Lookup(
             self._store,
-            feeds=feeds,
+            names=names,
             caches=self.caches,
             is_up=lambda: self.sharing is not None and self.sharing.link.is_up,
             metrics=self.metrics,

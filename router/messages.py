@@ -1,11 +1,11 @@
-"""What routers tell one another through Redis: the structs, and how they are packed.
+"""What routers send one another through Redis: the structs, and how they are packed.
 
-Two streams. The *log* tells what became of blocks: one router feeds a candidate's part of it (it
-holds the lease), the others follow. The *work* stream tells what each router has in flight, so that
-load, claims and sessions count everywhere.
+Two streams of Redis. The *log* has deltas, what became of blocks: one router leads a candidate's
+part of it (it holds the lease), the others follow. The *work* stream has notes, what each router
+has in flight, so that load, claims and sessions count everywhere.
 
-Whatever is said about blocks is absolute (these are held now, of this one there are n copies now),
-never relative: an entry applied twice, or on top of a snapshot that has it already, does nothing.
+Deltas are absolute (these blocks are held now, of this one there are n copies now), never relative:
+one applied twice, or on top of a snapshot that has it already, does nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]  # or milliseconds; no NaN is in it
 Text = Annotated[str, Meta(max_length=1_024)]
 Keys = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
-"""What is read of Redis is held in these bounds: whatever is there must not break arithmetic."""
+"""What is read of Redis is held in these bounds, so that nothing there breaks arithmetic."""
 
 MAX_RECORDS = 4_096
 """Replicas, or experiments, that are read of the registry."""
@@ -35,19 +35,19 @@ MAX_RECORDS = 4_096
 SCHEMA = 1
 """Of everything in Redis. A router refuses data of another schema rather than misread it."""
 
-FeedId = NewType("FeedId", str)
-"""What routers call a candidate among themselves: its replica's configured name, or its base URL
-where it was given none, and `#rank`. Two routers may number their replicas differently."""
+StreamId = NewType("StreamId", str)
+"""What routers call a candidate's stream among themselves: its replica's configured name, or its
+base URL where it was given none, and `#rank`. Two routers may number their replicas differently."""
 
-Feed = Annotated[FeedId, Meta(max_length=2_048)]
+_StreamId = Annotated[StreamId, Meta(max_length=2_048)]
 
 POOL = CandidateId("pool")
 """Stands for the pool where a candidate is asked for; no replica may have this name."""
 
 
-def pool_feed(model: str) -> FeedId:
-    """Name the feed that tells what the shared pool holds of a base model's blocks."""
-    return FeedId(f"pool/{model}")
+def pool_stream(model: str) -> StreamId:
+    """Name the stream of what the shared pool holds of a base model's blocks."""
+    return StreamId(f"pool/{model}")
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -89,11 +89,10 @@ class Position(Struct, frozen=True, array_like=True):
     mark: Annotated[bytes, Meta(max_length=64)]
 
 
-class Standing(Struct, frozen=True, array_like=True):
-    """How the router that feeds a candidate stands to it.
+class StreamStatus(Struct, frozen=True, array_like=True):
+    """How much of a candidate its leader knows.
 
-    `state` and `reason` are for people; what follows says what another router has to know if it
-    is to go on in this one's place.
+    `state` and `reason` are for people; the rest is what another router needs to lead in its place.
     """
 
     state: Literal["exact", "degraded", "blind"]
@@ -101,7 +100,7 @@ class Standing(Struct, frozen=True, array_like=True):
     contract: HashContract
     capacity_blocks: Count
     is_verified: bool = True  # the contract was found in the engine's events, not guessed
-    is_distrusted: bool = False  # matches must not be believed until history is read again
+    is_suspect: bool = False  # matches do not count until history is read again
     lacks: Text = ""  # what the index has missed, until the next epoch
     is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
 
@@ -116,39 +115,39 @@ class TierChange(Struct, frozen=True, array_like=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """What changed in one feed since its last delta.
+    """What changed in one stream since its last delta.
 
-    `number` counts a feed's deltas: it tells the writer that nothing was lost or written by
-    another in between. The first delta of an epoch has `cleared`: all before it is forgotten, on
-    gpu and cpu tier (what the pool holds is no replica's).
+    `number` counts a stream's deltas: the one written next fits only if nothing was lost, or
+    written by another router, in between. The first delta of an epoch has `cleared`: all before it
+    is forgotten, on gpu and cpu tier (what the pool holds is no replica's).
 
     `continues`: the rest of what changed follows in the next delta. Until one comes that does not
-    continue, the feed has no position: blocks of several moments are mixed, and who resumed from
-    any position would count copies twice.
+    continue, the stream has no position: blocks of several moments are mixed, and a router that
+    resumed from any position would count copies twice.
     """
 
-    feed: Feed
+    stream_id: _StreamId
     number: Number
     cleared: bool = False
     changes: tuple[TierChange, ...] = ()
     position: Position | None = None  # None: as before; after a clear or `continues`: unknown
-    standing: Standing | None = None  # None: as before
-    pool: Feed | None = None  # whom changes on tier pool are about; None: this feed itself
+    status: StreamStatus | None = None  # None: as before
+    pool: _StreamId | None = None  # whose the changes on tier pool are; None: this stream's
     continues: bool = False
 
 
-class FeedState(Struct, frozen=True, array_like=True):
-    """Where one feed stands in Redis.
+class StreamHead(Struct, frozen=True, array_like=True):
+    """Where one stream stands in Redis.
 
-    `is_fed`, which only a snapshot tells: the last delta was written by the router that holds the
-    lease. Else nobody has led since, for an unknown time, or the one who leads now has not read yet
-    what its engine did meanwhile.
+    `has_leader`, which only a snapshot says: the last delta was written by the router that holds
+    the lease. Else no router has led since, for an unknown time, or the one that leads now has not
+    read yet what its engine did meanwhile.
     """
 
     number: Number  # of the last delta written
     position: Position | None
-    standing: Standing | None
-    is_fed: bool = True
+    status: StreamStatus | None
+    has_leader: bool = True
 
 
 # -- the work stream: what is in flight ----------------------------------------------------------
@@ -162,7 +161,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     """
 
     number: Number  # of the lease, unique in its router's life
-    feed: Feed
+    stream_id: _StreamId
     num_uncached_tokens: Count
     num_cached_tokens: Count  # the fetched ones included
     num_fetched_tokens: Count
@@ -174,7 +173,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered"):
-    """A request's first token came, after so long; None: nobody saw when."""
+    """A request's first token came, after so long; None: it is not known when."""
 
     number: Number
     ttft_ms: Seconds | None = None
@@ -191,17 +190,17 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     """A heartbeat: the router lives, and of the leases up to number `last` these are open.
 
     All others of it up to there are over. What began after the heartbeat was made has a higher
-    number, so it is safe from a heartbeat that is heard late, twice, or after a newer `Load`.
+    number, so it is safe from a heartbeat that comes late, twice, or after a newer `Load`.
     """
 
     open: tuple[Number, ...] = ()
     last: Number = 0
 
 
-class Doubted(Struct, frozen=True, array_like=True, tag="doubted"):
-    """A candidate's predictions turned out wrong: whoever feeds it must read history again."""
+class Suspected(Struct, frozen=True, array_like=True, tag="doubted"):
+    """A candidate's predictions turned out wrong: its leader must read history again."""
 
-    feed: Feed
+    stream_id: _StreamId
     reason: Text
 
 
@@ -225,7 +224,7 @@ class Consumed(Struct, frozen=True, array_like=True, tag="consumed"):
     usages: tuple[TenantUsage, ...]
 
 
-Note = Began | Answered | Ended | Alive | Doubted | Registered | Consumed
+Note = Began | Answered | Ended | Alive | Suspected | Registered | Consumed
 
 
 class Notes(Struct, frozen=True, array_like=True):
@@ -253,7 +252,7 @@ class Load(Struct, frozen=True, array_like=True):
 class SessionState(Struct, frozen=True, array_like=True):
     """A session's last turn, as routers share it."""
 
-    feed: Feed
+    stream_id: _StreamId
     num_turns: Count
     gap_s: Seconds | None
 
@@ -271,8 +270,8 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 encode = msgspec.msgpack.Encoder().encode
 decode_delta = decoder(Delta, "msgpack")
 decode_position = decoder(Position, "msgpack")
-decode_standing = decoder(Standing, "msgpack")
-decode_state = decoder(FeedState, "msgpack")
+decode_status = decoder(StreamStatus, "msgpack")
+decode_head = decoder(StreamHead, "msgpack")
 decode_notes = decoder(Notes, "msgpack")
 decode_load = decoder(Load, "msgpack")
 decode_session = decoder(SessionState, "msgpack")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies import CandidateId, CostModel, Policy, RequestView, Snapshot
-from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_names import CandidateNames
 from router.cluster.peers import Peers
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
@@ -41,7 +41,7 @@ class Node:
             fleet=self.fleet,
             caches=self.caches,
             sessions=self.sessions,
-            feeds=Feeds(self.registry, self.fleet),
+            names=CandidateNames(self.registry, self.fleet),
             metrics=self.metrics,
             **settings,  # type: ignore[arg-type]
         )

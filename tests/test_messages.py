@@ -11,21 +11,22 @@ from router.messages import (
     Began,
     Delta,
     Ended,
-    FeedId,
-    FeedState,
     Notes,
     Position,
-    Standing,
+    StreamHead,
+    StreamId,
+    StreamStatus,
     TierChange,
     decode_delta,
+    decode_head,
     decode_notes,
-    decode_state,
     encode,
     pack_keys,
     unpack_keys,
 )
 
-STANDING = Standing("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
+X = StreamId("r1#0")
+STATUS = StreamStatus("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
 
 
 @given(st.lists(st.integers(0, 2**60 - 1)))
@@ -43,25 +44,25 @@ def test_half_a_key_is_refused() -> None:
         unpack_keys(b"12345")
 
 
-def test_delta_and_state_come_back() -> None:
+def test_delta_and_head_come_back() -> None:
     """Nested structs, contract included, survive."""
     delta = Delta(
-        FeedId("r1#0"),
+        X,
         7,
         True,
         (TierChange("gpu", pack_keys([1, 2]), pack_keys([3]), ((2, 2),)),),
         Position(41, b"\x93\xcb12345678"),
-        STANDING,
+        STATUS,
     )
-    state = FeedState(7, delta.position, STANDING)
+    head = StreamHead(7, delta.position, STATUS)
 
     assert decode_delta(encode(delta)) == delta
-    assert decode_state(encode(state)) == state
+    assert decode_head(encode(head)) == head
 
 
 def test_notes_come_back_by_their_tags() -> None:
     """Each kind of note is told from the others."""
-    notes = Notes("router-1", (Began(1, FeedId("r1"), 10, 90, 0, True, b"", 3, 5), Ended(1, True)))
+    notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", 3, 5), Ended(1, True)))
 
     assert decode_notes(encode(notes)) == notes
 

@@ -30,11 +30,11 @@ from loadtest.bench.setting import Setting
 from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig
 from router.contracts import KEY_BITS
-from router.messages import Delta, FeedId, TierChange, pool_feed
+from router.messages import Delta, StreamId, TierChange, pool_stream
 
 _BLOCKS_A_DELTA: Final = 1_000
 _BLOCK_TOKENS: Final = 16
-_POOL: Final = pool_feed("model")
+_POOL: Final = pool_stream("model")
 _PROMPTS: Final = (1_000, 10_000, 100_000, 200_000)
 _REPLICAS: Final = (1, 8, 64)
 
@@ -88,17 +88,18 @@ class _Writer:
     """A store, and the running numbers of the feeds it writes."""
 
     def __init__(self, store: RedisStore) -> None:
-        self._numbers: dict[FeedId, int] = {}
+        self._numbers: dict[StreamId, int] = {}
         self.store = store
 
-    async def write(self, told: list[tuple[FeedId, bytes]]) -> None:
+    async def write(self, told: list[tuple[StreamId, bytes]]) -> None:
         """Store packed keys on gpu."""
-        feeds = {feed for feed, _ in told}
-        await self.store.hold([*feeds])
+        stream_ids = {stream_id for stream_id, _ in told}
+        await self.store.hold([*stream_ids])
         deltas = []
-        for feed, keys in told:
-            self._numbers[feed] = self._numbers.get(feed, 0) + 1
-            deltas.append(Delta(feed, self._numbers[feed], changes=(TierChange("gpu", keys),)))
+        for stream_id, keys in told:
+            self._numbers[stream_id] = self._numbers.get(stream_id, 0) + 1
+            change = TierChange("gpu", keys)
+            deltas.append(Delta(stream_id, self._numbers[stream_id], changes=(change,)))
         assert set(await self.store.write(deltas)) <= {Written.OK}
 
 
@@ -116,15 +117,15 @@ def _keys(num: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return np.random.default_rng(seed).integers(0, 1 << KEY_BITS, num, dtype=np.uint64)
 
 
-def _deltas(feed: FeedId, num_blocks: int, size: int, seed: int) -> list[tuple[FeedId, bytes]]:
+def _deltas(id_: StreamId, num_blocks: int, size: int, seed: int) -> list[tuple[StreamId, bytes]]:
     keys = _keys(num_blocks, seed)
-    return [(feed, keys[at : at + size].tobytes()) for at in range(0, num_blocks, size)]
+    return [(id_, keys[at : at + size].tobytes()) for at in range(0, num_blocks, size)]
 
 
 async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
     store = await _opened(client)
     num_blocks = setting.size(1_000_000, 5_000)
-    deltas = _deltas(FeedId("r1#0"), num_blocks, _BLOCKS_A_DELTA, 1)
+    deltas = _deltas(StreamId("r1#0"), num_blocks, _BLOCKS_A_DELTA, 1)
     start_s = time.perf_counter()
     await _Writer(store).write(deltas)
     taken_s = time.perf_counter() - start_s
@@ -143,7 +144,7 @@ async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
 async def _single(setting: Setting, client: redis.Redis) -> list[Line]:
     store = await _opened(client)
     num_blocks = setting.size(20_000, 500)
-    deltas = _deltas(FeedId("r1#0"), num_blocks, 1, 2)
+    deltas = _deltas(StreamId("r1#0"), num_blocks, 1, 2)
     start_s = time.perf_counter()
     await _Writer(store).write(deltas)
     taken_s = time.perf_counter() - start_s
@@ -167,7 +168,7 @@ async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
     before = client.info("memory")["used_memory"]
     lines = []
     for number in range(1, 9):
-        await writer.write(_deltas(FeedId(f"r{number}#0"), num_blocks, _BLOCKS_A_DELTA, 1))
+        await writer.write(_deltas(StreamId(f"r{number}#0"), num_blocks, _BLOCKS_A_DELTA, 1))
         if number in (1, 2, 8):
             client.xtrim("{wr:default}:log", maxlen=0, approximate=False)
             grown = client.info("memory")["used_memory"] - before
@@ -218,7 +219,7 @@ async def _look_up(
     setting: Setting, client: redis.Redis, writer: _Writer, num_tokens: int, num_replicas: int
 ) -> list[Line]:
     rng = random.Random(num_tokens * num_replicas)
-    feeds = [FeedId(f"r{number}#0") for number in range(num_replicas)]
+    stream_ids = [StreamId(f"r{number}#0") for number in range(num_replicas)]
     num_blocks = num_tokens // _BLOCK_TOKENS
     on_server_us: list[float] = []
     round_trip_us: list[float] = []
@@ -226,8 +227,8 @@ async def _look_up(
         keys = _keys(num_blocks, rng.getrandbits(32) + sample)
         await writer.write(
             [
-                (feed, part[at : at + _BLOCKS_A_DELTA].tobytes())
-                for feed in feeds
+                (stream_id, part[at : at + _BLOCKS_A_DELTA].tobytes())
+                for stream_id in stream_ids
                 for part in (keys[: rng.randrange(1, num_blocks)],)
                 for at in range(0, len(part), _BLOCKS_A_DELTA)
             ]
@@ -236,7 +237,7 @@ async def _look_up(
         client.config_resetstat()
         for _ in range(10):
             start_s = time.perf_counter()
-            await writer.store.lookup(chain, [*feeds, _POOL])
+            await writer.store.lookup(chain, [*stream_ids, _POOL])
             round_trip_us.append((time.perf_counter() - start_s) * 1e6)
         on_server_us.append(_server_us(client))
     what = f"look-up in Redis, {num_tokens:,} tokens, replicas: {num_replicas}"

@@ -28,7 +28,7 @@ from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.view import CandidateId
 from router.cluster import Sharing
-from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
@@ -37,7 +37,7 @@ from router.contracts import KEY_BITS, BlockKey, HashContract
 from router.garbage import collect_garbage
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.messages import Delta, FeedId, Position, Standing, TierChange
+from router.messages import Delta, Position, StreamId, StreamStatus, TierChange
 from router.metrics import Metrics
 from router.replicas import Booking, Fleet, Replica, ServedModel, Sessions
 from router.replicas.ledger import Lease
@@ -95,21 +95,21 @@ async def _fill(url: str, num_blocks: int) -> None:
     """Write what a router that feeds four replicas would have written, and keep its leases."""
     store = RedisStore(_config(url), router="feeder", password=None)
     await store.open()
-    feeds = [FeedId(f"{name}#0") for name in _names()]
-    await store.hold(feeds)
-    standing = Standing("exact", "", _CONTRACT, num_blocks)
+    stream_ids = [StreamId(f"{name}#0") for name in _names()]
+    await store.hold(stream_ids)
+    status = StreamStatus("exact", "", _CONTRACT, num_blocks)
     keys = np.random.default_rng(1).integers(0, 1 << KEY_BITS, num_blocks, dtype=np.uint64)
-    for i, feed in enumerate(feeds):
-        own = keys[i :: len(feeds)]
+    for i, stream_id in enumerate(stream_ids):
+        own = keys[i :: len(stream_ids)]
         parts = [own[at : at + _DELTA_BLOCKS] for at in range(0, len(own), _DELTA_BLOCKS)]
         await store.write(
             [
                 Delta(
-                    feed,
+                    stream_id,
                     number,
                     changes=(TierChange("gpu", stored=part.astype("<u8").tobytes()),),
                     position=Position(number, b"mark"),
-                    standing=standing if number == 1 else None,
+                    status=status if number == 1 else None,
                 )
                 for number, part in enumerate(parts, 1)
             ]
@@ -239,21 +239,21 @@ class _Router:
         registry = Registry([ReplicaConfig(url=f"http://{r}", name=r) for r in _names()])
         self.fleet = _NotedFleet()
         self.caches = CacheView(BlockIndex())
-        feeds = Feeds(registry, self.fleet)
+        names = CandidateNames(registry, self.fleet)
         sessions = Sessions()
         self.peers = Peers(
             name,
             fleet=self.fleet,
             caches=self.caches,
             sessions=sessions,
-            feeds=feeds,
+            names=names,
             metrics=Metrics(),
         )
         self.sharing = Sharing(
             RedisStore(_config(url), router=name, password=None),
             me=name,
             caches=self.caches,
-            feeds=feeds,
+            names=names,
             peers=self.peers,
             registry=registry,
             apply_records=_ignore,

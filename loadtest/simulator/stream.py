@@ -33,7 +33,7 @@ class SimulatedStream:
     )
 
     has_history = True
-    is_distrusted = False
+    is_suspect = False
     position: Position | None = None
     reason = ""
     state: StreamState = "exact"
@@ -77,9 +77,9 @@ class SimulatedStream:
         if self.on_applied is not None:
             self.on_applied(candidate)
 
-    def standing(self) -> tuple[StreamState, str]:
+    def state_and_reason(self) -> tuple[StreamState, str]:
         """Tell state and reason."""
         return self.state, self.reason
 
-    def distrust(self, reason: str) -> None:
+    def mark_suspect(self, reason: str) -> None:
         """Go on: these events are never wrong, only late."""

@@ -171,18 +171,18 @@ async def _follow(
         pool_stored=stored if pool_stored is not None else None,
     ).rank_stream()
     await _history(stream, events, deadline)
-    standing, counters = stream.standing_now(), stream.counters
+    status, counters = stream.status(), stream.counters
     is_replayed = counters.num_replays > counters.num_failed_replays
     return replace(
         seen,
         has_handshake=events.is_up,
         has_replay=is_replayed if events.has_replay and events.is_up else None,
-        state=standing.state,
-        reason=standing.reason,
-        algorithm=standing.contract.algorithm,
-        seed=standing.contract.seed,
-        block_size=standing.contract.block_size,
-        is_verified=standing.is_verified,
+        state=status.state,
+        reason=status.reason,
+        algorithm=status.contract.algorithm,
+        seed=status.contract.seed,
+        block_size=status.contract.block_size,
+        is_verified=status.is_verified,
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
         num_pooled=num_pooled,

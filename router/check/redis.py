@@ -19,22 +19,22 @@ from router.check.finding import Finding, Subject, size
 from router.check.replica import ReplicaSeen
 from router.cluster.pool_share import LISTER
 from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_log import read_states
+from router.cluster.redis_log import read_heads
 from router.config import IndexConfig, RedisConfig
 from router.errors import StoreError, StoreRefused
-from router.messages import SCHEMA, FeedId, ReplicaRecord, decode_record
+from router.messages import SCHEMA, ReplicaRecord, StreamId, decode_record
 from router.replicas.registry import Registry
 
-_MAX_FEEDS: Final = 10_000
+_MAX_STREAMS: Final = 10_000
 _FULL: Final = 0.9  # of maxmemory
 _SLOW_MS: Final = 5.0  # a round trip: deltas go out about as often
 _REDIS: Final = Subject("redis")
 
 
-class FeedSeen(Struct, frozen=True, kw_only=True):
+class StreamSeen(Struct, frozen=True, kw_only=True):
     """One rank's event stream in Redis."""
 
-    id: FeedId
+    id: StreamId
     number: int
     sequence: int | None  # the engine's last batch in it
     state: str | None
@@ -59,7 +59,7 @@ class RedisSeen(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     save_error: bool = False  # it refuses writes because it cannot save
     routers: tuple[str, ...] = ()  # that live
-    feeds: tuple[FeedSeen, ...] = ()
+    feeds: tuple[StreamSeen, ...] = ()
     pool_lister: str | None = None  # the router that lists the pool's keys for all
     num_log_entries: int | None = None
     num_sessions: int | None = None
@@ -123,8 +123,8 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
     for needed in (meta, feeds, routers):
         if isinstance(needed, Exception):
             raise await connection.refusal(needed)
-    states, _ = read_states(feeds)
-    names = [*states, LISTER][:_MAX_FEEDS]
+    heads, _ = read_heads(feeds)
+    names = [*heads, LISTER][:_MAX_STREAMS]
     owners = await connection.ask("MGET", *(f"{base}lease:{name}" for name in names))
     leaders = {name: _text(owner) for name, owner in zip(names, owners, strict=True)}
     server = connection.server
@@ -144,15 +144,15 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
         save_error=facts.get("rdb_last_bgsave_status", "ok") != "ok",
         routers=_living(routers, clock),
         feeds=tuple(
-            FeedSeen(
+            StreamSeen(
                 id=name,
-                number=state.number,
-                sequence=state.position.sequence if state.position is not None else None,
-                state=state.standing.state if state.standing is not None else None,
-                reason=state.standing.reason if state.standing is not None else None,
+                number=head.number,
+                sequence=head.position.sequence if head.position is not None else None,
+                state=head.status.state if head.status is not None else None,
+                reason=head.status.reason if head.status is not None else None,
                 leader=leaders.get(name),
             )
-            for name, state in sorted(states.items())
+            for name, head in sorted(heads.items())
         ),
         pool_lister=leaders.get(LISTER),
         num_log_entries=num_log if isinstance(num_log, int) else None,
@@ -302,21 +302,21 @@ def _memory(seen: RedisSeen) -> Finding:
 
 def _feeds(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     """List the leaders of event streams; compare with the replicas that are configured here."""
-    engines = [feed for feed in seen.feeds if not feed.id.startswith("pool/")]
+    engines = [stream for stream in seen.feeds if not stream.id.startswith("pool/")]
     if engines:
-        yield _REDIS.ok("feeds", "; ".join(map(_feed, engines)))
+        yield _REDIS.ok("feeds", "; ".join(map(_stream, engines)))
     if seen.pool_lister is not None:
         yield _REDIS.ok("pool", f"listed by {seen.pool_lister}")
-    there = {feed for r in replicas if r.ranks and r.error is None for feed in _feed_ids(r)}
-    orphans = [feed.id for feed in engines if feed.leader is None and feed.id in there]
+    there = {stream for r in replicas if r.ranks and r.error is None for stream in _stream_ids(r)}
+    orphans = [stream.id for stream in engines if stream.leader is None and stream.id in there]
     if orphans and seen.routers:
         yield _REDIS.warning(
             "feeds",
             f"no leader for {', '.join(orphans)}, though routers run",
             "can they reach it, and is it in their configuration by this name?",
         )
-    known = {_owner(feed) for replica in replicas for feed in _feed_ids(replica)}
-    led = {_owner(feed.id) for feed in engines if feed.leader is not None}
+    known = {_owner(stream) for replica in replicas for stream in _stream_ids(replica)}
+    led = {_owner(stream.id) for stream in engines if stream.leader is not None}
     if strange := sorted(led - known):
         yield _REDIS.warning(
             "names",
@@ -326,17 +326,17 @@ def _feeds(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding
         )
 
 
-def _feed(feed: FeedSeen) -> str:
-    state = f" {feed.state.upper()}" if feed.state else ""
-    why = f" ({feed.reason})" if feed.reason else ""
-    return f"{feed.id}{state}{why}, leader {feed.leader or 'none'}"
+def _stream(stream: StreamSeen) -> str:
+    state = f" {stream.state.upper()}" if stream.state else ""
+    why = f" ({stream.reason})" if stream.reason else ""
+    return f"{stream.id}{state}{why}, leader {stream.leader or 'none'}"
 
 
-def _feed_ids(replica: ReplicaSeen) -> Iterator[FeedId]:
+def _stream_ids(replica: ReplicaSeen) -> Iterator[StreamId]:
     for rank in range(replica.num_ranks):
-        yield FeedId(f"{replica.identity}#{rank}")
+        yield StreamId(f"{replica.identity}#{rank}")
 
 
-def _owner(feed: FeedId) -> str:
-    head, hash_sign, rank = feed.rpartition("#")
-    return head if hash_sign and rank.isdigit() else feed
+def _owner(stream: StreamId) -> str:
+    head, hash_sign, rank = stream.rpartition("#")
+    return head if hash_sign and rank.isdigit() else stream

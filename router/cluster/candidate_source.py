@@ -18,7 +18,7 @@ from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource, reachable_endpoint
 
 _DEFAULT_BLOCK_SIZE: Final = 16
-_DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not tell
+_DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not say
 
 
 class CandidateSource:
@@ -77,7 +77,7 @@ class CandidateSource:
         return self._endpoint is not None
 
     def rank_stream(self) -> RankStream:
-        """Make a stream for the engine's own events, that knows nothing yet."""
+        """Create a stream for the engine's own events, that knows nothing yet."""
         return RankStream(
             self.candidate,
             self._index,
@@ -90,7 +90,7 @@ class CandidateSource:
         )
 
     def shared_stream(self) -> SharedStream:
-        """Make a stream for what another router tells of them."""
+        """Create a stream for what another router publishes of them."""
         return SharedStream(
             self.candidate,
             self._index,

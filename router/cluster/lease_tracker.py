@@ -1,10 +1,10 @@
-"""Which leases of another router are open, out of notes that may be late, lost or heard twice.
+"""Which leases of another router are open, from notes that may be late, lost or received twice.
 
 Rules, for a router whose lease numbers grow:
 
-1. A begin is one lease, however often it is heard. One that was heard to end stays ended.
+1. A begin is one lease, however often it is received. One whose end was received stays ended.
 2. A heartbeat lists what is open up to number `last`. What it does not list is over.
-3. What it lists and we do not know was lost on the way: it is *missing* until it is heard again.
+3. What it lists and we do not know was lost on the way: it is *missing* until it comes again.
 4. A begin up to `last` that is not missing is an old one: it is over.
 5. A load (all that was open at some moment) is joined by begins, then ends what it lacks. It may
    be older or newer than the last heartbeat: rules 1 and 4 hold for it, too.
@@ -20,10 +20,10 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_LEASES: Final = 100_000
-"""Of one router that are open at once; what is said beyond is no router's."""
+"""Of one router that are open at once; more are not tracked."""
 
 
-class Heard(Generic[T]):
+class LeaseTracker(Generic[T]):
     """The open leases of one other router, each with the caller's value."""
 
     __slots__ = ("_ended", "_last", "missing", "open")
@@ -32,10 +32,10 @@ class Heard(Generic[T]):
         self.open: dict[int, T] = {}
         self.missing: set[int] = set()  # listed as open, but not known here
         self._last = 0  # of the newest heartbeat or load
-        self._ended: set[int] = set()  # heard to end since the newest heartbeat
+        self._ended: set[int] = set()  # whose end came since the newest heartbeat
 
     def can_begin(self, number: int) -> bool:
-        """Say whether a lease that is said to begin is a new one."""
+        """Return whether a lease is a new one, or its begin an old note."""
         if number in self.open or number in self._ended or len(self.open) >= MAX_LEASES:
             return False
         return number > self._last or number in self.missing
@@ -55,10 +55,10 @@ class Heard(Generic[T]):
     def keep(self, listed: Collection[int], last: int) -> list[T]:
         """Take a heartbeat in; return what is over by it, oldest first."""
         over = self._close_unlisted(listed, last)
-        if last >= self._last:  # else an old one, heard again
+        if last >= self._last:  # else an old one, received again
             self._last = last
             self.missing = {n for n in listed if n not in self.open and n not in self._ended}
-            # One still listed ended after this heartbeat was made: it may be heard once more.
+            # One still listed ended after this heartbeat was made: its begin may come once more.
             self._ended = {n for n in self._ended if n > last or n in listed}
         return over
 

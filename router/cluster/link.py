@@ -23,7 +23,7 @@ _REFUSED: Final = "redis refused: this router is on its own"
 class Link:
     """The connection to Redis as the rest of the router sees it.
 
-    `settled` is set after the first attempt, however it ended: nobody waits for Redis for longer.
+    `settled` is set after the first attempt, however it ended: nothing waits for Redis for longer.
     """
 
     __slots__ = ("_is_said_up", "_said", "is_up", "num_outages", "reason", "settled")
@@ -37,21 +37,21 @@ class Link:
         self._is_said_up = False
 
     def came_up(self) -> None:
-        """Everything is connected and read: state is shared from here."""
+        """Note that everything is connected and read: state is shared from here."""
         self.is_up, self.reason = True, ""
         self.settled.set()
         if not self._said:
             self.steady()
 
     def steady(self) -> None:
-        """It is up for a while, and not to fail at once again: now that is worth a line."""
+        """Log that it is up, after a while without failing again."""
         self._said.clear()
         if not self._is_said_up:
             self._is_said_up = True
             logger.info("redis up: state is shared")
 
     def went_down(self, error: StoreError | str) -> None:
-        """Redis cannot be used: until it is up again, every router is on its own."""
+        """Note that Redis cannot be used: until it is up again, every router is on its own."""
         reason = error if isinstance(error, str) else error.message
         if self.is_up:
             self.num_outages += 1

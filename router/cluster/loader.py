@@ -1,4 +1,4 @@
-"""Snapshots, in the background: what Redis knows of candidates that others feed."""
+"""Snapshots, in the background: what Redis knows of the streams that other routers lead."""
 
 from __future__ import annotations
 
@@ -7,59 +7,73 @@ import logging
 import time
 from typing import Final
 
-from router.cluster.leadership import Feed, SharedFeeds
+from router.cluster.catch_up import Loading
+from router.cluster.membership import Membership, Memberships
+from router.cluster.redis_snapshot import Snapshot
 from router.cluster.redis_store import RedisStore
+from router.messages import StreamId
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.02  # how soon a feed that wants its snapshot is seen to
-_POSTPONED_S: Final = 0.1  # the same for one that is worth less yet than what we know
+_LOOK_S: Final = 0.02  # how soon a stream that wants its snapshot gets it
+_POSTPONED_S: Final = 0.1  # the same where the snapshot was worth less than what we know
 _SLICE_S: Final = 0.004  # longest time to stage what was read before requests get a turn
 
 
-async def load(store: RedisStore, feeds: SharedFeeds) -> None:
-    """Load what wants to be loaded, several feeds by one pass over the index, for ever.
+async def load_snapshots(store: RedisStore, memberships: Memberships) -> None:
+    """Load the snapshots that are wanted, several by one pass over the index, for ever.
 
     Raises:
         StoreError: Redis is gone or will not do.
     """
     while True:
-        wanting = [feed for feed in feeds if feed.wants_load and feed.loading is None]
-        is_done = not wanting or await _load(store, feeds, wanting)
+        wanting = memberships.wanting()
+        is_done = not wanting or await _load(store, memberships, wanting)
         await asyncio.sleep(_LOOK_S if is_done else _POSTPONED_S)
 
 
-async def _load(store: RedisStore, feeds: SharedFeeds, wanting: list[Feed]) -> bool:
-    """Load some feeds; False: some were postponed."""
+async def _load(store: RedisStore, memberships: Memberships, wanting: list[Membership]) -> bool:
+    """Load the snapshots of some streams; False: some were postponed."""
     started_s = time.monotonic()
-    loadings = {feed.id: feeds.begin_load(feed) for feed in wanting}  # the log is kept from here
+    # From here on the log is kept.
+    loadings = {member.stream_id: memberships.begin_load(member) for member in wanting}
     snapshot = await store.snapshot(list(loadings))
-    for feed_id, loading in loadings.items():
-        loading.state = snapshot.feeds.get(feed_id)
-    taken = [feed for feed in wanting if feeds.accepts(feed, loadings[feed.id])]
-    known = {feed.id for feed in taken if feed.id in snapshot.feeds and feed.has_blocks}
-    num_blocks = 0
-    if known:
-        async for blocks in snapshot.slices():
-            until_s = time.monotonic() + _SLICE_S
-            for (feed_id, tier), keys in blocks.items():
-                if feed_id in known and tier != "pool":
-                    loadings[feed_id].staged.add(tier, keys)
-                    num_blocks += len(keys)
-                if time.monotonic() >= until_s:  # blocks are spread evenly: all dicts grow at once
-                    await asyncio.sleep(0)
-                    until_s = time.monotonic() + _SLICE_S
-        for (feed_id, tier), copies in (await snapshot.copies()).items():
-            if feed_id in known and tier != "pool":
-                loadings[feed_id].staged.add(tier, (), copies.items())
-    ends = await store.feeds() if known else {}
-    for feed in taken:
-        end = ends.get(feed.id)
-        feeds.end_load(feed, loadings[feed.id], through=end.number if end is not None else None)
-    if known:
+    for stream_id, loading in loadings.items():
+        loading.head = snapshot.heads.get(stream_id)
+    accepted = [m for m in wanting if memberships.accepts(m, loadings[m.stream_id])]
+    with_blocks = {
+        member.stream_id: loadings[member.stream_id]
+        for member in accepted
+        if member.stream_id in snapshot.heads and member.has_blocks
+    }
+    num_blocks = await _stage(snapshot, with_blocks) if with_blocks else 0
+    ends = await store.heads() if with_blocks else {}
+    for member in accepted:
+        end = ends.get(member.stream_id)
+        through = end.number if end is not None else None
+        memberships.end_load(member, loadings[member.stream_id], through=through)
+    if with_blocks:
         seconds = round(time.monotonic() - started_s, 2)
         logger.info(
             "snapshot loaded",
-            extra={"feeds": len(known), "blocks": num_blocks, "seconds": seconds},
+            extra={"streams": len(with_blocks), "blocks": num_blocks, "seconds": seconds},
         )
-    return len(taken) == len(wanting)
+    return len(accepted) == len(wanting)
+
+
+async def _stage(snapshot: Snapshot, loadings: dict[StreamId, Loading]) -> int:
+    """Read the blocks of some streams into their loadings; count them."""
+    num_blocks = 0
+    async for blocks in snapshot.slices():
+        until_s = time.monotonic() + _SLICE_S
+        for (stream_id, tier), keys in blocks.items():
+            if stream_id in loadings and tier != "pool":
+                loadings[stream_id].staged.add(tier, keys)
+                num_blocks += len(keys)
+            if time.monotonic() >= until_s:  # blocks are spread evenly: all dicts grow at once
+                await asyncio.sleep(0)
+                until_s = time.monotonic() + _SLICE_S
+    for (stream_id, tier), copies in (await snapshot.copies()).items():
+        if stream_id in loadings and tier != "pool":
+            loadings[stream_id].staged.add(tier, (), copies.items())
+    return num_blocks

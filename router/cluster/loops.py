@@ -1,7 +1,7 @@
-"""What runs while Redis is there: reading, telling, and keeping leases. One loop each.
+"""What runs while Redis is there, one loop each: reading, writing, publishing, holding leases.
 
-Each loop ends with the StoreError that ended it; `Sharing` then ends the others, goes on alone and
-begins anew. Nothing else may end them.
+Each loop ends with the StoreError that ended it; `Sharing` then ends the others, goes on without
+Redis and begins anew. Nothing else may end them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from router.cluster.leadership import Feed, Role, SharedFeeds
+from router.cluster.membership import Membership, Memberships, Role
 from router.cluster.peers import Peers
 from router.cluster.redis_log import Cursor
 from router.cluster.redis_store import RedisStore, Written
 from router.errors import EMPTIED, StoreFull, StoreUnavailable
-from router.messages import Consumed, Delta, FeedId, Notes, Registered
+from router.messages import Consumed, Delta, Notes, Registered, StreamId
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ FLUSH_S: Final = 0.005
 known to other routers anyway, and Redis has little to do with them."""
 
 USAGE_S: Final = 0.1
-"""Between two notes of what tenants used: for so long routers do not know of one another's."""
+"""Between two notes of what tenants used: so old is what routers know of one another's."""
 
 _READ_S: Final = 1.0  # one blocking read: silence for so long is no failure
 _SLICE_S: Final = 0.004  # longest time to apply what was read before requests get a turn
@@ -41,7 +41,7 @@ class Reader:
     def __init__(
         self,
         store: RedisStore,
-        feeds: SharedFeeds,
+        memberships: Memberships,
         peers: Peers,
         *,
         me: str,
@@ -50,7 +50,7 @@ class Reader:
         on_consumed: Callable[[str, Consumed, float], None] = lambda *_: None,
     ) -> None:
         self._store = store
-        self._feeds = feeds
+        self._memberships = memberships
         self._peers = peers
         self._me = me
         self._on_registered = on_registered
@@ -60,7 +60,7 @@ class Reader:
         self.num_gaps = 0
 
     async def run(self, cursor: Cursor) -> None:
-        """Read for ever.
+        """Apply what comes, for ever.
 
         Raises:
             StoreError: Redis is gone or will not do.
@@ -71,10 +71,10 @@ class Reader:
             if reading.is_gap:
                 cursor = await self._after_gap(cursor)
             for notes in reading.notes:  # first: they are few, and load is old in no time
-                self._hear(notes)
+                self._apply(notes)
             until_s = time.monotonic() + _SLICE_S
             for delta in reading.deltas:
-                self._feeds.heard(delta)
+                self._memberships.receive(delta)
                 self._on_pool(delta)
                 self.num_deltas += 1
                 if time.monotonic() >= until_s:
@@ -82,7 +82,7 @@ class Reader:
                     until_s = time.monotonic() + _SLICE_S
 
     async def _after_gap(self, cursor: Cursor) -> Cursor:
-        """Load anew what others feed: entries are gone that were never read.
+        """Load anew what others lead: entries are gone that were never read.
 
         Raises:
             StoreUnavailable: not some are gone but all: Redis was emptied.
@@ -92,10 +92,10 @@ class Reader:
         if tail.incarnation != cursor.incarnation:
             raise StoreUnavailable(EMPTIED)
         logger.warning("redis log: entries were lost, loading anew")
-        self._feeds.gap()
+        self._memberships.reload()
         return tail
 
-    def _hear(self, notes: Notes) -> None:
+    def _apply(self, notes: Notes) -> None:
         if notes.router == self._me:
             return
         self._peers.apply(notes, time.monotonic())
@@ -107,13 +107,13 @@ class Reader:
 
 
 class Writer:
-    """Writes what changed in the feeds we lead, and in what we know of the pool."""
+    """Writes what changed in the streams we lead, and in what we know of the pool."""
 
     def __init__(
-        self, store: RedisStore, feeds: SharedFeeds, pool_deltas: Callable[[], list[Delta]]
+        self, store: RedisStore, memberships: Memberships, pool_deltas: Callable[[], list[Delta]]
     ) -> None:
         self._store = store
-        self._feeds = feeds
+        self._memberships = memberships
         self._pool_deltas = pool_deltas
         self.num_deltas = 0
         self.num_refused = 0
@@ -133,41 +133,46 @@ class Writer:
                 await asyncio.sleep(0 if num_written else FLUSH_S)
 
     async def flush(self) -> int:
-        """Write one delta of each feed that has something to tell; return how many."""
-        told: list[tuple[Feed | None, Delta]] = []
-        for feed in self._feeds:
-            delta = self._feeds.next_delta(feed) if feed.role is Role.LEADING else None
+        """Write one delta of each stream that has something to publish; return how many."""
+        batch: list[tuple[Membership | None, Delta]] = []
+        for member in self._memberships:
+            delta = self._memberships.next_delta(member) if member.role is Role.LEADING else None
             if delta is not None:
-                told.append((feed, delta))
-        told += [(None, delta) for delta in self._feeds.farewells]
-        self._feeds.farewells.clear()
-        told += [(None, delta) for delta in self._pool_deltas()]
-        if not told:
+                batch.append((member, delta))
+        batch += [(None, delta) for delta in self._memberships.tombstones]
+        self._memberships.tombstones.clear()
+        batch += [(None, delta) for delta in self._pool_deltas()]
+        if not batch:
             return 0
-        results = await self._store.write([delta for _, delta in told])
-        for (leader, delta), result in zip(told, results, strict=True):
-            self._note(leader, delta, result)
-        self._note_room([delta for _, delta in told], results)
+        deltas = [delta for _, delta in batch]
+        results = await self._store.write(deltas)
+        for (leader, delta), result in zip(batch, results, strict=True):
+            self._note_result(leader, delta, result)
+        self._note_room(deltas, results)
         return len(results)
 
-    def _note(self, feed: Feed | None, delta: Delta, result: Written) -> None:
+    def _note_result(self, member: Membership | None, delta: Delta, result: Written) -> None:
         if result is Written.OK:
             self.num_deltas += 1
-            if feed is not None and feed.unacked is delta:
-                self._feeds.acknowledge(feed)
+        else:
+            self.num_refused += 1
+        publication = member.publication if member is not None else None
+        if member is None or publication is None or publication.pending is not delta:
             return
-        self.num_refused += 1
-        if feed is None or feed.unacked is not delta:
-            return
-        if result is Written.NO_ROOM:
-            self._feeds.no_room(feed)
-            return
-        if result is Written.LOST and not self.is_full:  # full, it may have half of a large delta
-            logger.warning("redis lost what was written", extra={"candidate": feed.candidate})
-        self._feeds.lose(feed)
+        match result:
+            case Written.OK:
+                publication.acknowledge()
+            case Written.NO_ROOM:
+                publication.no_room()
+            case _:
+                if result is Written.LOST and not self.is_full:  # full: half of a large delta
+                    logger.warning(
+                        "redis lost what was written", extra={"candidate": member.candidate}
+                    )
+                self._memberships.step_down(member)
 
     def _note_room(self, deltas: list[Delta], results: list[Written]) -> None:
-        """Notice that Redis is full; that it is not shows in what it takes that needs room."""
+        """Note that Redis is full, or that it took what needs room."""
         if Written.NO_ROOM in results:
             if not self.is_full:
                 logger.error("redis is full: the shared index is not kept up (see maxmemory)")
@@ -180,8 +185,8 @@ class Writer:
             self.is_full = False
 
 
-async def tell(store: RedisStore, peers: Peers) -> None:
-    """Tell the others what is in flight here, for ever.
+async def publish_notes(store: RedisStore, peers: Peers) -> None:
+    """Publish what is in flight here, for ever.
 
     Raises:
         StoreError: Redis is gone or will not do.
@@ -190,16 +195,16 @@ async def tell(store: RedisStore, peers: Peers) -> None:
         notes = peers.take()
         if notes:
             try:
-                await store.tell(notes)
+                await store.publish(notes)
             except StoreFull as exc:
-                logger.debug("notes not told", extra={"reason": exc.message})
-                peers.lost()
+                logger.debug("notes not published", extra={"reason": exc.message})
+                peers.resend()
                 await asyncio.sleep(_FULL_PAUSE_S)
         await asyncio.sleep(FLUSH_S)
 
 
-async def tell_usage(store: RedisStore, take: Callable[[float], Consumed | None]) -> None:
-    """Tell the others what tenants used here, for ever.
+async def publish_usage(store: RedisStore, take: Callable[[float], Consumed | None]) -> None:
+    """Publish what tenants used here, for ever.
 
     Raises:
         StoreError: Redis is gone or will not do.
@@ -207,35 +212,35 @@ async def tell_usage(store: RedisStore, take: Callable[[float], Consumed | None]
     while True:
         note = take(time.monotonic())
         if note is not None:
-            with suppress(StoreFull):  # the next one says it all
-                await store.tell((note,))
+            with suppress(StoreFull):  # the next one has it all
+                await store.publish((note,))
         await asyncio.sleep(USAGE_S)
 
 
-class Keeper:
-    """Keeps our leases, and lets the others know that we live."""
+class LeaseKeeper:
+    """Sends heartbeats, and holds the leases of what this router leads."""
 
     def __init__(
         self,
         store: RedisStore,
-        feeds: SharedFeeds,
+        memberships: Memberships,
         peers: Peers,
         *,
         lease_s: float,
-        further: tuple[FeedId, ...],
-        on_held: Callable[[frozenset[FeedId]], None],
+        further: tuple[StreamId, ...],
+        on_held: Callable[[frozenset[StreamId]], None],
     ) -> None:
         self._store = store
-        self._feeds = feeds
+        self._memberships = memberships
         self._peers = peers
         self._beat_s = lease_s / 6
         self._further = further
         self._on_held = on_held
-        self.held: frozenset[FeedId] = frozenset()
+        self.held: frozenset[StreamId] = frozenset()
         self.num_routers = 1
 
     async def run(self, incarnation: str) -> None:
-        """Renew and acquire, a few times per lease, for ever.
+        """Beat, renew and acquire, six times per lease, for ever.
 
         Raises:
             StoreError: Redis is gone, will not do, or has lost everything (flushed).
@@ -254,20 +259,23 @@ class Keeper:
             await self._pause(is_settled)
 
     async def _hold(self) -> bool:
-        """Renew our leases, take what is free, and act on it; True: nothing is left to do."""
-        wanted = [feed.id for feed in self._feeds]
+        """Renew our leases, take free ones, and lead accordingly; True: nothing is left to do."""
+        wanted = [member.stream_id for member in self._memberships]
         self.held = await self._store.hold([*wanted, *self._further])
-        must_look = any(f.id in self.held and f.role is not Role.LEADING for f in self._feeds)
-        states = await self._store.feeds() if must_look else {}
-        is_settled = self._feeds.deal(self.held, states)
+        must_read = any(
+            member.stream_id in self.held and member.role is not Role.LEADING
+            for member in self._memberships
+        )
+        heads = await self._store.heads() if must_read else {}
+        is_settled = self._memberships.reconcile(self.held, heads)
         self._on_held(self.held)
         return is_settled
 
     async def _pause(self, is_settled: bool) -> None:
         """Wait for the next beat; less while something has to be taken over, or is new."""
-        known = {feed.id for feed in self._feeds}
+        known = {member.stream_id for member in self._memberships}
         until_s = time.monotonic() + self._beat_s
         while time.monotonic() < until_s:
             await asyncio.sleep(min(_HURRY_S, self._beat_s))
-            if not is_settled or {feed.id for feed in self._feeds} != known:
+            if not is_settled or {member.stream_id for member in self._memberships} != known:
                 return

@@ -11,7 +11,7 @@ travel (router.cluster), when.
 
 A note may be late, lost or arrive twice: see router.cluster.lease_tracker. Overflow rule of the
 outbox: above `max_notes`, or `max_bytes` of claimed keys, all of it is dropped, and what is taken
-next lists every open lease anew, with a heartbeat that ends the rest; `lost` does the same for
+next lists every open lease anew, with a heartbeat that ends the rest; `resend` does the same for
 notes that were taken and may not have arrived. What that loses is what others would have learned
 from requests that are over by then: first-token times, sessions (which are stored, too).
 
@@ -30,8 +30,8 @@ import msgspec
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.cluster.candidate_names import Feeds
-from router.cluster.lease_tracker import Heard
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.lease_tracker import LeaseTracker
 from router.contracts import BlockKey
 from router.index.cache_view import CacheView, Claim
 from router.messages import (
@@ -39,15 +39,15 @@ from router.messages import (
     Answered,
     Began,
     Consumed,
-    Doubted,
     Ended,
-    FeedId,
     Load,
     Note,
     Notes,
     OpenLease,
     Registered,
     SessionState,
+    StreamId,
+    Suspected,
     decode_load,
     encode,
     pack_keys,
@@ -67,7 +67,7 @@ LEASE_S: Final = 3.0
 MAX_ROUTERS: Final = 1_024
 
 
-class Alone:
+class NullPeers:
     """There are no other routers: nothing is told to nobody."""
 
     __slots__ = ()
@@ -89,7 +89,7 @@ class Alone:
         """See `Peers.ended`."""
 
 
-ALONE: Final = Alone()
+NULL_PEERS: Final = NullPeers()
 
 
 class _Own(Struct):
@@ -113,11 +113,11 @@ class _Work(Struct):
 class _Peer:
     """One other router."""
 
-    __slots__ = ("heard_s", "work")
+    __slots__ = ("seen_s", "work")
 
     def __init__(self) -> None:
-        self.heard_s = 0.0
-        self.work: Heard[_Work] = Heard()
+        self.seen_s = 0.0
+        self.work: LeaseTracker[_Work] = LeaseTracker()
 
 
 def _ignore(candidate: CandidateId, reason: str) -> None:
@@ -140,19 +140,19 @@ class Peers:
         fleet: Fleet,
         caches: CacheView,
         sessions: Sessions,
-        feeds: Feeds,
+        names: CandidateNames,
         metrics: Metrics,
         lease_s: float = LEASE_S,
         max_notes: int = 20_000,
         max_bytes: int = 16 * 1024 * 1024,
-        on_doubted: Callable[[CandidateId, str], None] = _ignore,
+        on_suspected: Callable[[CandidateId, str], None] = _ignore,
     ) -> None:
         self.name = name
-        self.on_doubted = on_doubted
+        self.on_suspected = on_suspected
         self._fleet = fleet
         self._caches = caches
         self._sessions = sessions
-        self._feeds = feeds
+        self._names = names
         self._metrics = metrics
         self._lease_s = lease_s
         self._max_notes = max_notes
@@ -160,7 +160,7 @@ class Peers:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._outbox: list[Note] = []
-        self._doubts: dict[FeedId, Doubted] = {}  # one of a feed is enough
+        self._suspicions: dict[StreamId, Suspected] = {}  # one of a stream is enough
         self._num_bytes = 0
         self._is_lost = False
         self._turned: dict[int, None] = {}  # sessions that had a turn here and are not stored
@@ -177,15 +177,15 @@ class Peers:
         session_hash: int | None,
     ) -> None:
         """Tell that one of our requests was sent, and what it is going to compute."""
-        feed = self._feeds.feed_of(lease.candidate)
-        if feed is None:
+        stream_id = self._names.stream_id_of(lease.candidate)
+        if stream_id is None:
             return  # removed
         booking = lease.booking
         chain = claim.keys if claim is not None else ()
         is_blind = self._caches.state(lease.candidate) == "blind"
         note = Began(
             number=lease.number,
-            feed=feed,
+            stream_id=stream_id,
             num_uncached_tokens=booking.num_uncached_tokens,
             num_cached_tokens=booking.num_cached_tokens,
             num_fetched_tokens=booking.num_fetched_tokens,
@@ -214,11 +214,11 @@ class Peers:
         if self._open.pop(lease.number, None) is not None:
             self._tell(Ended(lease.number, computed))
 
-    def doubted(self, candidate: CandidateId, reason: str) -> None:
+    def suspected(self, candidate: CandidateId, reason: str) -> None:
         """Tell whoever feeds a candidate that predictions for it turned out wrong."""
-        feed = self._feeds.feed_of(candidate)
-        if feed is not None:
-            self._doubts[feed] = Doubted(feed, reason)
+        stream_id = self._names.stream_id_of(candidate)
+        if stream_id is not None:
+            self._suspicions[stream_id] = Suspected(stream_id, reason)
 
     def alive(self) -> None:
         """Put a heartbeat into the outbox, behind all that was told so far."""
@@ -233,14 +233,14 @@ class Peers:
                 if own.is_answered:
                     self._outbox.append(Answered(number))
             self._outbox.append(Alive(tuple(self._open), self._last))
-        notes = (*self._outbox, *self._doubts.values())
+        notes = (*self._outbox, *self._suspicions.values())
         self._outbox.clear()
-        self._doubts.clear()
+        self._suspicions.clear()
         self._num_bytes = 0
         return notes
 
-    def lost(self) -> None:
-        """Learn that notes did not arrive, or not for certain: all is told anew."""
+    def resend(self) -> None:
+        """Publish everything anew: notes did not arrive, or not for certain."""
         self._metrics.notes_dropped.inc(len(self._outbox))
         self._outbox.clear()
         self._num_bytes = 0
@@ -261,9 +261,9 @@ class Peers:
             session_hash = next(iter(self._turned))
             del self._turned[session_hash]
             session = self._sessions.last(session_hash)
-            feed = self._feeds.feed_of(session.candidate) if session is not None else None
-            if session is not None and feed is not None:
-                taken[session_hash] = SessionState(feed, session.num_turns, session.gap_s)
+            stream_id = self._names.stream_id_of(session.candidate) if session is not None else None
+            if session is not None and stream_id is not None:
+                taken[session_hash] = SessionState(stream_id, session.num_turns, session.gap_s)
         return taken
 
     def _tell(self, note: Note, num_bytes: int = 0) -> None:
@@ -273,7 +273,7 @@ class Peers:
         self._num_bytes += num_bytes
         if len(self._outbox) > self._max_notes or self._num_bytes > self._max_bytes:
             logger.warning("notes dropped: nobody takes them", extra={"num": len(self._outbox)})
-            self.lost()
+            self.resend()
 
     # -- inward ------------------------------------------------------------------------------
 
@@ -281,11 +281,11 @@ class Peers:
         """Do to our state what another router says; our own notes are passed over."""
         if notes.router == self.name:
             return
-        peer = self._heard(notes.router, now_s)
+        peer = self._peer(notes.router, now_s)
         if peer is None:
             return
         for note in notes.notes:
-            self._count(type(note).__name__.lower())
+            self._count(str(note.__struct_config__.tag))
             match note:
                 case Began():
                     self._began(peer, note, now_s)
@@ -295,10 +295,10 @@ class Peers:
                     self._end(peer.work.end(number), now_s, computed=computed)
                 case Alive(open=numbers, last=last):
                     self._kept(peer, peer.work.keep(numbers, last), now_s)
-                case Doubted(feed=feed, reason=reason):
-                    candidate = self._feeds.candidate_of(feed)
+                case Suspected(stream_id=stream_id, reason=reason):
+                    candidate = self._names.candidate_of(stream_id)
                     if candidate is not None:
-                        self.on_doubted(candidate, reason)
+                        self.on_suspected(candidate, reason)
                 case Consumed():
                     pass  # whoever has the tenants' accounts reads it
                 case _:
@@ -318,7 +318,7 @@ class Peers:
             except ValueError:
                 self._count("malformed")
                 continue
-            peer = self._heard(router, now_s)
+            peer = self._peer(router, now_s)
             if peer is not None:
                 joined.append((peer, load))
         leases = [(peer, lease) for peer, load in joined for lease in load.open]
@@ -337,7 +337,7 @@ class Peers:
 
     def expire(self, now_s: float) -> tuple[str, ...]:
         """Forget the routers that are silent for too long; return their names."""
-        silent = tuple(name for name, p in self._peers.items() if now_s - p.heard_s > self._lease_s)
+        silent = tuple(name for name, p in self._peers.items() if now_s - p.seen_s > self._lease_s)
         for router in silent:
             self._metrics.peers_forgotten.inc()
             logger.warning(
@@ -367,7 +367,7 @@ class Peers:
     def learn_sessions(self, states: Mapping[int, SessionState], now_s: float) -> None:
         """Take over stored sessions; what we know ourselves is newer."""
         for session_hash, state in states.items():
-            candidate = self._feeds.candidate_of(state.feed)
+            candidate = self._names.candidate_of(state.stream_id)
             if candidate is not None:
                 session = SessionView(
                     candidate=candidate,
@@ -377,7 +377,7 @@ class Peers:
                 )
                 self._sessions.learn(session_hash, session)
 
-    def _heard(self, router: str, now_s: float) -> _Peer | None:
+    def _peer(self, router: str, now_s: float) -> _Peer | None:
         """Find or begin another router; None: there are too many for all of them to be ones."""
         peer = self._peers.get(router)
         if peer is None and len(self._peers) >= MAX_ROUTERS:
@@ -386,7 +386,7 @@ class Peers:
         if peer is None:
             peer = self._peers[router] = _Peer()
             logger.info("router found", extra={"router": router})
-        peer.heard_s = now_s
+        peer.seen_s = now_s
         return peer
 
     def _began(self, peer: _Peer, note: Began, begun_s: float, *, is_new: bool = True) -> None:
@@ -407,7 +407,7 @@ class Peers:
         note = work.unbooked
         if note is None:
             return True
-        candidate = self._feeds.candidate_of(note.feed)
+        candidate = self._names.candidate_of(note.stream_id)
         if candidate is None:
             return False
         work.unbooked = None

@@ -1,12 +1,11 @@
-"""What routers tell one another of the shared pool: who lists it, and what each has learned.
+"""What routers share of the shared pool: who lists it, and what each has learned.
 
 One router holds the lease `pool` and lists the master's keys. All learn: from the events of the
-engines they follow, from verification. What any of them learns it writes without a lease: that a
-block is there, or is not, is no replica's secret, and the last word in the log counts, for our own
-entries come back in their place among the others'.
+engines they follow, from verification. What any of them learns it writes without a lease, and the
+last entry in the log counts: our own come back in their place among the others'.
 
-A router that joins adds what Redis has to what it knows, and tells the rest what Redis lacks. What
-is stale of either goes with the next listing.
+A router that joins adds what Redis has to what it knows, and publishes what Redis lacks. What is
+stale of either goes with the next listing.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import logging
 from typing import Final
 
 from router.cluster.redis_store import RedisStore
-from router.messages import Delta, FeedId, TierChange, pack_keys, pool_feed
+from router.messages import Delta, StreamId, TierChange, pack_keys, pool_stream
 from router.pool.catalog import PoolCatalog
 from router.pool.directory import PoolDirectory
 from router.pool.follower import PoolFollower
 
 logger = logging.getLogger(__name__)
 
-LISTER: Final = FeedId("pool")
+LISTER: Final = StreamId("pool")
 """The lease of the router that lists the master's keys."""
 
-_MAX_KEYS: Final = 50_000  # told in one delta
+_MAX_KEYS: Final = 50_000  # in one delta
 
 
 class PoolShare:
@@ -38,12 +37,12 @@ class PoolShare:
     def __init__(self, pool: PoolCatalog, follower: PoolFollower) -> None:
         self._pool = pool
         self._follower = follower
-        self._joined: set[str] = set()  # models whose directory has met what Redis has
+        self._joined: set[str] = set()  # models whose directory was merged with what Redis has
         self._is_up = False
-        self._rest: list[Delta] = []  # what Redis lacks, to be told
+        self._rest: list[Delta] = []  # what Redis lacks, to be published
 
-    def held(self, held: frozenset[FeedId] | None) -> None:
-        """Learn whether listing is ours; None: Redis is gone, and everybody lists."""
+    def held(self, held: frozenset[StreamId] | None) -> None:
+        """Note whether listing is ours; None: Redis is gone, and every router lists."""
         is_lister = held is None or LISTER in held
         if is_lister != self._follower.is_lister:
             self._follower.is_lister = is_lister
@@ -57,14 +56,14 @@ class PoolShare:
         self._rest.clear()
 
     def went_down(self) -> None:
-        """Redis is gone: nobody is told."""
+        """Redis is gone: publish nothing."""
         self._is_up = False
         for directory in self._pool.directories.values():
             directory.journal(False)
         self.held(None)
 
     async def join(self, store: RedisStore) -> None:
-        """Bring the directories together that have not met what Redis has.
+        """Merge directories with what Redis has, each once.
 
         Raises:
             StoreError: Redis is gone or will not do.
@@ -73,12 +72,12 @@ class PoolShare:
             if model not in self._joined:
                 self._joined.add(model)
                 directory.journal(True)
-                await self._meet(store, model, directory)
+                await self._merge(store, model, directory)
 
-    async def _meet(self, store: RedisStore, model: str, directory: PoolDirectory) -> None:
-        feed = pool_feed(model)
+    async def _merge(self, store: RedisStore, model: str, directory: PoolDirectory) -> None:
+        stream_id = pool_stream(model)
         shared: set[int] = set()
-        async for blocks in (await store.snapshot([feed])).slices():
+        async for blocks in (await store.snapshot([stream_id])).slices():
             for keys in blocks.values():
                 shared.update(keys.tolist())
                 directory.apply(TierChange("pool", stored=keys.astype("<u8").tobytes()))
@@ -98,11 +97,11 @@ class PoolShare:
         return deltas
 
     def apply(self, delta: Delta) -> None:
-        """Learn what a router learned; our own words, too, in the order of the log."""
+        """Learn what a router learned; our own entries, too, in the order of the log."""
         for change in delta.changes:
             if change.tier != "pool":
                 continue
-            model = (delta.pool or delta.feed).removeprefix("pool/")
+            model = (delta.pool or delta.stream_id).removeprefix("pool/")
             directory = self._pool.directories.get(model)
             if directory is not None:
                 try:
@@ -112,4 +111,4 @@ class PoolShare:
 
 
 def _delta(model: str, change: TierChange) -> Delta:
-    return Delta(pool_feed(model), 0, changes=(change,), pool=pool_feed(model))
+    return Delta(pool_stream(model), 0, changes=(change,), pool=pool_stream(model))

@@ -138,7 +138,7 @@ class RedisConnection:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(commands)
         except TimeoutError as exc:
-            await self._doubt(timeout_s)
+            await self._look_elsewhere(timeout_s)
             raise StoreUnavailable(
                 f"Redis at {self._where()} did not answer within {timeout_s:g} s"
             ) from exc
@@ -193,7 +193,7 @@ class RedisConnection:
             self.server is not None and self.server.mode == "cluster"
         )
 
-    async def _doubt(self, waited_s: float) -> None:
+    async def _look_elsewhere(self, waited_s: float) -> None:
         """Look elsewhere next time, where there is an elsewhere and the wait was a real one."""
         if self._pool is None:
             self._seeds.append(self._seeds.pop(0))

@@ -6,7 +6,7 @@ What must live here: how an entry looks, what proves that none is missing. What 
     work  r  the router                                    d  its Notes
 
 A delta is one call of a script and nobody else is served meanwhile (1.7 us a block), so a large
-one goes in pieces. Its feed's state counts them ("41+2"), and nobody applies any before the last
+one goes in pieces. Its stream's head counts them ("41+2"), and nobody applies any before the last
 one is there: half a delta belongs to no position in the engine's stream.
 """
 
@@ -20,14 +20,14 @@ from msgspec import Struct
 from router.cluster.redis_connection import Word
 from router.messages import (
     Delta,
-    FeedId,
-    FeedState,
     Notes,
+    StreamHead,
+    StreamId,
     TierChange,
     decode_delta,
     decode_notes,
     decode_position,
-    decode_standing,
+    decode_status,
     encode,
     pack_keys,
 )
@@ -38,7 +38,7 @@ MAX_KEYS: Final = 1_000
 KEEP_MS: Final = 60_000
 """Who is further behind loads a snapshot, which takes a second or two."""
 
-MAX_FEEDS: Final = 65_536
+MAX_STREAMS: Final = 65_536
 
 _MAX_PIECES: Final = 4_096  # of a delta, and of deltas whose rest is still to come
 _KEY_BYTES: Final = 8
@@ -55,7 +55,7 @@ class Cursor(Struct, frozen=True):
     log_id: str
     log_number: int
     work_id: str
-    pieces: dict[FeedId, Delta] = {}  # whose rest is still to come
+    pieces: dict[StreamId, Delta] = {}  # whose rest is still to come
 
 
 class Reading(Struct, frozen=True):
@@ -89,13 +89,13 @@ def calls(
         yield (
             incarnation,
             router,
-            delta.feed,
+            delta.stream_id,
             expected if counts else "",
             reached if counts else "",
             "1" if part.cleared else "0",
-            delta.pool or delta.feed,
+            delta.pool or delta.stream_id,
             _position(part),
-            encode(part.standing) if part.standing is not None else b"",
+            encode(part.status) if part.status is not None else b"",
             log_entries,
             KEEP_MS,
             f"{i + 1}/{len(parts)}" if counts and len(parts) > 1 else "",
@@ -118,7 +118,7 @@ def _words(change: TierChange) -> tuple[Word, ...]:
 
 
 def _pieces(delta: Delta) -> Iterator[Delta]:
-    """Cut a delta: the first piece clears, the last one moves its feed on."""
+    """Cut a delta: the first piece clears, the last one moves its stream on."""
     if sum(_num_keys(change) for change in delta.changes) <= MAX_KEYS:
         yield delta
         return
@@ -126,12 +126,12 @@ def _pieces(delta: Delta) -> Iterator[Delta]:
     last = len(changes) - 1
     for i, change in enumerate(changes):
         yield Delta(
-            feed=delta.feed,
+            stream_id=delta.stream_id,
             number=delta.number,
             cleared=delta.cleared and i == 0,
             changes=(change,),
             position=delta.position if i == last else None,
-            standing=delta.standing if i == last else None,
+            status=delta.status if i == last else None,
             pool=delta.pool,
             continues=delta.continues and i == last,
         )
@@ -196,9 +196,9 @@ def read_entries(
     )
 
 
-def _joined(pieces: dict[FeedId, Delta], part: Delta, which: bytes | None) -> Delta | None:
+def _joined(pieces: dict[StreamId, Delta], part: Delta, which: bytes | None) -> Delta | None:
     """Put a piece to those before it; None: the last one is still to come."""
-    before = pieces.pop(part.feed, None) if part.number > 0 else None
+    before = pieces.pop(part.stream_id, None) if part.number > 0 else None
     if which is None:
         return part
     number, num_pieces = (int(text) for text in which.split(b"/") if is_number(text))
@@ -206,17 +206,17 @@ def _joined(pieces: dict[FeedId, Delta], part: Delta, which: bytes | None) -> De
         raise ValueError("a delta of too many pieces")
     if number > 1 and before is not None:
         part = Delta(
-            feed=part.feed,
+            stream_id=part.stream_id,
             number=part.number,
             cleared=before.cleared,
             changes=before.changes + part.changes,
             position=part.position,
-            standing=part.standing,
+            status=part.status,
             pool=part.pool,
             continues=part.continues,
         )
     if number < num_pieces:
-        pieces[part.feed] = part
+        pieces[part.stream_id] = part
         return None
     return part
 
@@ -240,31 +240,31 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=False))
 
 
-def read_states(flat: Sequence[bytes]) -> tuple[dict[FeedId, FeedState], int]:
-    """Read the states of all feeds, and count what is none.
+def read_heads(flat: Sequence[bytes]) -> tuple[dict[StreamId, StreamHead], int]:
+    """Read the heads of all streams, and count what is none.
 
-    A feed in the middle of a delta has no position: what is there belongs to none.
+    A stream in the middle of a delta has no position: what is there belongs to none.
     """
-    states: dict[FeedId, FeedState] = {}
+    heads: dict[StreamId, StreamHead] = {}
     fields = _fields(flat)
     num_garbage = 0
     for name, value in fields.items():
         if not name.startswith(b"n"):
             continue
-        feed = name[1:]
+        stream_id = name[1:]
         number, plus, _ = value.partition(b"+")
-        position, standing = fields.get(b"p" + feed), fields.get(b"s" + feed)
+        position, status = fields.get(b"p" + stream_id), fields.get(b"s" + stream_id)
         try:
-            if not is_number(number) or len(states) >= MAX_FEEDS:
-                raise ValueError("no number, or too many feeds")
-            states[FeedId(feed.decode())] = FeedState(
+            if not is_number(number) or len(heads) >= MAX_STREAMS:
+                raise ValueError("no number, or too many streams")
+            heads[StreamId(stream_id.decode())] = StreamHead(
                 number=int(number),
                 position=decode_position(position) if position and not plus else None,
-                standing=decode_standing(standing) if standing else None,
+                status=decode_status(status) if status else None,
             )
         except ValueError:
             num_garbage += 1
-    return states, num_garbage
+    return heads, num_garbage
 
 
 def is_number(text: bytes) -> bool:

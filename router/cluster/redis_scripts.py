@@ -39,7 +39,7 @@ BEAT: Final = _read("beat")
 LOADS: Final = _read("loads")
 HOLD: Final = _read("hold")
 RELEASE: Final = _read("release")
-TELL: Final = _read("tell")
+PUBLISH: Final = _read("publish")
 DEAD: Final = _read("dead")
 SWEEP: Final = _read("sweep")
 FREE: Final = _read("free")
@@ -47,7 +47,7 @@ REMEMBER: Final = _read("remember")
 SESSIONS: Final = _read("sessions")
 
 ALL: Final = (
-    WRITE, LOOKUP, BEGIN, SLICE, BEAT, LOADS, HOLD, RELEASE, TELL, DEAD, SWEEP, FREE, REMEMBER,
+    WRITE, LOOKUP, BEGIN, SLICE, BEAT, LOADS, HOLD, RELEASE, PUBLISH, DEAD, SWEEP, FREE, REMEMBER,
     SESSIONS,
 )  # fmt: skip
 

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_log import MAX_FEEDS, Cursor, is_number, read_states
+from router.cluster.redis_log import MAX_STREAMS, Cursor, is_number, read_heads
 from router.cluster.redis_scripts import BEGIN, SLICE, Scripts
 from router.contracts import BlockKey
 from router.errors import EMPTIED, StoreRefused, StoreUnavailable
-from router.messages import FeedId, FeedState, SharedTier, unpack_keys
+from router.messages import SharedTier, StreamHead, StreamId, unpack_keys
 
-Holder = tuple[FeedId, SharedTier]
+Holder = tuple[StreamId, SharedTier]
 Keys = NDArray[np.uint64]
 
 NUM_BUCKETS: Final = 1 << 16
@@ -31,17 +31,17 @@ NUM_BUCKETS: Final = 1 << 16
 _BLOCKS_A_CALL: Final = 2_000  # 1 ms of the server's time
 _COPIES_A_CALL: Final = 1_000
 _MAX_VALUES: Final = 65_536  # distinct ones that are remembered
-_MAX_VALUE_BYTES: Final = 2 * MAX_FEEDS // 8  # a bit of each holder: two tiers a feed
+_MAX_VALUE_BYTES: Final = 2 * MAX_STREAMS // 8  # a bit of each holder: two tiers a stream
 _TIERS: Final = frozenset(get_args(SharedTier))
 
 
 class Snapshot:
     """What a snapshot begins with; `slices` and `copies` bring the blocks.
 
-    `cursor`: follow the log from here. `feeds`: where each feed stood, no later than the blocks.
+    `cursor`: follow the log from here. `heads`: of each stream, no later than the blocks.
     """
 
-    __slots__ = ("_base", "_bits", "_connection", "_holders_of", "_scripts", "cursor", "feeds",
+    __slots__ = ("_base", "_bits", "_connection", "_holders_of", "_scripts", "cursor", "heads",
                  "num_garbage")  # fmt: skip
 
     def __init__(
@@ -50,7 +50,7 @@ class Snapshot:
         scripts: Scripts,
         base: str,
         cursor: Cursor,
-        feeds: Mapping[FeedId, FeedState],
+        heads: Mapping[StreamId, StreamHead],
         bits: Mapping[int, Holder],
     ) -> None:
         self._connection = connection
@@ -59,7 +59,7 @@ class Snapshot:
         self._bits = bits
         self._holders_of: dict[bytes, tuple[Holder, ...]] = {}
         self.cursor = cursor
-        self.feeds = feeds
+        self.heads = heads
         self.num_garbage = 0
 
     async def slices(self) -> AsyncIterator[dict[Holder, Keys]]:
@@ -139,14 +139,14 @@ async def begin_snapshot(
     connection: RedisConnection,
     scripts: Scripts,
     base: str,
-    wanted: Collection[FeedId] | None,
+    wanted: Collection[StreamId] | None,
 ) -> Snapshot:
-    """Read cursor, feeds and holders, all of one moment; of `wanted` feeds or of all."""
+    """Read cursor, heads and holders, all of one moment; of `wanted` streams or of all."""
     replies = await scripts.run_all(BEGIN, [()])
     (value,) = replies.values
     if isinstance(value, Exception):
         raise await connection.refusal(value)
-    incarnation, log_number, log_id, work_id, holders, feeds, fed = value
+    incarnation, log_number, log_id, work_id, holders, flat_heads, led = value
     try:
         cursor = Cursor(
             incarnation=incarnation.decode(),
@@ -157,16 +157,16 @@ async def begin_snapshot(
         )
     except ValueError as exc:
         raise StoreRefused(f"what lies under {base}meta is not ours") from exc
-    states, num_garbage = read_states(feeds)
+    heads, num_garbage = read_heads(flat_heads)
     bits, num_odd = _named_bits(holders)
-    states = {
-        feed: replace(state, is_fed=feed.encode() in fed)
-        for feed, state in states.items()
-        if wanted is None or feed in wanted
+    heads = {
+        stream_id: replace(head, has_leader=stream_id.encode() in led)
+        for stream_id, head in heads.items()
+        if wanted is None or stream_id in wanted
     }
     if wanted is not None:
         bits = {bit: holder for bit, holder in bits.items() if holder[0] in wanted}
-    snapshot = Snapshot(connection, scripts, base, cursor, states, bits)
+    snapshot = Snapshot(connection, scripts, base, cursor, heads, bits)
     snapshot.num_garbage = num_garbage + num_odd
     return snapshot
 
@@ -179,9 +179,9 @@ def _named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
         if not is_number(field) or not value:
             continue
         tier: Any
-        tier, _, feed = value.decode(errors="replace").partition(" ")
-        if tier in _TIERS and feed:
-            bits[int(field)] = FeedId(feed), tier
+        tier, _, stream_id = value.decode(errors="replace").partition(" ")
+        if tier in _TIERS and stream_id:
+            bits[int(field)] = StreamId(stream_id), tier
         else:
             num_garbage += 1
     return bits, num_garbage

@@ -4,12 +4,12 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
 
     meta          hash     schema, incarnation, how many entries the log has had
     b:XX          hash     65,536 buckets, by the low 2 bytes of a key: other 6 -> holders' bits
-    holders       hash     bit -> "tier feed", empty: dead; and "tier feed" -> bit
-    feeds         hash     nFEED number, pFEED position, sFEED standing, wFEED who wrote last,
-                           aFEED abandoned since
+    holders       hash     bit -> "tier STREAM", empty: dead; and "tier STREAM" -> bit
+    feeds         hash     heads of streams: nSTREAM number, pSTREAM position, sSTREAM status,
+                           wSTREAM who wrote last, aSTREAM abandoned since
     copies:BIT    hash     8-byte key -> copies, where there are several
     log, work     streams  router.cluster.redis_log
-    lease:FEED    string   which router feeds it; expires
+    lease:STREAM  string   which router leads it; expires
     load:ROUTER   string   what it has in flight; expires
     routers       zset     which routers live, and until when
     sessions      hash     session -> when it is forgotten (4 bytes), state
@@ -20,7 +20,7 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
 A bucket stays a listpack (a ziplist before Redis 7) up to 512 blocks with fewer than 512 holders'
 bits: 33 million blocks at the servers' defaults, 19 bytes each; beyond that it works on, larger.
 
-An epoch of a feed is a bit: to clear the feed is to call its bits dead and, when something is
+An epoch of a stream is a bit: to clear the stream is to call its bits dead and, when something is
 stored again, to take others. `sweep` takes dead bits out of the buckets and frees them.
 """
 
@@ -37,7 +37,7 @@ from msgspec import Struct
 
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import Mode, RedisConnection, Word, is_out_of_memory
-from router.cluster.redis_log import KEEP_MS, Cursor, Reading, calls, read_entries, read_states
+from router.cluster.redis_log import KEEP_MS, Cursor, Reading, calls, read_entries, read_heads
 from router.cluster.redis_log import stream_entries as _entries
 from router.cluster.redis_scripts import Scripts
 from router.cluster.redis_snapshot import NUM_BUCKETS, Snapshot, begin_snapshot
@@ -48,13 +48,13 @@ from router.messages import (
     MAX_RECORDS,
     SCHEMA,
     Delta,
-    FeedId,
-    FeedState,
     Note,
     Notes,
     ReplicaRecord,
     SessionState,
     SharedTier,
+    StreamHead,
+    StreamId,
     decode_record,
     decode_session,
     encode,
@@ -69,7 +69,7 @@ _SESSIONS_A_CALL: Final = 500
 
 
 class Written(Enum):
-    """What became of a delta; after anything but OK the feed's later ones fail, too."""
+    """What became of a delta; after anything but OK the stream's later ones fail, too."""
 
     OK = "ok"
     FENCED = "fenced"  # the lease is not ours
@@ -105,7 +105,7 @@ class Swept(Struct, frozen=True, kw_only=True):
     num_changed: int = 0  # blocks that lost some holders
     num_dropped: int = 0  # blocks that lost all
     num_bits: int = 0  # freed
-    num_feeds: int = 0  # forgotten
+    num_streams: int = 0  # forgotten
     num_sessions: int = 0  # forgotten
 
 
@@ -226,32 +226,32 @@ class RedisStore:
             return msgspec.structs.replace(reading, is_gap=True)
         return reading
 
-    async def feeds(self) -> dict[FeedId, FeedState]:
-        """Read where every feed stands."""
-        states, num_garbage = read_states(await self._connection.ask("HGETALL", self._key("feeds")))
+    async def heads(self) -> dict[StreamId, StreamHead]:
+        """Read the head of every stream."""
+        heads, num_garbage = read_heads(await self._connection.ask("HGETALL", self._key("feeds")))
         self.num_garbage += num_garbage
-        return states
+        return heads
 
-    async def snapshot(self, feeds: Collection[FeedId] | None = None) -> Snapshot:
-        """Begin a snapshot of the given feeds, or of all."""
-        return await begin_snapshot(self._connection, self._scripts, self._base, feeds)
+    async def snapshot(self, stream_ids: Collection[StreamId] | None = None) -> Snapshot:
+        """Begin a snapshot of the given streams, or of all."""
+        return await begin_snapshot(self._connection, self._scripts, self._base, stream_ids)
 
     async def lookup(
-        self, chain: bytes, feeds: Sequence[FeedId]
-    ) -> dict[tuple[FeedId, SharedTier], int]:
+        self, chain: bytes, stream_ids: Sequence[StreamId]
+    ) -> dict[tuple[StreamId, SharedTier], int]:
         """Count leading blocks of a packed chain per holder, in one round trip.
 
         Returns:
-            For a replica's feed its blocks on gpu, and on gpu or cpu as tier cpu; for a pool's
-            feed those in the pool.
+            For a replica's stream its blocks on gpu, and on gpu or cpu as tier cpu; for a pool's
+            stream those in the pool.
         """
-        asked: list[tuple[FeedId, SharedTier]] = []
-        for feed in feeds:
-            if feed.startswith("pool/"):
-                asked.append((feed, "pool"))
+        asked: list[tuple[StreamId, SharedTier]] = []
+        for stream_id in stream_ids:
+            if stream_id.startswith("pool/"):
+                asked.append((stream_id, "pool"))
             else:
-                asked += [(feed, "gpu"), (feed, "cpu")]
-        words = [word for feed, tier in asked for word in (tier, feed)]
+                asked += [(stream_id, "gpu"), (stream_id, "cpu")]
+        words = [word for stream_id, tier in asked for word in (tier, stream_id)]
         counts = await self._scripts.run(
             scripts.LOOKUP, chain, *words, timeout_s=self._config.lookup_timeout_s
         )
@@ -264,23 +264,24 @@ class RedisStore:
 
     # -- leases, load ------------------------------------------------------------------------
 
-    async def hold(self, wanted: Sequence[FeedId]) -> frozenset[FeedId]:
+    async def hold(self, wanted: Sequence[StreamId]) -> frozenset[StreamId]:
         """Renew our leases among the wanted and take free ones; return those that are ours now."""
         held = await self._scripts.run(scripts.HOLD, self._router, self._lease_ms, *wanted)
-        return frozenset(feed for feed, is_ours in zip(wanted, held, strict=True) if is_ours)
+        return frozenset(id_ for id_, is_ours in zip(wanted, held, strict=True) if is_ours)
 
-    async def release(self, feeds: Iterable[FeedId]) -> None:
+    async def release(self, stream_ids: Iterable[StreamId]) -> None:
         """Give leases back."""
-        await self._scripts.run(scripts.RELEASE, self._router, "0", *feeds)
+        await self._scripts.run(scripts.RELEASE, self._router, "0", *stream_ids)
 
-    async def leave(self, feeds: Iterable[FeedId] = ()) -> None:
+    async def leave(self, stream_ids: Iterable[StreamId] = ()) -> None:
         """Give leases back and be no living router any more."""
-        await self._scripts.run(scripts.RELEASE, self._router, "1", *feeds)
+        await self._scripts.run(scripts.RELEASE, self._router, "1", *stream_ids)
 
-    async def tell(self, notes: Sequence[Note]) -> None:
-        """Tell the other routers."""
-        told = encode(Notes(self._router, tuple(notes)))
-        await self._scripts.run(scripts.TELL, self._router, told, self._config.log_entries, KEEP_MS)
+    async def publish(self, notes: Sequence[Note]) -> None:
+        """Add notes to the work stream."""
+        packed = encode(Notes(self._router, tuple(notes)))
+        words = (self._router, packed, self._config.log_entries, KEEP_MS)
+        await self._scripts.run(scripts.PUBLISH, *words)
 
     async def beat(self, load: bytes) -> Beat:
         """Say that this router lives, and what it has in flight."""
@@ -378,14 +379,14 @@ class RedisStore:
     # -- sweeping ----------------------------------------------------------------------------
 
     async def sweep(self, *, pause_s: float = 0.005, forget_after_s: float = 86_400.0) -> Swept:
-        """Take dead bits out of the buckets, forget feeds long without a lease, and old sessions.
+        """Take dead bits out of the buckets, forget streams long without a lease, and old sessions.
 
         Args:
             pause_s: Between two calls, of about a millisecond each.
-            forget_after_s: A feed that nobody has fed for so long is forgotten.
+            forget_after_s: A stream without a leader for so long is forgotten.
         """
         lease_ms = 10 * self._lease_ms
-        is_ours, num_feeds, dead = await self._scripts.run(
+        is_ours, num_streams, dead = await self._scripts.run(
             scripts.DEAD, self._router, lease_ms, round(forget_after_s * 1000)
         )
         if not is_ours:
@@ -407,7 +408,7 @@ class RedisStore:
             num_changed=num_changed,
             num_dropped=num_dropped,
             num_bits=num_bits,
-            num_feeds=num_feeds,
+            num_streams=num_streams,
             num_sessions=num_sessions,
         )
 

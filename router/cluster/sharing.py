@@ -18,12 +18,12 @@ from typing import Final, TypeVar
 
 from policies.view import CandidateId
 from router.backoff import Backoff
-from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
-from router.cluster.leadership import Feed, Role, SharedFeeds
 from router.cluster.link import PAUSE_S, Link
-from router.cluster.loader import load
-from router.cluster.loops import Keeper, Reader, Writer, tell, tell_usage
+from router.cluster.loader import load_snapshots
+from router.cluster.loops import LeaseKeeper, Reader, Writer, publish_notes, publish_usage
+from router.cluster.membership import Membership, Memberships, Role
 from router.cluster.peers import Peers
 from router.cluster.pool_share import LISTER, PoolShare
 from router.cluster.redis_store import RedisStore, StoreFacts
@@ -47,7 +47,7 @@ _SWEEP_S: Final = 2.0
 _SESSIONS_S: Final = 1.0
 _POOLS_S: Final = 0.2
 _LEAVE_S: Final = 0.5
-_DOUBT_S: Final = 1.0  # a doubt is told so often until it is gone
+_SUSPICION_S: Final = 1.0  # a doubt is told so often until it is gone
 _ORDERS_S: Final = 0.1  # how soon an order given here is stored
 _FULL_S: Final = 1.0  # how soon Redis is asked again for what it had no room for
 _SETTLE_S: Final = 1.0  # nobody waits longer for Redis before going on alone
@@ -59,7 +59,7 @@ class Sharing:
 
     Args:
         me: This router's name among the others, unique to the process.
-        feeds: What candidates are called among routers.
+        names: What candidates are called among routers.
         apply_records: Makes the registry follow what is stored.
         trials: Experiments, shared as the registry is; None: there are none to share.
         accounts: What tenants used; None: there are none.
@@ -72,7 +72,7 @@ class Sharing:
         *,
         me: str,
         caches: CacheView,
-        feeds: Feeds,
+        names: CandidateNames,
         peers: Peers,
         registry: Registry,
         apply_records: Callable[[Mapping[str, ReplicaRecord]], None],
@@ -87,10 +87,10 @@ class Sharing:
         self.link = Link()
         self.facts: StoreFacts | None = None  # of the last connection
         self.num_attempts = 0  # to connect
-        self.shared = SharedFeeds(caches, keeps_blocks=keeps_blocks)
+        self.memberships = Memberships(caches, keeps_blocks=keeps_blocks)
         self._store = store
         self._caches = caches
-        self._feeds = feeds
+        self._names = names
         self._peers = peers
         self._registry = registry
         self._apply_records = apply_records
@@ -102,27 +102,27 @@ class Sharing:
         self._must_read_registry = asyncio.Event()
         self.reader = Reader(
             store,
-            self.shared,
+            self.memberships,
             peers,
             me=me,
             on_registered=self._must_read_registry.set,
             on_pool=pool.apply if pool is not None else _ignore,
             on_consumed=accounts.receive if accounts is not None else _ignore,
         )
-        self.writer = Writer(store, self.shared, pool.take if pool is not None else list)
-        self.keeper = Keeper(
+        self.writer = Writer(store, self.memberships, pool.take if pool is not None else list)
+        self.keeper = LeaseKeeper(
             store,
-            self.shared,
+            self.memberships,
             peers,
             lease_s=lease_s,
             further=(LISTER,) if pool is not None else (),
             on_held=pool.held if pool is not None else _ignore,
         )
-        peers.on_doubted = self._doubted
+        peers.on_suspected = self._suspected
 
     def state(self) -> SharingState:
         """Describe how we stand, for /metrics and the admin API."""
-        roles = {feed.candidate: feed.role.name.lower() for feed in self.shared}
+        roles = {member.candidate: member.role.name.lower() for member in self.memberships}
         num_feeds = Counter(roles.values())
         return SharingState(
             is_up=self.link.is_up,
@@ -134,8 +134,8 @@ class Sharing:
                 "deltas_refused": self.writer.num_refused,
                 "deltas_read": self.reader.num_deltas,
                 "gaps": self.reader.num_gaps,
-                "rewrites": self.shared.num_rewrites,
-                "snapshots": self.shared.num_loads,
+                "rewrites": self.memberships.num_rewrites,
+                "snapshots": self.memberships.num_loads,
                 "garbage": self._store.num_garbage,
             },
             reason=self.link.reason,
@@ -154,57 +154,57 @@ class Sharing:
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 await self.link.settled.wait()
-        id_ = self._feeds.feed_of(source.candidate)
+        id_ = self._names.stream_id_of(source.candidate)
         if id_ is None:  # removed meanwhile
             return
-        feed = self.shared.join(id_, source.candidate, is_shared=self.link.is_up)
+        member = self.memberships.join(id_, source.candidate, is_shared=self.link.is_up)
         try:
             while True:
-                if feed.role is Role.FOLLOWING:
-                    await self._follow_router(feed, source)
+                if member.role is Role.FOLLOWING:
+                    await self._follow_router(member, source)
                 else:
-                    await self._follow_engine(feed, source)
+                    await self._follow_engine(member, source)
         finally:
-            self.shared.leave(feed)
+            self.memberships.leave(member)
 
-    async def _follow_engine(self, feed: Feed, source: CandidateSource) -> None:
+    async def _follow_engine(self, member: Membership, source: CandidateSource) -> None:
         """Follow the engine ourselves until another router tells us what it does."""
         events = source.events()
-        known = self._caches.stream(feed.candidate)
+        known = self._caches.stream(member.candidate)
         if isinstance(known, RankStream):
             stream = known
         else:
             stream = source.rank_stream()
-            self._caches.hand_over(feed.candidate, stream)
+            self._caches.hand_over(member.candidate, stream)
             if isinstance(known, SharedStream) and known.position is not None:
-                stream.resume(known.position, known.standing_now(), time.monotonic())
+                stream.resume(known.position, known.status(), time.monotonic())
             else:  # there is no point in the engine's history to go on from
-                self._caches.index.clear(feed.candidate)
+                self._caches.index.clear(member.candidate)
         with closing(events):  # cancelled before its first step, nobody else would
             async with asyncio.TaskGroup() as tg:
-                task = tg.create_task(follow(stream, events), name=f"events {feed.candidate}")
-                while feed.role is not Role.FOLLOWING:
-                    feed.changed.clear()
-                    await feed.changed.wait()
+                task = tg.create_task(follow(stream, events), name=f"events {member.candidate}")
+                while member.role is not Role.FOLLOWING:
+                    member.changed.clear()
+                    await member.changed.wait()
                 task.cancel()
 
-    async def _follow_router(self, feed: Feed, source: CandidateSource) -> None:
+    async def _follow_router(self, member: Membership, source: CandidateSource) -> None:
         """Let the log tell, until the engine has to be followed."""
         stream = source.shared_stream()
-        self._caches.hand_over(feed.candidate, stream)
-        self.shared.settle(feed)
-        while feed.role is Role.FOLLOWING:
-            feed.changed.clear()
-            await feed.changed.wait()
+        self._caches.hand_over(member.candidate, stream)
+        self.memberships.swap_in(member)
+        while member.role is Role.FOLLOWING:
+            member.changed.clear()
+            await member.changed.wait()
 
     def restarted(self, candidate: CandidateId) -> None:
         """Tell the others that a candidate's engine is another process now, and holds nothing."""
-        id_ = self._feeds.feed_of(candidate)
-        feed = self.shared.get(id_) if id_ is not None else None
-        if feed is not None and feed.role is Role.LEADING:
-            self.shared.end_epoch(feed)
+        id_ = self._names.stream_id_of(candidate)
+        member = self.memberships.get(id_) if id_ is not None else None
+        if member is not None and member.role is Role.LEADING:
+            self.memberships.end_epoch(member)
         else:
-            self._peers.doubted(candidate, "its engine restarted")
+            self._peers.suspected(candidate, "its engine restarted")
 
     # -- life --------------------------------------------------------------------------------
 
@@ -233,12 +233,12 @@ class Sharing:
             await self._leave()
 
     def _go_alone(self) -> None:
-        self.shared.go_alone()
+        self.memberships.disconnected()
         if self._pool is not None:
             self._pool.went_down()
         if self._accounts is not None:
             self._accounts.lost()
-        self._peers.lost()
+        self._peers.resend()
         self._peers.expire(time.monotonic())
 
     async def _leave(self) -> None:
@@ -268,18 +268,19 @@ class Sharing:
         async with asyncio.TaskGroup() as tg:
             tg.create_task(self.reader.run(cursor), name="redis: read")
             tg.create_task(self.writer.run(), name="redis: write")
-            tg.create_task(tell(self._store, self._peers), name="redis: tell")
+            tg.create_task(publish_notes(self._store, self._peers), name="redis: publish")
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
-            tg.create_task(load(self._store, self.shared), name="redis: snapshots")
-            tg.create_task(self._keep_registry(), name="redis: registry")
-            tg.create_task(self._keep_sessions(), name="redis: sessions")
-            tg.create_task(self._keep_doubts(), name="redis: doubts")
+            tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
+            tg.create_task(self._sync_registry(), name="redis: registry")
+            tg.create_task(self._store_sessions(), name="redis: sessions")
+            tg.create_task(self._repeat_suspicions(), name="redis: suspicions")
             tg.create_task(self._sweep(), name="redis: sweep")
             if self._accounts is not None:
-                tg.create_task(tell_usage(self._store, self._accounts.note), name="redis: usage")
+                usage = publish_usage(self._store, self._accounts.note)
+                tg.create_task(usage, name="redis: usage")
             if self._pool is not None:
                 self._pool.came_up()
-                tg.create_task(self._join_pools(self._pool), name="redis: pool")
+                tg.create_task(self._merge_pools(self._pool), name="redis: pool")
             self.link.came_up()
             await asyncio.sleep(_STEADY_S)
             self.link.steady()
@@ -290,7 +291,7 @@ class Sharing:
         """Learn what the other routers have in flight."""
         self._peers.join(await self._store.loads(), time.monotonic())
 
-    async def _keep_registry(self) -> None:
+    async def _sync_registry(self) -> None:
         """Store what is ordered here; read what was ordered elsewhere."""
         while True:
             try:
@@ -309,13 +310,13 @@ class Sharing:
         for identity, record in list(self._registry.unsaved.items()):
             await self._store.put_replica(identity, record)
             self._registry.saved(identity, record)
-            await self._store.tell((Registered(),))
+            await self._store.publish((Registered(),))
         if self._trials is not None:
             experiments = self._trials.experiments
             for name, state in list(experiments.unsaved.items()):
                 await self._store.put_experiment(name, state)
                 experiments.saved(name, state)
-                await self._store.tell((Registered(),))
+                await self._store.publish((Registered(),))
 
     async def _read_registry(self) -> None:
         """Follow what was ordered elsewhere; what Redis has lost of it is stored again."""
@@ -331,7 +332,7 @@ class Sharing:
             if identity not in stored:
                 self._registry.unsaved.setdefault(identity, record)
 
-    async def _keep_sessions(self) -> None:
+    async def _store_sessions(self) -> None:
         """Learn the sessions there are, then store those that had a turn here."""
         async for session_hash, state in self._store.sessions():
             self._peers.learn_sessions({session_hash: state}, time.monotonic())
@@ -341,29 +342,29 @@ class Sharing:
                     await self._store.put_sessions(sessions, self._session_ttl_s)
             await asyncio.sleep(_SESSIONS_S)
 
-    async def _join_pools(self, pool: PoolShare) -> None:
+    async def _merge_pools(self, pool: PoolShare) -> None:
         """Bring directories together as models are found."""
         while True:
             await pool.join(self._store)
             await asyncio.sleep(_POOLS_S)
 
-    async def _keep_doubts(self) -> None:
-        """Tell whoever feeds a candidate of our doubts, until it has read history anew."""
+    async def _repeat_suspicions(self) -> None:
+        """Ask the leader of a suspect candidate to read history anew, until it has."""
         while True:
-            for feed in self.shared:
-                stream = self._caches.stream(feed.candidate)
-                if isinstance(stream, SharedStream) and stream.doubt is not None:
-                    self._peers.doubted(feed.candidate, stream.doubt)
-            await asyncio.sleep(_DOUBT_S)
+            for member in self.memberships:
+                stream = self._caches.stream(member.candidate)
+                if isinstance(stream, SharedStream) and stream.suspicion is not None:
+                    self._peers.suspected(member.candidate, stream.suspicion)
+            await asyncio.sleep(_SUSPICION_S)
 
-    def _doubted(self, candidate: CandidateId, reason: str) -> None:
+    def _suspected(self, candidate: CandidateId, reason: str) -> None:
         stream = self._caches.stream(candidate)
         if isinstance(stream, RankStream):
             logger.info(
-                "another router doubts a candidate",
+                "another router suspects a candidate",
                 extra={"candidate": candidate, "reason": reason},
             )
-            stream.distrust(reason)
+            stream.mark_suspect(reason)
 
     async def _sweep(self) -> None:
         """Free what retired epochs left in Redis; one router does it at a time."""

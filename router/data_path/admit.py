@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from router.cluster.peers import Alone, Peers
+from router.cluster.peers import NullPeers, Peers
 from router.data_path import tenancy
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.verify import PoolVerifier
@@ -34,7 +34,7 @@ class Admission:
         fleet: Fleet,
         caches: CacheView,
         sessions: Sessions,
-        peers: Peers | Alone,
+        peers: Peers | NullPeers,
         pool: PoolVerifier | None,
         metrics: Metrics,
     ) -> None:

@@ -1,6 +1,6 @@
 """Match where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
 
-Only for candidates whose blocks other routers feed: what this router feeds it knows better. Late or
+Only for candidates whose blocks other routers lead: what this router leads it knows better. Late or
 failing means unknown, and then the local view counts; no request waits longer than the deadline.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from policies.view import CandidateId
-from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_names import CandidateNames
 from router.cluster.redis_store import RedisStore
 from router.cluster.shared_stream import SharedStream
 from router.contracts import HashContract
@@ -19,7 +19,7 @@ from router.data_path.job import Job
 from router.errors import StoreError
 from router.index.block_index import BlockMatch
 from router.index.cache_view import CacheView
-from router.messages import FeedId, pack_keys
+from router.messages import StreamId, pack_keys
 from router.metrics import Metrics
 from router.replicas.replica import Candidate
 
@@ -37,41 +37,41 @@ class Lookup:
         self,
         store: RedisStore,
         *,
-        feeds: Feeds,
+        names: CandidateNames,
         caches: CacheView,
         is_up: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
         self._store = store
-        self._feeds = feeds
+        self._names = names
         self._caches = caches
         self._is_up = is_up
         self._metrics = metrics
 
     async def fill(self, job: Job, candidates: Sequence[Candidate]) -> None:
-        """Set the job's matches of candidates that other routers feed, as far as Redis tells."""
+        """Set the job's matches of candidates that other routers lead, as far as Redis tells."""
         if job.tokens is None or not self._is_up():
             return
-        for contract, feeds in self._by_contract(candidates).items():
+        for contract, candidate_of in self._by_contract(candidates).items():
             started_s = time.monotonic()
             try:
-                found = await self._store.lookup(pack_keys(job.keys(contract)), tuple(feeds))
+                found = await self._store.lookup(pack_keys(job.keys(contract)), tuple(candidate_of))
             except StoreError as exc:
                 self._metrics.lookups.labels(exc.code).inc()
                 return
             self._metrics.lookups.labels("ok").inc()
             self._metrics.lookup_seconds.observe(time.monotonic() - started_s)
             job.found |= {
-                candidate: BlockMatch(found[feed, "gpu"], found[feed, "gpu"], found[feed, "cpu"])
-                for feed, candidate in feeds.items()
+                candidate: BlockMatch(found[id_, "gpu"], found[id_, "gpu"], found[id_, "cpu"])
+                for id_, candidate in candidate_of.items()
             }
 
     def _by_contract(
         self, candidates: Sequence[Candidate]
-    ) -> Mapping[HashContract, dict[FeedId, CandidateId]]:
-        groups: dict[HashContract, dict[FeedId, CandidateId]] = {}
+    ) -> Mapping[HashContract, dict[StreamId, CandidateId]]:
+        groups: dict[HashContract, dict[StreamId, CandidateId]] = {}
         for candidate in candidates:
-            stream, feed = self._caches.stream(candidate.id), self._feeds.feed_of(candidate.id)
-            if isinstance(stream, SharedStream) and feed is not None:
-                groups.setdefault(stream.contract, {})[feed] = candidate.id
+            stream, id_ = self._caches.stream(candidate.id), self._names.stream_id_of(candidate.id)
+            if isinstance(stream, SharedStream) and id_ is not None:
+                groups.setdefault(stream.contract, {})[id_] = candidate.id
         return groups

@@ -112,7 +112,7 @@ class CacheView:
             matches[candidate] = self.index.prolonged(chain, candidate, found[candidate])
         for candidate in matches:
             stream = self._streams.get(candidate)
-            if stream is not None and stream.is_distrusted:
+            if stream is not None and stream.is_suspect:
                 matches[candidate] = NO_BLOCKS
         return matches
 
@@ -186,7 +186,7 @@ class CacheView:
         trust.num_audits += 1
         if trust.num_audits >= MIN_AUDITS and trust.ratio < DISTRUST_BELOW:
             if stream.state == "exact":
-                stream.distrust(f"only {trust.ratio:.0%} of recent predictions were right")
+                stream.mark_suspect(f"only {trust.ratio:.0%} of recent predictions were right")
             self._trust[candidate] = _Trust()
 
 

@@ -1,4 +1,4 @@
-"""What routing reads of one candidate's event stream, whoever follows it.
+"""How much of one candidate's blocks is known, whatever it is known from.
 
 RankStream follows the engine itself; SharedStream follows another router that does.
 """
@@ -15,7 +15,8 @@ from router.index.counters import StreamCounters
 from router.messages import Position
 
 StreamState = Literal["exact", "degraded", "blind"]
-"""How much predictions for a candidate can be believed."""
+"""How far predictions for a candidate count: all is known of it; a part is missing or old; nothing
+is."""
 
 
 class StreamReason(StrEnum):
@@ -63,26 +64,27 @@ class CandidateStream(Protocol):
 
     @property
     def position(self) -> Position | None:
-        """The engine's last batch that is in the index; None: that cannot be said."""
+        """The engine's last batch that is in the index; None: none is, or blocks of several
+        moments are mixed."""
 
     @property
     def has_history(self) -> bool:
         """Whether what can be known of the time before now is known."""
 
     @property
-    def is_distrusted(self) -> bool:
-        """Whether its matches are not to be believed until history is read again."""
+    def is_suspect(self) -> bool:
+        """Whether its matches do not count until history is read again."""
 
     @property
     def state(self) -> StreamState:
-        """How much the index can be believed about this candidate."""
+        """How far predictions for the candidate count."""
 
     @property
     def reason(self) -> str:
         """Why it is in this state, for operators; empty if EXACT."""
 
-    def standing(self) -> tuple[StreamState, str]:
-        """Tell state and reason; of several reasons the gravest."""
+    def state_and_reason(self) -> tuple[StreamState, str]:
+        """Return the state, and of several reasons for it the gravest."""
 
-    def distrust(self, reason: str) -> None:
-        """Stop believing (the audit found predictions wrong) and have history read again."""
+    def mark_suspect(self, reason: str) -> None:
+        """Stop counting on matches (the audit found them wrong) and have history read again."""

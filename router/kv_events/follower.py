@@ -109,7 +109,7 @@ class _Follower:
         self._on_change = on_change
         self._pace = pace
         self._clock = clock
-        self._told = _standing(stream)
+        self._told = _status(stream)
         stream.opened(has_replay=source.has_replay)
         self._quiet_at_s = float("inf")  # not before it is connected
         self._replay_at_s = 0.0
@@ -173,17 +173,17 @@ class _Follower:
                 until_s = self._clock() + SLICE_S
 
     def _tell(self) -> None:
-        standing = _standing(self._stream)
-        if standing == self._told:
+        status = _status(self._stream)
+        if status == self._told:
             return
-        state, reason = self._stream.standing()
+        state, reason = self._stream.state_and_reason()
         logger.info(
             "event stream changed",
             extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
         )
-        self._told = standing
+        self._told = status
         self._on_change(self._stream)
 
 
-def _standing(stream: RankStream) -> tuple[object, ...]:
-    return (*stream.standing(), stream.epoch, stream.contract)
+def _status(stream: RankStream) -> tuple[object, ...]:
+    return (*stream.state_and_reason(), stream.epoch, stream.contract)

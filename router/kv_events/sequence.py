@@ -67,8 +67,8 @@ class History:
     """
 
     __slots__ = (
-        "_is_doubtful",
         "_is_fresh",
+        "_is_suspect",
         "_marks",
         "_next",
         "_num_failed",
@@ -84,7 +84,7 @@ class History:
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
         self.has_replay = has_replay
         self._is_fresh = False  # the wanted replay begins anew
-        self._is_doubtful = False  # the engine may be another one: nothing passes before a replay
+        self._is_suspect = False  # the engine may be another one: nothing passes before a replay
         self._next: int | None = None  # None: no history at all, not even an empty one
         self._marks: deque[tuple[int, bytes]] = deque(maxlen=_NUM_MARKS)
         self._replay = _Replay.NONE
@@ -95,20 +95,20 @@ class History:
         """Go on behind a batch that somebody applied, once a replay has proven the engine."""
         self._next = position.sequence + 1
         self._marks.append((position.sequence, position.mark))
-        self.doubt()
+        self.mark_suspect()
 
     def opened(self, *, has_replay: bool) -> None:
         """Learn whether there is anything to ask."""
         self.has_replay = has_replay
         if not has_replay:
             self.wanted = None
-            self._is_doubtful = False
+            self._is_suspect = False
 
     # -- live batches ------------------------------------------------------------------------
 
     def live(self, sequence: int, mark: bytes) -> BatchAction:
         """Judge a batch as it was published."""
-        is_proven = not self._is_fresh and not self._is_doubtful
+        is_proven = not self._is_fresh and not self._is_suspect
         if self.wanted is not None and not (is_proven and sequence == self._next):
             return BatchAction.IGNORE
         if self._next is None:
@@ -158,14 +158,14 @@ class History:
     def _can_ask(self) -> bool:
         return self.has_replay and self._num_failed < MAX_FAILED_REPLAYS
 
-    def doubt(self) -> None:
+    def mark_suspect(self) -> None:
         """Let nothing pass before a replay has shown that the engine is the same: it reconnected.
 
         Without replay, sequences that go on are taken for proof enough.
         """
         self.trust_replay()
         if self.ask_all() if self._is_fresh else self.ask():
-            self._is_doubtful = True
+            self._is_suspect = True
             if self._replay is not _Replay.NONE:
                 self._replay = _Replay.USELESS
 
@@ -185,7 +185,7 @@ class History:
         """Judge one reply of the replay, in order."""
         if self._replay is _Replay.FIRST:
             self._replay = _Replay.FOLLOWING
-            self._is_doubtful = False
+            self._is_suspect = False
             return self._first_reply(sequence, mark)
         if self._replay is _Replay.FOLLOWING:
             assert self._next is not None
@@ -223,7 +223,7 @@ class History:
         return BatchAction.IGNORE
 
     def _nothing_came(self) -> BatchAction:
-        self._is_doubtful = False
+        self._is_suspect = False
         is_fresh = self._is_fresh or self._next is None
         if is_fresh or self._next == 0:
             self._answered()
@@ -253,7 +253,7 @@ class History:
             if replay is not _Replay.FIRST and replay is not _Replay.USELESS:
                 self.ask()  # what came before it broke off was progress
             return
-        if self._is_fresh or self._is_doubtful:
+        if self._is_fresh or self._is_suspect:
             self.forget()
         self.wanted = None
 
@@ -267,7 +267,7 @@ class History:
     @property
     def is_proven(self) -> bool:
         """Whether the batches known are of the engine that is there now, as far as can be told."""
-        return self._next is not None and not self._is_doubtful
+        return self._next is not None and not self._is_suspect
 
     @property
     def position(self) -> Position | None:
@@ -286,7 +286,7 @@ class History:
         """Know nothing, want nothing."""
         self.wanted = None
         self._next = None
-        self._is_fresh = self._is_doubtful = False
+        self._is_fresh = self._is_suspect = False
         self._marks.clear()
 
     def _begin(self, sequence: int, mark: bytes) -> BatchAction:

@@ -22,7 +22,7 @@ from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
 from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
-from router.messages import Position, Standing
+from router.messages import Position, StreamStatus
 
 REREAD_S: Final = (1.0, 300.0)
 """After a batch that was not understood history is read again, so soon first and so late at last:
@@ -33,7 +33,7 @@ BLIND_AFTER_S: Final = 60.0
 
 
 class RankStream:
-    """Keeps one candidate's part of the index equal to what its engine says.
+    """A `CandidateStream` that follows the candidate's engine.
 
     Args:
         block_size: The engine's, until its events say otherwise.
@@ -49,7 +49,6 @@ class RankStream:
     __slots__ = (
         "_blocks",
         "_disconnected_s",
-        "_distrust",
         "_has_understood",
         "_history",
         "_is_partial",
@@ -57,6 +56,7 @@ class RankStream:
         "_lost_reason",
         "_reread_backoff",
         "_reread_s",
+        "_suspicion",
         "candidate",
         "capacity_blocks",
         "counters",
@@ -99,7 +99,7 @@ class RankStream:
         self._is_partial = False
         self._is_resuming = False  # what the engine did since is not all read yet
         self._lost_reason: str | None = None  # what is missing until the next epoch
-        self._distrust: str | None = None
+        self._suspicion: str | None = None
         self._disconnected_s: float | None = None
         self._reread_backoff = Backoff(*REREAD_S)
         self._reread_s: float | None = None  # when history is, or was, read again
@@ -108,47 +108,40 @@ class RankStream:
 
     @property
     def contract(self) -> HashContract:
-        """How to hash a prompt so that it meets this candidate's blocks."""
         return self._blocks.contract
 
     @property
     def position(self) -> Position | None:
-        """The last batch that is in the index; None: none is, or history begins anew."""
         return self._history.position
 
     def has_seen(self, position: Position) -> bool:
-        """Tell whether a batch is among the last thousand that are in the index."""
+        """Return whether a batch is among the last thousand that are in the index."""
         return self._history.has_seen(position)
 
     @property
     def has_history(self) -> bool:
-        """Whether what can be known of the time before now is known."""
         return self._history.is_caught_up and not self._is_resuming
 
     @property
-    def is_distrusted(self) -> bool:
-        """Whether its matches are not to be believed until history is read again."""
-        return self._distrust is not None
+    def is_suspect(self) -> bool:
+        return self._suspicion is not None
 
     @property
     def state(self) -> StreamState:
-        """How much the index can be believed about this candidate."""
-        return self.standing()[0]
+        return self.state_and_reason()[0]
 
     @property
     def reason(self) -> str:
-        """Why it is in this state, for operators; empty if EXACT."""
-        return self.standing()[1]
+        return self.state_and_reason()[1]
 
-    def standing(self) -> tuple[StreamState, str]:
-        """Tell state and reason; of several reasons the gravest."""
+    def state_and_reason(self) -> tuple[StreamState, str]:
         if not self._has_understood:
             if self.counters.num_undecodable:
                 return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
             return "blind", self._lost_reason or StreamReason.NO_EVENTS
         phase = self._blocks.phase
         for is_so, reason in (
-            (self._distrust is not None, self._distrust),
+            (self._suspicion is not None, self._suspicion),
             (self._is_resuming, StreamReason.RESUMING),
             (self._disconnected_s is not None, StreamReason.UNREACHABLE),
             (phase is Phase.TRANSLATED, StreamReason.TRANSLATED),
@@ -159,16 +152,16 @@ class RankStream:
                 return "degraded", reason or ""
         return "exact", ""
 
-    def standing_now(self) -> Standing:
-        """Tell other routers how it stands; with `position` one of them can `resume` it."""
-        state, reason = self.standing()
-        return Standing(
+    def status(self) -> StreamStatus:
+        """Describe it for other routers; with `position` one of them can `resume` it."""
+        state, reason = self.state_and_reason()
+        return StreamStatus(
             state=state,
             reason=reason,
             contract=self.contract,
             capacity_blocks=self.capacity_blocks,
             is_verified=self._blocks.phase is not Phase.SEARCHING,
-            is_distrusted=self.is_distrusted,
+            is_suspect=self.is_suspect,
             lacks=self._lacks,
             is_proven=not self._is_resuming,
         )
@@ -182,35 +175,31 @@ class RankStream:
 
     # -- taking over -------------------------------------------------------------------------
 
-    def resume(self, position: Position, standing: Standing, now_s: float) -> bool:
+    def resume(self, position: Position, status: StreamStatus, now_s: float) -> bool:
         """Start on top of what the index holds: the state after the batch at `position`.
 
         For a new stream, before anybody listens. A replay has to prove that the engine is the one
         that wrote the batch (router.kv_events.sequence); if it is not, everything is forgotten.
-        Until then the state is DEGRADED and matches are believed: they are as old as the router
-        whose state it was is dead. If nobody can be reached they are believed for `BLIND_AFTER_S`.
+        Until then the state is DEGRADED and matches count: they are as old as the last leader is
+        dead. If the publisher cannot be reached they count for `BLIND_AFTER_S`.
 
         Args:
-            position: Of whoever followed the engine up to now.
-            standing: Its standing there.
+            position: Of the stream that followed the engine up to now.
+            status: Its status there.
             now_s: Monotonic time.
 
         Returns:
-            False where it cannot be done, and the index was cleared: translated hashes (nobody
-            else has the translation), a blind or distrusted state.
+            False where it cannot be done, and the index was cleared: translated hashes (no other
+            router has the translation), a blind or suspect state.
         """
-        if (
-            standing.contract.algorithm == "warmroute"
-            or standing.state == "blind"
-            or standing.is_distrusted
-        ):
+        if status.contract.algorithm == "warmroute" or status.state == "blind" or status.is_suspect:
             self._begin_epoch()
             return False
-        self._blocks.take_over(standing.contract, is_verified=standing.is_verified)
+        self._blocks.take_over(status.contract, is_verified=status.is_verified)
         self._history.resume(position)
         self._has_understood = True
         self._is_resuming = True
-        self._lost_reason = standing.lacks or None
+        self._lost_reason = status.lacks or None
         self._disconnected_s = now_s
         return True
 
@@ -223,7 +212,7 @@ class RankStream:
     def connected(self) -> None:
         """The publisher is (again) there: ask for what was missed, and whether it is the same."""
         self._disconnected_s = None
-        self._history.doubt()
+        self._history.mark_suspect()
 
     def disconnected(self, now_s: float) -> None:
         """The publisher is gone; what it held is believed for `BLIND_AFTER_S` more."""
@@ -280,14 +269,11 @@ class RankStream:
 
     # -- trust -------------------------------------------------------------------------------
 
-    def distrust(self, reason: str) -> None:
-        """Stop believing (the audit found predictions wrong) and read history again.
-
-        Where there is none to read, everything is forgotten at once. A second doubt while history
-        is being read does not begin it again: several routers may have the same one.
-        """
-        is_reading = self._distrust is not None and self._history.wanted is not None
-        self._distrust = reason
+    def mark_suspect(self, reason: str) -> None:
+        # Where there is no history to read, everything is forgotten at once. A second suspicion
+        # while it is being read does not begin it again: several routers may have the same one.
+        is_reading = self._suspicion is not None and self._history.wanted is not None
+        self._suspicion = reason
         if not is_reading:
             self.resync()
 
@@ -336,7 +322,7 @@ class RankStream:
         self.epoch += 1
         self._is_partial = False
         self._lost_reason = None
-        self._distrust = None
+        self._suspicion = None
         self._is_resuming = False
 
     def _apply(self, payload: bytes) -> None:

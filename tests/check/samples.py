@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from router.check.events import RankSeen
 from router.check.finding import Finding, Level
 from router.check.mooncake import PatternSeen, PoolSeen
-from router.check.redis import FeedSeen, RedisSeen
+from router.check.redis import RedisSeen, StreamSeen
 from router.check.replica import ReplicaSeen
 from router.check.tokenizer import ModelSeen
-from router.messages import FeedId
+from router.messages import StreamId
 
 RANK = RankSeen(
     rank=0,
@@ -46,8 +46,8 @@ REPLICA = ReplicaSeen(
     has_source_route=True,
     ranks=(RANK,),
 )
-FEED = FeedSeen(
-    id=FeedId("one#0"), number=3, sequence=7, state="exact", reason="", leader="router-a"
+STREAM = StreamSeen(
+    id=StreamId("one#0"), number=3, sequence=7, state="exact", reason="", leader="router-a"
 )
 REDIS = RedisSeen(
     address="10.0.0.6:6379",
@@ -61,7 +61,7 @@ REDIS = RedisSeen(
     max_bytes=1 << 30,
     policy="noeviction",
     routers=("router-a", "router-b"),
-    feeds=(FEED,),
+    feeds=(STREAM,),
     num_log_entries=10,
     num_sessions=2,
 )

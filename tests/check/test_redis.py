@@ -12,9 +12,9 @@ from router.check.finding import Level
 from router.check.redis import Records, RedisSeen, judge, look
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig
-from router.messages import Delta, FeedId, ReplicaRecord, SessionState, TierChange, pack_keys
+from router.messages import Delta, ReplicaRecord, SessionState, StreamId, TierChange, pack_keys
 from router.replicas.registry import Registry
-from tests.check.samples import FEED, REDIS, REPLICA, wrong
+from tests.check.samples import REDIS, REPLICA, STREAM, wrong
 from tests.redis_servers import RedisServer, namespace, shared_redis
 
 __all__ = ["namespace", "shared_redis"]
@@ -58,17 +58,17 @@ async def test_a_new_namespace_stays_new(settings: RedisConfig, shared_redis: Re
 async def test_what_routers_share_is_read(settings: RedisConfig, store: RedisStore) -> None:
     """Who lives, who leads what, how much there is."""
     await store.beat(b"")
-    await store.hold([FEED.id])
-    await store.write([Delta(FEED.id, 1, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
-    await store.put_sessions({7: SessionState(FEED.id, 1, None)}, 60.0)
+    await store.hold([STREAM.id])
+    await store.write([Delta(STREAM.id, 1, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
+    await store.put_sessions({7: SessionState(STREAM.id, 1, None)}, 60.0)
     await store.put_replica("two", ReplicaRecord(url="http://10.0.0.6:8000"))
 
     found, records = await looked(settings)
 
     assert found.schema == "1"
     assert found.routers == ("router-a",)
-    (feed,) = found.feeds
-    assert (feed.id, feed.number, feed.leader) == (FEED.id, 1, "router-a")
+    (stream,) = found.feeds
+    assert (stream.id, stream.number, stream.leader) == (STREAM.id, 1, "router-a")
     assert (found.num_log_entries, found.num_sessions) == (1, 1)
     assert records["two"].url == "http://10.0.0.6:8000"
 
@@ -110,11 +110,11 @@ REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
     (replace(REDIS, save_error=True), "warning", "disk", "last save", "--save ''"),
     (replace(REDIS, refused=("a: bad",)), "warning", "replicas", "a: bad", "{wr:default}:replicas"),
     (
-        replace(REDIS, feeds=(replace(FEED, leader=None),)),
+        replace(REDIS, feeds=(replace(STREAM, leader=None),)),
         "warning", "feeds", "no leader for one#0", "can they reach",
     ),
     (
-        replace(REDIS, feeds=(FEED, replace(FEED, id=FeedId("http://h:1#0")))),
+        replace(REDIS, feeds=(STREAM, replace(STREAM, id=StreamId("http://h:1#0")))),
         "warning", "names", "not known here: http://h:1", "the same name",
     ),
 ]  # fmt: skip
@@ -160,8 +160,8 @@ def test_a_new_namespace_is_well() -> None:
 def test_feeds_of_routers_that_are_gone_are_no_fault() -> None:
     """Of pools and of states not known, too."""
     feeds = (
-        replace(FEED, leader=None, state="degraded", reason="why"),
-        replace(FEED, id=FeedId("pool/qwen"), leader=None, state=None, reason=None),
+        replace(STREAM, leader=None, state="degraded", reason="why"),
+        replace(STREAM, id=StreamId("pool/qwen"), leader=None, state=None, reason=None),
     )
     findings = list(
         judge(
@@ -178,7 +178,7 @@ def test_feeds_of_routers_that_are_gone_are_no_fault() -> None:
 
 def test_feeds_of_replicas_that_left_are_no_fault() -> None:
     """They are forgotten after a day."""
-    feeds = (FEED, replace(FEED, id=FeedId("left#0"), leader=None, state=None, reason=None))
+    feeds = (STREAM, replace(STREAM, id=StreamId("left#0"), leader=None, state=None, reason=None))
     findings = list(
         judge(replace(REDIS, feeds=feeds), config=CONFIG, index=LOCAL, replicas=[REPLICA])
     )

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from copy import deepcopy
 
 from policies.view import CandidateId
-from router.cluster.leadership import Feed, Loading, Role, SharedFeeds
+from router.cluster.catch_up import Loading
+from router.cluster.membership import Membership, Memberships, Role
+from router.cluster.publication import Publication
 from router.cluster.redis_store import Written
 from router.cluster.shared_stream import SharedStream
 from router.contracts import BlockKey
@@ -18,11 +20,11 @@ from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.copies import TIERS, Tier
 from router.kv_events.stream import RankStream
-from router.messages import Delta, FeedId, FeedState, Position, Standing, unpack_keys
+from router.messages import Delta, Position, StreamHead, StreamId, StreamStatus, unpack_keys
 from tests.engine import BLOCK_SIZE
 from tests.index.contract.engine import PlayedEngine
 
-FEED = FeedId("http://engine#0")
+STREAM = StreamId("http://engine#0")
 CANDIDATE = CandidateId("r1")
 
 
@@ -32,7 +34,7 @@ class PlainRedis:
     def __init__(self) -> None:
         self.number: int | None = None  # None: it has never heard of the feed
         self.position: Position | None = None
-        self.standing: Standing | None = None
+        self.status: StreamStatus | None = None
         self.held: dict[Tier, dict[BlockKey, int]] = {tier: {} for tier in TIERS}
         self.log: list[Delta] = []
         self.holder: str | None = None  # of the lease
@@ -62,15 +64,15 @@ class PlainRedis:
             self.position = None
         elif delta.cleared or delta.position is not None:
             self.position = delta.position
-        self.standing = delta.standing or self.standing
+        self.status = delta.status or self.status
         self.log.append(delta)
         return Written.OK
 
-    def state(self) -> FeedState | None:
+    def head(self) -> StreamHead | None:
         if self.number is None:
             return None
-        is_fed = self.holder is not None and self.holder == self.writer
-        return FeedState(self.number, self.position, self.standing, is_fed)
+        has_leader = self.holder is not None and self.holder == self.writer
+        return StreamHead(self.number, self.position, self.status, has_leader)
 
     def hold(self, router: str) -> bool:
         """Take the lease if it is free; tell whether it is ours."""
@@ -97,16 +99,25 @@ class Node:
         self.is_connected = False
         self.index = BlockIndex(max_pending=24)
         self.caches = CacheView(self.index)
-        self.feeds = SharedFeeds(self.caches, keeps_blocks=keeps_blocks)
+        self.memberships = Memberships(self.caches, keeps_blocks=keeps_blocks)
         self.caches.add(CANDIDATE, self._rank_stream())
-        self.feed: Feed = self.feeds.join(FEED, CANDIDATE, is_shared=False)
+        self.member: Membership = self.memberships.join(STREAM, CANDIDATE, is_shared=False)
         self.read_to = 0
         self.loading: Loading | None = None
         self.follow()
 
     @property
     def role(self) -> Role:
-        return self.feed.role
+        return self.member.role
+
+    @property
+    def publication(self) -> Publication:
+        assert self.member.publication is not None
+        return self.member.publication
+
+    @property
+    def wants_load(self) -> bool:
+        return self.member.catch_up.wanted
 
     def held(self, tier: Tier = "gpu") -> dict[BlockKey, int]:
         return dict(self.index._held(CANDIDATE)[tier])
@@ -119,14 +130,14 @@ class Node:
 
     def disconnect(self) -> None:
         self.is_connected, self.loading = False, None
-        self.feeds.go_alone()
+        self.memberships.disconnected()
 
     def beat(self) -> bool:
         """Hold the lease if possible, and act on it; tell whether nothing is left to do."""
         is_held = self.redis.hold(self.name)
-        state = self.redis.state()
-        held = frozenset({FEED}) if is_held else frozenset()
-        return self.feeds.deal(held, {FEED: state} if state is not None else {})
+        head = self.redis.head()
+        held = frozenset({STREAM}) if is_held else frozenset()
+        return self.memberships.reconcile(held, {STREAM: head} if head is not None else {})
 
     def follow(self) -> None:
         """Do what the watch does when the role has changed."""
@@ -137,18 +148,18 @@ class Node:
                     CANDIDATE, self.index, block_size=BLOCK_SIZE, capacity_blocks=1000
                 )
                 self.caches.hand_over(CANDIDATE, stream)
-            self.feeds.settle(self.feed)
+            self.memberships.swap_in(self.member)
         elif isinstance(known, SharedStream):
             direct = self._rank_stream()
             self.caches.hand_over(CANDIDATE, direct)
             if known.position is not None:
-                direct.resume(known.position, known.standing_now(), 0.0)
+                direct.resume(known.position, known.status(), 0.0)
             else:
                 self.index.clear(CANDIDATE)
             self.reconnect()
-        elif self.feed.changed.is_set():
+        elif self.member.changed.is_set():
             self.reconnect()
-        self.feed.changed.clear()
+        self.member.changed.clear()
 
     def hear(self, sequence: int, payload: bytes) -> None:
         """Take a batch as it is published."""
@@ -172,63 +183,64 @@ class Node:
     def flush(self, send: Callable[[Delta, str], Written | None] | None = None) -> Written | None:
         """Write the next delta; `send` gives what became of it, None: the connection broke."""
         if self.is_connected:
-            for farewell in self.feeds.farewells:
-                self.redis.write(farewell, self.name)
-            self.feeds.farewells.clear()
+            for tombstone in self.memberships.tombstones:
+                self.redis.write(tombstone, self.name)
+            self.memberships.tombstones.clear()
         if self.role is not Role.LEADING:
             return None
-        delta = self.feeds.next_delta(self.feed)
+        delta = self.memberships.next_delta(self.member)
         if delta is None:
             return None
         result = (send or self.redis.write)(delta, self.name)
         if result is Written.OK:
-            self.feeds.acknowledge(self.feed)
+            self.publication.acknowledge()
         elif result is Written.NO_ROOM:
-            self.feeds.no_room(self.feed)
+            self.publication.no_room()
         elif result is None:
             self.disconnect()
         else:
-            self.feeds.lose(self.feed)
+            self.memberships.step_down(self.member)
         return result
 
     def read(self, number: int = 1_000_000) -> None:
         """Read some entries of the log."""
         for delta in self.redis.log[self.read_to : self.read_to + number]:
             self.read_to += 1
-            self.feeds.heard(delta)
+            self.memberships.receive(delta)
 
     def skip(self) -> None:
         """Learn that entries of the log are gone, and go on behind them."""
         self.read_to = len(self.redis.log)
-        self.feeds.gap()
+        self.memberships.reload()
 
     def begin_load(self) -> None:
-        if self.feed.wants_load and self.feed.loading is None:
-            loading = self.feeds.begin_load(self.feed)
-            loading.state = self.redis.state()
-            self.loading = loading if self.feeds.accepts(self.feed, loading) else None
+        if self.memberships.wanting():
+            loading = self.memberships.begin_load(self.member)
+            loading.head = self.redis.head()
+            self.loading = loading if self.memberships.accepts(self.member, loading) else None
 
     def end_load(self) -> None:
         """Read the blocks, which may be of a later moment than the state."""
         loading, self.loading = self.loading, None
         if loading is None:
             return
-        if self.feed.has_blocks:
+        if self.member.has_blocks:
             for tier, held in self.redis.held.items():
                 loading.staged.add(tier, list(held))
                 loading.staged.add(tier, (), [(k, n) for k, n in held.items() if n > 1])
-        state = self.redis.state()
-        self.feeds.end_load(self.feed, loading, through=state.number if state is not None else None)
+        head = self.redis.head()
+        through = head.number if head is not None else None
+        self.memberships.end_load(self.member, loading, through=through)
 
     def rejoin(self) -> None:
         """Notice that the engine is another process, forget what it had, and begin anew."""
         self.loading = None
         if self.role is Role.LEADING:
-            self.feeds.end_epoch(self.feed)
-        self.feeds.leave(self.feed)
+            self.memberships.end_epoch(self.member)
+        self.memberships.leave(self.member)
         self.caches.drop(CANDIDATE)
         self.caches.add(CANDIDATE, self._rank_stream())
-        self.feed = self.feeds.join(FEED, CANDIDATE, is_shared=self.is_connected)
+        self.member = self.memberships.join(STREAM, CANDIDATE, is_shared=self.is_connected)
         self.follow()
         self.reconnect()
 

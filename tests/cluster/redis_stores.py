@@ -9,10 +9,10 @@ from typing import Any
 from router.cluster.redis_snapshot import Holder
 from router.cluster.redis_store import RedisStore, Snapshot
 from router.config import RedisConfig
-from router.messages import Delta, FeedId, SharedTier, TierChange, pack_keys
+from router.messages import Delta, SharedTier, StreamId, TierChange, pack_keys
 
-R1, R2 = FeedId("r1#0"), FeedId("http://127.0.0.1:8000#1")
-POOL_FEED = FeedId("pool/some/model")
+R1, R2 = StreamId("r1#0"), StreamId("http://127.0.0.1:8000#1")
+POOL_STREAM = StreamId("pool/some/model")
 
 
 def config(url: str | None, **options: Any) -> RedisConfig:
@@ -35,17 +35,17 @@ async def opened(
 
 
 def stored(
-    feed: FeedId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
+    stream_id: StreamId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
 ) -> Delta:
     """Tell that blocks are held."""
-    return Delta(feed, number, changes=(TierChange(tier, stored=pack(keys)),), **more)
+    return Delta(stream_id, number, changes=(TierChange(tier, stored=pack(keys)),), **more)
 
 
 def removed(
-    feed: FeedId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
+    stream_id: StreamId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
 ) -> Delta:
     """Tell that blocks are not held."""
-    return Delta(feed, number, changes=(TierChange(tier, removed=pack(keys)),), **more)
+    return Delta(stream_id, number, changes=(TierChange(tier, removed=pack(keys)),), **more)
 
 
 def pack(keys: Iterable[int]) -> bytes:

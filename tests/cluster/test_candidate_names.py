@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from policies import CandidateId
-from router.cluster.candidate_names import Feeds
+from router.cluster.candidate_names import CandidateNames
 from router.config import ReplicaConfig
-from router.messages import FeedId
+from router.messages import StreamId
 from router.replicas import Fleet
 from router.replicas.registry import Registry
 from tests.replicas.work import replica
 
 
-def feeds() -> Feeds:
+def names() -> CandidateNames:
     """One replica with a given name and two ranks, one that is known by its address."""
     registry = Registry(
         [ReplicaConfig(url="http://x", name="east"), ReplicaConfig(url="http://[::1]:8/")]
@@ -21,29 +21,30 @@ def feeds() -> Feeds:
     fleet = Fleet()
     fleet.add(replica("east", num_ranks=2))
     fleet.add(replica("r2"))
-    return Feeds(registry, fleet)
+    return CandidateNames(registry, fleet)
 
 
 @pytest.mark.parametrize(
-    ("candidate", "feed"),
+    ("candidate", "stream_id"),
     [("east#0", "east#0"), ("east#1", "east#1"), ("r2", "http://[::1]:8#0")],
 )
-def test_there_and_back(candidate: str, feed: str) -> None:
+def test_there_and_back(candidate: str, stream_id: str) -> None:
     """The given name, else the address; the rank is always said."""
-    made = feeds()
+    made = names()
 
-    assert made.feed_of(CandidateId(candidate)) == feed
-    assert made.candidate_of(FeedId(feed)) == candidate
+    assert made.stream_id_of(CandidateId(candidate)) == stream_id
+    assert made.candidate_of(StreamId(stream_id)) == candidate
 
 
 @pytest.mark.parametrize(
-    "feed", ["east", "east#2", "east#x", "east#²", "r2#0", "http://[::1]:8#1", "#0", "", "pool/m"]
+    "stream_id",
+    ["east", "east#2", "east#x", "east#²", "r2#0", "http://[::1]:8#1", "#0", "", "pool/m"],
 )
-def test_what_is_not_here_is_none(feed: str) -> None:
-    """Ranks that are not there, local names, no feed at all."""
-    assert feeds().candidate_of(FeedId(feed)) is None
+def test_what_is_not_here_is_none(stream_id: str) -> None:
+    """Ranks that are not there, local names, no stream at all."""
+    assert names().candidate_of(StreamId(stream_id)) is None
 
 
-def test_a_removed_replica_has_no_feed() -> None:
+def test_a_removed_replica_has_no_stream() -> None:
     """Its requests may still run."""
-    assert feeds().feed_of(CandidateId("r9")) is None
+    assert names().stream_id_of(CandidateId("r9")) is None

@@ -5,24 +5,24 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.cluster.lease_tracker import Heard
+from router.cluster.lease_tracker import LeaseTracker
 
 
-def heard(*numbers: int) -> Heard[int]:
-    made: Heard[int] = Heard()
+def heard(*numbers: int) -> LeaseTracker[int]:
+    made: LeaseTracker[int] = LeaseTracker()
     for number in numbers:
         begin(made, number)
     return made
 
 
-def begin(made: Heard[int], number: int) -> bool:
+def begin(made: LeaseTracker[int], number: int) -> bool:
     can = made.can_begin(number)
     if can:
         made.begin(number, number)
     return can
 
 
-def join(made: Heard[int], numbers: set[int], last: int) -> list[int]:
+def join(made: LeaseTracker[int], numbers: set[int], last: int) -> list[int]:
     for number in sorted(numbers):
         begin(made, number)
     return made.joined(numbers, last)

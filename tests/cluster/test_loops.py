@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.cluster.leadership import Role
 from router.cluster.loader import _load as load_once
-from router.cluster.loops import Keeper, Reader, Writer
+from router.cluster.loops import LeaseKeeper, Reader, Writer
+from router.cluster.membership import Role
 from router.cluster.redis_snapshot import Snapshot
 from router.cluster.redis_store import RedisStore
 from router.errors import EMPTIED, StoreUnavailable
-from router.messages import Delta, FeedId
-from tests.cluster.model import CANDIDATE, FEED, Node, PlainRedis
+from router.messages import Delta, StreamId
+from tests.cluster.model import CANDIDATE, STREAM, Node, PlainRedis
 from tests.cluster.redis_stores import opened
 from tests.index.contract.engine import PlayedEngine
 from tests.nodes import Node as Peer
@@ -28,20 +28,20 @@ class Router:
         self.store = store
         self.node = Node(name, PlainRedis(), engine)
         self.heard: list[Delta] = []
-        self.held: list[frozenset[FeedId]] = []
+        self.held: list[frozenset[StreamId]] = []
         self.peers = Peer(name).peers
-        self.writer = Writer(store, self.node.feeds, list)
+        self.writer = Writer(store, self.node.memberships, list)
         self.reader = Reader(
             store,
-            self.node.feeds,
+            self.node.memberships,
             self.peers,
             me=name,
             on_registered=lambda: None,
             on_pool=self.heard.append,
         )
-        self.keeper = Keeper(
+        self.keeper = LeaseKeeper(
             store,
-            self.node.feeds,
+            self.node.memberships,
             self.peers,
             lease_s=60.0,
             further=(),
@@ -51,9 +51,9 @@ class Router:
     async def step(self) -> None:
         await self.keeper._hold()
         self.node.follow()
-        wanting = [f for f in self.node.feeds if f.wants_load and f.loading is None]
+        wanting = self.node.memberships.wanting()
         if wanting:
-            await load_once(self.store, self.node.feeds, wanting)
+            await load_once(self.store, self.node.memberships, wanting)
         self.node.follow()
         while await self.writer.flush() and not self.writer.is_full:
             pass
@@ -61,7 +61,7 @@ class Router:
     async def read(self) -> None:
         """Read all that is there."""
         for delta in (await self.store.read(self.cursor, block_s=0.0)).deltas:
-            self.node.feeds.heard(delta)
+            self.node.memberships.receive(delta)
 
     async def here(self) -> None:
         self.cursor = (await self.store.snapshot(())).cursor
@@ -101,8 +101,8 @@ async def test_what_one_tells_the_other_knows(shared_redis: RedisServer, namespa
         await first.store.leave(first.held[-1])
         await second.step()
         assert second.node.role is Role.LEADING
-        assert second.node.feeds.num_rewrites == 0
-        assert second.held[-1] == {FEED}
+        assert second.node.memberships.num_rewrites == 0
+        assert second.held[-1] == {STREAM}
 
 
 async def test_a_log_with_entries_missing_is_loaded_anew(
@@ -115,7 +115,7 @@ async def test_a_log_with_entries_missing_is_loaded_anew(
         await second.step()
         cursor = await second.reader._after_gap(second.cursor)
         assert second.reader.num_gaps == 1
-        assert second.node.feed.wants_load
+        assert second.node.wants_load
         assert cursor.incarnation == second.cursor.incarnation
         redis.client.flushall()
         await second.store.open()
@@ -134,16 +134,16 @@ async def test_a_snapshot_torn_by_a_flush_is_not_believed(
         await second.keeper._hold()
         begin_snapshot = second.store.snapshot
 
-        async def torn(feeds: Collection[FeedId] | None = None) -> Snapshot:
-            snapshot = await begin_snapshot(feeds)
+        async def torn(stream_ids: Collection[StreamId] | None = None) -> Snapshot:
+            snapshot = await begin_snapshot(stream_ids)
             redis.client.flushall()
             return snapshot
 
         monkeypatch.setattr(second.store, "snapshot", torn)
         with pytest.raises(StoreUnavailable, match=EMPTIED):
-            await load_once(second.store, second.node.feeds, [second.node.feed])
+            await load_once(second.store, second.node.memberships, [second.node.member])
 
-        second.node.feeds.go_alone()
+        second.node.memberships.disconnected()
         second.node.follow()
         assert second.node.held() == first.node.held() != {}
 

@@ -7,20 +7,20 @@ import random
 import pytest
 
 from policies import CandidateId, create
-from router.cluster.peers import ALONE, LEASE_S
+from router.cluster.peers import LEASE_S, NULL_PEERS
 from router.index.cache_view import LINGER_S
 from router.messages import (
     Alive,
     Answered,
     Began,
-    Doubted,
     Ended,
-    FeedId,
     Load,
     Notes,
     OpenLease,
     Registered,
     SessionState,
+    StreamId,
+    Suspected,
     encode,
 )
 from router.records.outcome import Outcome
@@ -29,12 +29,12 @@ from tests.engine import BLOCK_SIZE
 from tests.nodes import Node, chain_of
 
 R1, R2 = CandidateId("r1"), CandidateId("r2")
-X = FeedId("http://x#0")
+X = StreamId("http://x#0")
 POLICY = create("kv_aware")
 
 
-def began(number: int, *, feed: str = X, tokens: int = 100, claimed: bytes = b"") -> Began:
-    return Began(number, FeedId(feed), tokens, 0, 0, True, claimed)
+def began(number: int, stream_id: str = X, *, tokens: int = 100, claimed: bytes = b"") -> Began:
+    return Began(number, StreamId(stream_id), tokens, 0, 0, True, claimed)
 
 
 def say(node: Node, *notes: object, now_s: float = 0.0, router: str = "other") -> None:
@@ -292,14 +292,14 @@ def test_what_may_not_have_arrived_is_told_anew() -> None:
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 2), 0.0)
     a.peers.take()
-    a.peers.doubted(R1, "why")
-    a.peers.doubted(R1, "why again")
-    a.peers.doubted(CandidateId("r9"), "unknown")
-    a.peers.lost()
+    a.peers.suspected(R1, "why")
+    a.peers.suspected(R1, "why again")
+    a.peers.suspected(CandidateId("r9"), "unknown")
+    a.peers.resend()
     notes = a.told()
     b.peers.apply(notes, 0.0)
 
-    assert [type(note) for note in notes.notes] == [Began, Alive, Doubted]
+    assert [type(note) for note in notes.notes] == [Began, Alive, Suspected]
     assert b.load(0.0) == a.load(0.0)
 
 
@@ -307,8 +307,8 @@ def test_a_doubt_reaches_whoever_feeds_the_candidate() -> None:
     """By the local name; of an unknown feed nobody is told."""
     heard: list[tuple[str, str]] = []
     b = Node("b", ("y", "x"))
-    b.peers.on_doubted = lambda candidate, reason: heard.append((candidate, reason))
-    say(b, Doubted(X, "why"), Doubted(FeedId("http://z#0"), "why"), Registered())
+    b.peers.on_suspected = lambda candidate, reason: heard.append((candidate, reason))
+    say(b, Suspected(X, "why"), Suspected(StreamId("http://z#0"), "why"), Registered())
 
     assert heard == [("r2", "why")]
 
@@ -316,7 +316,7 @@ def test_a_doubt_reaches_whoever_feeds_the_candidate() -> None:
 def test_without_a_listener_a_doubt_is_counted_only() -> None:
     """A router may be told before anybody minds."""
     b = Node("b")
-    say(b, Doubted(X, "why"))
+    say(b, Suspected(X, "why"))
 
     assert b.count("doubted") == 1
 
@@ -404,8 +404,8 @@ def encode_keys(chain: object) -> bytes:
 def test_an_unknown_feed_is_ignored_and_counted() -> None:
     """Unknown replicas, ranks that are not there, no rank at all."""
     b = Node("b")
-    for number, feed in enumerate(["http://z#0", "http://x#1", "http://x", "http://x#y", "#0", ""]):
-        say(b, began(number + 1, feed=feed), Answered(number + 1, 1.0))
+    for number, id_ in enumerate(["http://z#0", "http://x#1", "http://x", "http://x#y", "#0", ""]):
+        say(b, began(number + 1, id_), Answered(number + 1, 1.0))
 
     assert b.count("unknown_feed") == 6
     say(b, *(Ended(number + 1, True) for number in range(6)))
@@ -416,7 +416,7 @@ def test_what_was_unknown_is_booked_once_it_is_known() -> None:
     """With the next heartbeat: a replica that this router discovers late; ranks by number."""
     b = Node("b", ("x",))
     b.registry.add(replica("http://late"))
-    late = [began(1, feed="http://late#1"), began(2, feed="http://late#1"), Answered(2, 9.0)]
+    late = [began(1, "http://late#1"), began(2, "http://late#1"), Answered(2, 9.0)]
     say(b, *late)
     b.find("r2", num_ranks=2)
     say(b, Alive((1, 2), 2))
@@ -473,7 +473,7 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
     stored = a.peers.take_sessions(1) | a.peers.take_sessions()
     assert a.peers.take_sessions() == {}
     assert stored[7] == SessionState(X, 3, 10.0)
-    late.peers.learn_sessions(stored | {9: SessionState(FeedId("http://z#0"), 1, None)}, 40.0)
+    late.peers.learn_sessions(stored | {9: SessionState(StreamId("http://z#0"), 1, None)}, 40.0)
     seven, eight = late.sessions.get(7, 40.0), late.sessions.get(8, 40.0)
     assert seven is not None
     assert eight is not None
@@ -496,6 +496,6 @@ def test_alone_nothing_is_told() -> None:
     a = Node("a")
     lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
 
-    ALONE.began(lease, claim=claim, num_held_blocks=0, session_hash=None)
-    ALONE.answered(lease, 0.0)
-    ALONE.ended(lease, computed=True)
+    NULL_PEERS.began(lease, claim=claim, num_held_blocks=0, session_hash=None)
+    NULL_PEERS.answered(lease, 0.0)
+    NULL_PEERS.ended(lease, computed=True)

@@ -16,7 +16,7 @@ from router.cluster.redis_log import (
     Reading,
     calls,
     read_entries,
-    read_states,
+    read_heads,
     stream_entries,
 )
 from router.messages import Delta, Position, TierChange, encode
@@ -83,7 +83,7 @@ def test_a_delta_comes_back_whole_wherever_reading_was_interrupted(
     whole, other = first.deltas + second.deltas
     assert content(whole) == content(delta)
     assert (whole.number, whole.cleared, whole.position) == (7, cleared, Position(3, b"m"))
-    assert other.feed == R2
+    assert other.stream_id == R2
     assert second.cursor.pieces == {}
     assert second.cursor.log_number == len(entries)
     for words in calls(delta, incarnation="i", router="r", log_entries=1000):
@@ -145,9 +145,9 @@ def test_states_that_cannot_be_read_are_counted() -> None:
         b"sr3",
         b"x",
     ]
-    states, num_garbage = read_states(flat)
+    heads, num_garbage = read_heads(flat)
 
-    assert {feed: state.number for feed, state in states.items()} == {"r1": 3}
+    assert {stream_id: state.number for stream_id, state in heads.items()} == {"r1": 3}
     assert num_garbage == 2
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from router.cluster.redis_snapshot import Holder
 from router.cluster.redis_store import RedisStore, Written
-from router.messages import Delta, FeedId, TierChange
-from tests.cluster.redis_stores import POOL_FEED, blocks, opened, pack
+from router.messages import Delta, StreamId, TierChange
+from tests.cluster.redis_stores import POOL_STREAM, blocks, opened, pack
 from tests.redis_servers import RedisServer
 
-FEEDS = [FeedId("a#0"), FeedId("a#1"), FeedId("b#0")]
+STREAMS = [StreamId("a#0"), StreamId("a#1"), StreamId("b#0")]
 CHAIN = range(0, 24 << 14, 1 << 14)  # four keys to a bucket, no more
 
 keys = st.sets(st.sampled_from(CHAIN), max_size=12)
@@ -24,11 +24,11 @@ prefixes = st.integers(0, len(CHAIN)).map(lambda n: set(CHAIN[:n]))
 tiers = st.sampled_from(["gpu", "cpu", "pool"])
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("store"), st.sampled_from(FEEDS), tiers, keys | prefixes),
-        st.tuples(st.just("remove"), st.sampled_from(FEEDS), tiers, keys),
-        st.tuples(st.just("clear"), st.sampled_from(FEEDS), tiers, keys),
+        st.tuples(st.just("store"), st.sampled_from(STREAMS), tiers, keys | prefixes),
+        st.tuples(st.just("remove"), st.sampled_from(STREAMS), tiers, keys),
+        st.tuples(st.just("clear"), st.sampled_from(STREAMS), tiers, keys),
         st.tuples(st.just("sweep")),
-        st.tuples(st.just("stranger"), st.sampled_from(FEEDS), keys),
+        st.tuples(st.just("stranger"), st.sampled_from(STREAMS), keys),
     ),
     max_size=20,
 )
@@ -39,15 +39,15 @@ class Model:
 
     def __init__(self) -> None:
         self.held: dict[Holder, set[int]] = {}
-        self.numbers = dict.fromkeys(FEEDS, 0)
+        self.numbers = dict.fromkeys(STREAMS, 0)
 
     def apply(self, delta: Delta) -> None:
         """Apply as a follower does."""
         if delta.cleared:
-            self.held.pop((delta.feed, "gpu"), None)
-            self.held.pop((delta.feed, "cpu"), None)
+            self.held.pop((delta.stream_id, "gpu"), None)
+            self.held.pop((delta.stream_id, "cpu"), None)
         for change in delta.changes:
-            owner = (delta.pool or delta.feed) if change.tier == "pool" else delta.feed
+            owner = (delta.pool or delta.stream_id) if change.tier == "pool" else delta.stream_id
             held = self.held.setdefault((owner, change.tier), set())
             held |= set(_unpacked(change.stored))
             held -= set(_unpacked(change.removed))
@@ -63,11 +63,11 @@ def _unpacked(packed: bytes) -> list[int]:
 
 
 def _delta(model: Model, step: tuple[Any, ...]) -> Delta:
-    kind, feed, tier, told = step
-    model.numbers[feed] += 1
+    kind, stream_id, tier, told = step
+    model.numbers[stream_id] += 1
     packed = pack(sorted(told))
     change = TierChange(tier, removed=packed) if kind == "remove" else TierChange(tier, packed)
-    return Delta(feed, model.numbers[feed], kind == "clear", (change,), pool=POOL_FEED)
+    return Delta(stream_id, model.numbers[stream_id], kind == "clear", (change,), pool=POOL_STREAM)
 
 
 @pytest.mark.timeout(300)
@@ -88,7 +88,7 @@ async def _play(url: str, script: list[tuple[Any, ...]]) -> None:
         opened(url, namespace=namespace, lease_s=3600) as store,
         opened(url, "stranger", namespace=namespace) as stranger,
     ):
-        await store.hold(FEEDS)
+        await store.hold(STREAMS)
         model, follower = Model(), Model()
         cursor = (await store.snapshot()).cursor
         for step in script:
@@ -115,11 +115,11 @@ async def _play(url: str, script: list[tuple[Any, ...]]) -> None:
 
 
 async def _compare_lookup(store: RedisStore, model: Model) -> None:
-    counts = await store.lookup(pack(CHAIN), [*FEEDS, POOL_FEED])
-    for (feed, tier), count in counts.items():
-        held = set(model.held.get((feed, tier), ()))
+    counts = await store.lookup(pack(CHAIN), [*STREAMS, POOL_STREAM])
+    for (stream_id, tier), count in counts.items():
+        held = set(model.held.get((stream_id, tier), ()))
         if tier == "cpu":
-            held |= model.held.get((feed, "gpu"), set())
+            held |= model.held.get((stream_id, "gpu"), set())
         leading = next((i for i, key in enumerate(CHAIN) if key not in held), len(CHAIN))
         if held == set(CHAIN[:leading]):
             assert count == leading

@@ -18,31 +18,31 @@ from router.messages import (
     SCHEMA,
     Alive,
     Delta,
-    Doubted,
     Ended,
-    FeedState,
     Notes,
     Position,
     ReplicaRecord,
     SessionState,
-    Standing,
+    StreamHead,
+    StreamStatus,
+    Suspected,
     TierChange,
     decode_delta,
     encode,
 )
-from tests.cluster.redis_stores import POOL_FEED, R1, R2, blocks, opened, pack, removed, stored
+from tests.cluster.redis_stores import POOL_STREAM, R1, R2, blocks, opened, pack, removed, stored
 from tests.experiments.samples import NOW_S, experiment
 from tests.redis_servers import RedisServer, Start, wait_until
 
 OK, FENCED, LOST, NO_ROOM = Written
-STANDING = Standing("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
+STATUS = StreamStatus("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
 
 
 @pytest.fixture
 async def store(shared_redis: RedisServer, namespace: str) -> AsyncIterator[RedisStore]:
     """Give an open store that holds the leases of two feeds."""
     async with opened(shared_redis.url, namespace=namespace) as store:
-        await store.hold([R1, R2, POOL_FEED])
+        await store.hold([R1, R2, POOL_STREAM])
         yield store
 
 
@@ -54,10 +54,10 @@ async def test_what_was_written_comes_back(store: RedisStore) -> None:
     begin = (await store.snapshot()).cursor
     position = Position(7, b"mark")
     deltas = [
-        stored(R1, 1, range(100), cleared=True, position=position, standing=STANDING),
+        stored(R1, 1, range(100), cleared=True, position=position, status=STATUS),
         stored(R2, 1, range(50), "cpu"),
         removed(R1, 2, range(90, 100)),
-        stored(POOL_FEED, 1, range(20), "pool"),
+        stored(POOL_STREAM, 1, range(20), "pool"),
     ]
 
     assert await store.write(deltas) == [OK] * 4
@@ -65,17 +65,17 @@ async def test_what_was_written_comes_back(store: RedisStore) -> None:
     assert await blocks(snapshot) == {
         (R1, "gpu"): set(range(90)),
         (R2, "cpu"): set(range(50)),
-        (POOL_FEED, "pool"): set(range(20)),
+        (POOL_STREAM, "pool"): set(range(20)),
     }
-    assert snapshot.feeds == await store.feeds()
-    assert snapshot.feeds[R1] == FeedState(2, position, STANDING)
-    assert snapshot.feeds[R2] == FeedState(1, None, None)
-    assert await store.lookup(pack(range(200)), [R1, R2, POOL_FEED]) == {
+    assert snapshot.heads == await store.heads()
+    assert snapshot.heads[R1] == StreamHead(2, position, STATUS)
+    assert snapshot.heads[R2] == StreamHead(1, None, None)
+    assert await store.lookup(pack(range(200)), [R1, R2, POOL_STREAM]) == {
         (R1, "gpu"): 90,
         (R1, "cpu"): 90,
         (R2, "gpu"): 0,
         (R2, "cpu"): 50,
-        (POOL_FEED, "pool"): 20,
+        (POOL_STREAM, "pool"): 20,
     }
     reading = await store.read(begin, block_s=0)
     assert reading.deltas == deltas
@@ -89,7 +89,7 @@ async def test_a_snapshot_may_be_of_some_feeds_only(store: RedisStore) -> None:
 
     snapshot = await store.snapshot([R2])
 
-    assert set(snapshot.feeds) == {R2}
+    assert set(snapshot.heads) == {R2}
     assert await blocks(snapshot) == {(R2, "gpu"): {2, 3}}
 
 
@@ -105,13 +105,13 @@ async def test_a_feed_is_fed_when_the_holder_of_its_lease_has_written(
         told = []
         await gone.hold([R1])
         await gone.write([stored(R1, 1, [1])])
-        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        told.append((await successor.snapshot()).heads[R1].has_leader)
         await gone.release([R1])
-        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        told.append((await successor.snapshot()).heads[R1].has_leader)
         await successor.hold([R1])
-        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        told.append((await successor.snapshot()).heads[R1].has_leader)
         await successor.write([stored(R1, 2, [2])])
-        told.append((await successor.snapshot()).feeds[R1].is_fed)
+        told.append((await successor.snapshot()).heads[R1].has_leader)
 
         assert told == [True, False, False, True]
 
@@ -123,17 +123,17 @@ async def test_a_large_delta_goes_in_pieces_and_arrives_whole(store: RedisStore)
         TierChange("gpu", pack(range(2_500)), pack(range(5_000, 6_500)), ((7, 3),)),  # type: ignore[arg-type]
         TierChange("cpu", pack(range(10))),
     )
-    delta = Delta(R1, 1, True, changes, Position(1, b"m"), STANDING)
+    delta = Delta(R1, 1, True, changes, Position(1, b"m"), STATUS)
 
     assert await store.write([delta, stored(R1, 2, [9_999])]) == [OK, OK]
     first, second = (await store.read(begin, block_s=0)).deltas
     assert (first.number, first.cleared, first.position) == (1, True, delta.position)
-    assert first.standing == STANDING
+    assert first.status == STATUS
     assert b"".join(c.stored for c in first.changes if c.tier == "gpu") == changes[0].stored
     assert b"".join(c.removed for c in first.changes) == changes[0].removed
     assert [c.copies for c in first.changes if c.copies] == [((7, 3),)]
     assert second.number == 2
-    assert (await store.feeds())[R1] == FeedState(2, delta.position, STANDING)
+    assert (await store.heads())[R1] == StreamHead(2, delta.position, STATUS)
     held = await blocks(await store.snapshot())
     assert held[R1, "gpu"] == {*range(2_500), 9_999}
     assert held[R1, "cpu"] == set(range(10))
@@ -146,10 +146,10 @@ async def test_a_delta_whose_rest_never_came_is_no_position(
     shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"n{R1}", "3+2")
     shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"p{R1}", encode(Position(1, b"m")))
 
-    assert (await store.feeds())[R1] == FeedState(3, None, None)
+    assert (await store.heads())[R1] == StreamHead(3, None, None)
     assert await store.write([stored(R1, 4, [1])]) == [LOST]
     assert await store.write([stored(R1, 4, [1], cleared=True)]) == [OK]
-    assert (await store.feeds())[R1].number == 4
+    assert (await store.heads())[R1].number == 4
 
 
 async def test_copies_are_remembered_where_there_are_several(store: RedisStore) -> None:
@@ -204,7 +204,7 @@ async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
             stored(R1, 1, range(30)),
             stored(R1, 2, range(40), "cpu", position=Position(1, b"m")),
             stored(R2, 1, range(35)),
-            stored(R1, 3, range(10), "pool", pool=POOL_FEED),
+            stored(R1, 3, range(10), "pool", pool=POOL_STREAM),
             Delta(R1, 4, cleared=True),
             stored(R1, 5, [2]),
         ]
@@ -213,15 +213,15 @@ async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
     assert await blocks(await store.snapshot()) == {
         (R1, "gpu"): {2},
         (R2, "gpu"): set(range(35)),
-        (POOL_FEED, "pool"): set(range(10)),
+        (POOL_STREAM, "pool"): set(range(10)),
     }
-    assert (await store.feeds())[R1] == FeedState(5, None, None)
+    assert (await store.heads())[R1] == StreamHead(5, None, None)
     assert await store.lookup(pack(range(40)), [R1]) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
 
 
 async def test_a_pool_of_its_own_feed_can_be_cleared(store: RedisStore) -> None:
     """The master lost everything."""
-    await store.write([stored(POOL_FEED, 1, [1, 2], "pool"), Delta(POOL_FEED, 2, cleared=True)])
+    await store.write([stored(POOL_STREAM, 1, [1, 2], "pool"), Delta(POOL_STREAM, 2, cleared=True)])
 
     assert await blocks(await store.snapshot()) == {}
 
@@ -231,25 +231,25 @@ async def test_the_pool_may_be_corrected_without_a_lease(
 ) -> None:
     """A delta of number 0 counts nothing and needs nothing: somebody looked."""
     begin = (await store.snapshot()).cursor
-    await store.write([stored(R1, 1, range(10), "pool", pool=POOL_FEED)])
+    await store.write([stored(R1, 1, range(10), "pool", pool=POOL_STREAM)])
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
-        assert await other.write([removed(POOL_FEED, 0, [7, 8], "pool")]) == [OK]
+        assert await other.write([removed(POOL_STREAM, 0, [7, 8], "pool")]) == [OK]
 
-    assert await store.lookup(pack(range(10)), [POOL_FEED]) == {(POOL_FEED, "pool"): 7}
-    assert [d.feed for d in (await store.read(begin, block_s=0)).deltas] == [R1, POOL_FEED]
-    assert set(await store.feeds()) == {R1}
+    assert await store.lookup(pack(range(10)), [POOL_STREAM]) == {(POOL_STREAM, "pool"): 7}
+    assert [d.stream_id for d in (await store.read(begin, block_s=0)).deltas] == [R1, POOL_STREAM]
+    assert set(await store.heads()) == {R1}
 
 
 async def test_several_hundred_holders_share_a_block(store: RedisStore) -> None:
     """Each has its own bit, and only its own goes."""
-    feeds = [type(R1)(f"r{i}#0") for i in range(300)]
-    await store.hold(feeds)
-    await store.write([stored(feed, 1, [1, i + 10]) for i, feed in enumerate(feeds)])
-    await store.write([removed(feeds[7], 2, [1]), Delta(feeds[8], 2, cleared=True)])
+    stream_ids = [type(R1)(f"r{i}#0") for i in range(300)]
+    await store.hold(stream_ids)
+    await store.write([stored(stream_id, 1, [1, i + 10]) for i, stream_id in enumerate(stream_ids)])
+    await store.write([removed(stream_ids[7], 2, [1]), Delta(stream_ids[8], 2, cleared=True)])
 
-    counts = await store.lookup(pack([1]), feeds)
+    counts = await store.lookup(pack([1]), stream_ids)
 
-    assert [feed for feed in feeds if not counts[feed, "gpu"]] == [feeds[7], feeds[8]]
+    assert [id_ for id_ in stream_ids if not counts[id_, "gpu"]] == stream_ids[7:9]
     assert len(await blocks(await store.snapshot())) == 299
 
 
@@ -340,12 +340,12 @@ async def test_notes_come_from_the_others(
     """What a router told itself it knows."""
     cursor = (await store.snapshot()).cursor
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
-        await other.tell([Ended(3, True), Doubted(R1, "wrong")])
-        await store.tell([Alive((1, 2))])
+        await other.publish([Ended(3, True), Suspected(R1, "wrong")])
+        await store.publish([Alive((1, 2))])
         mine = await store.read(cursor, block_s=1)
         theirs = await other.read(cursor, block_s=1)
 
-    assert mine.notes == [Notes("router-2", (Ended(3, True), Doubted(R1, "wrong")))]
+    assert mine.notes == [Notes("router-2", (Ended(3, True), Suspected(R1, "wrong")))]
     assert theirs.notes == [Notes("router-1", (Alive((1, 2)),))]
     assert mine.cursor.work_id == theirs.cursor.work_id != cursor.work_id
 
@@ -380,7 +380,7 @@ async def test_the_streams_are_trimmed(start_redis: Start) -> None:
         await store.hold([R1])
         await store.write([stored(R1, n, [n]) for n in range(1, 2_501)])
         for _ in range(2_500):
-            await store.tell([Alive()])
+            await store.publish([Alive()])
 
     assert server.client.xlen("{wr:default}:log") < 1_200
     assert server.client.xlen("{wr:default}:work") < 1_200
@@ -472,7 +472,7 @@ async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Sta
 
         for _ in range(20):
             assert (await store.beat(b"")).routers == {"router-1"}
-            assert await store.feeds() == {}
+            assert await store.heads() == {}
 
 
 async def test_forgotten_scripts_are_loaded_again(start_redis: Start) -> None:
@@ -626,15 +626,15 @@ async def test_a_feed_that_nobody_feeds_is_forgotten(store: RedisStore) -> None:
     """After a while, with its blocks; one that somebody feeds again is not."""
     await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
     await store.release([R1, R2])
-    assert (await store.sweep(forget_after_s=0)).num_feeds == 0
+    assert (await store.sweep(forget_after_s=0)).num_streams == 0
     await store.hold([R2])
     await store.sweep(forget_after_s=0)
     await store.release([R2])
 
     swept = await store.sweep(pause_s=0, forget_after_s=0)
 
-    assert swept.num_feeds == 0
-    assert set(await store.feeds()) == {R2}
+    assert swept.num_streams == 0
+    assert set(await store.heads()) == {R2}
     assert await blocks(await store.snapshot()) == {(R2, "gpu"): {2, 3}}
 
 
@@ -686,7 +686,7 @@ async def test_garbage_under_our_keys_is_counted_and_skipped(
     assert len(reading.deltas) == 2
     assert not reading.is_gap
     assert reading.num_garbage == 2
-    assert set(await store.feeds()) == {R1}
+    assert set(await store.heads()) == {R1}
     client.hset(f"{base}copies:0", "short", "x")
     assert await (await store.snapshot()).copies() == {}
     assert (await store.sweep(pause_s=0)).is_ours
@@ -748,7 +748,7 @@ async def test_a_full_redis_is_read_and_relieved(start_redis: Start, version: st
         assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 5_000
         assert await store.hold([R1]) == {R1}
         assert (await store.beat(b"")).routers == {"router-1"}
-        await store.tell([Alive()])
+        await store.publish([Alive()])
         assert await store.write([removed(R1, 2, range(4_000))]) == [OK]
         assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 1_000
         with pytest.raises(StoreRefused, match="raise maxmemory"):

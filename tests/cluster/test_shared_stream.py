@@ -11,14 +11,24 @@ from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.counters import StreamCounters
 from router.index.staged_blocks import StagedBlocks
-from router.messages import Delta, FeedId, FeedState, Position, Standing, TierChange, pack_keys
+from router.messages import (
+    Delta,
+    Position,
+    StreamHead,
+    StreamId,
+    StreamStatus,
+    TierChange,
+    pack_keys,
+)
 from tests.engine import BLOCK_SIZE, CONTRACT
 
 A = CandidateId("a")
-FEED = FeedId("a#0")
+STREAM = StreamId("a#0")
 OTHER = HashContract(algorithm="sha256_cbor", block_size=BLOCK_SIZE)
-EXACT = Standing("exact", "", OTHER, 77)
-GUESSED = Standing("degraded", "hash contract not verified yet", CONTRACT, 77, is_verified=False)
+EXACT = StreamStatus("exact", "", OTHER, 77)
+GUESSED = StreamStatus(
+    "degraded", "hash contract not verified yet", CONTRACT, 77, is_verified=False
+)
 P5, P6 = Position(5, b"five"), Position(6, b"six")
 
 
@@ -52,8 +62,8 @@ class Follower:
         )
         self.caches.add(A, self.stream)
 
-    def joined(self, *names: int, standing: Standing | None = EXACT) -> Follower:
-        self.stream.load(FeedState(10, P5, standing), staged(*names))
+    def joined(self, *names: int, status: StreamStatus | None = EXACT) -> Follower:
+        self.stream.load(StreamHead(10, P5, status), staged(*names))
         return self
 
     def num_matched(self) -> int:
@@ -63,9 +73,9 @@ class Follower:
 def test_a_stream_without_a_snapshot_is_blind() -> None:
     """Nothing is known, deltas of before are of no use, and a snapshot is wanted."""
     follower = Follower()
-    follower.stream.apply(Delta(FEED, 4, changes=(stored(0),)))
+    follower.stream.apply(Delta(STREAM, 4, changes=(stored(0),)))
 
-    assert follower.stream.standing() == ("blind", "no events yet")
+    assert follower.stream.state_and_reason() == ("blind", "no events yet")
     assert follower.stream.wants_snapshot
     assert not follower.stream.has_history
     assert follower.num_matched() == 0
@@ -75,11 +85,11 @@ def test_a_stream_without_a_snapshot_is_blind() -> None:
     assert (follower.stream.capacity_blocks, follower.stream.position) == (9, None)
 
 
-def test_a_snapshot_brings_blocks_standing_and_position() -> None:
+def test_a_snapshot_brings_blocks_status_and_position() -> None:
     """As exact as where it is fed."""
     follower = Follower().joined(0, 1)
 
-    assert follower.stream.standing() == ("exact", "")
+    assert follower.stream.state_and_reason() == ("exact", "")
     assert (follower.stream.state, follower.stream.reason) == ("exact", "")
     assert (follower.stream.contract, follower.stream.capacity_blocks) == (OTHER, 77)
     assert (follower.stream.number, follower.stream.position) == (10, P5)
@@ -90,19 +100,19 @@ def test_a_snapshot_brings_blocks_standing_and_position() -> None:
 
 def test_a_snapshot_of_a_feed_that_never_said_how_it_stands_is_blind() -> None:
     """Somebody holds the lease and has heard no events."""
-    assert Follower().joined(standing=None).stream.standing() == ("blind", "no events yet")
+    assert Follower().joined(status=None).stream.state_and_reason() == ("blind", "no events yet")
 
 
 def test_deltas_go_on_behind_the_snapshot() -> None:
     """Those in it are ignored, the next is applied, what it does not say stays."""
     follower = Follower().joined(0)
-    follower.stream.apply(Delta(FEED, 10, changes=(stored(5),)))
-    follower.stream.apply(Delta(FEED, 11, changes=(stored(1),), standing=GUESSED))
-    follower.stream.apply(Delta(FEED, 12, changes=(stored(2),), position=P6))
+    follower.stream.apply(Delta(STREAM, 10, changes=(stored(5),)))
+    follower.stream.apply(Delta(STREAM, 11, changes=(stored(1),), status=GUESSED))
+    follower.stream.apply(Delta(STREAM, 12, changes=(stored(2),), position=P6))
 
     assert follower.num_matched() == 3
     assert not follower.caches.index.holds(A, BlockKey(5))
-    assert follower.stream.standing() == ("degraded", "hash contract not verified yet")
+    assert follower.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
     assert (follower.stream.number, follower.stream.position) == (12, P6)
     assert (follower.counters.num_duplicates, follower.counters.num_batches) == (1, 2)
 
@@ -110,14 +120,14 @@ def test_deltas_go_on_behind_the_snapshot() -> None:
 def test_a_gap_wants_a_snapshot_and_changes_nothing() -> None:
     """What is known is of one moment still, and can be resumed from there."""
     follower = Follower().joined(0)
-    follower.stream.apply(Delta(FEED, 12, changes=(stored(1),), position=P6))
-    follower.stream.apply(Delta(FEED, 13, changes=(stored(1),), position=P6))
+    follower.stream.apply(Delta(STREAM, 12, changes=(stored(1),), position=P6))
+    follower.stream.apply(Delta(STREAM, 13, changes=(stored(1),), position=P6))
 
-    assert follower.stream.standing() == ("degraded", "part of its feed was lost")
+    assert follower.stream.state_and_reason() == ("degraded", "part of its stream was lost")
     assert follower.stream.wants_snapshot
     assert (follower.num_matched(), follower.stream.position) == (1, P5)
     assert follower.counters.num_gaps == 1
-    follower.stream.load(FeedState(13, P6, EXACT), staged(0, 1))
+    follower.stream.load(StreamHead(13, P6, EXACT), staged(0, 1))
     assert (follower.stream.state, follower.num_matched()) == ("exact", 2)
 
 
@@ -126,8 +136,8 @@ def test_a_clear_counts_whatever_its_number(number: int) -> None:
     """A flushed server counts from 1 again; after a clear no history is missing."""
     follower = Follower().joined(0, 1)
     epoch = follower.stream.epoch
-    follower.stream.apply(Delta(FEED, number, cleared=True, changes=(stored(0),)))
-    follower.stream.apply(Delta(FEED, number + 1, changes=(stored(1),), position=P6))
+    follower.stream.apply(Delta(STREAM, number, cleared=True, changes=(stored(0),)))
+    follower.stream.apply(Delta(STREAM, number + 1, changes=(stored(1),), position=P6))
 
     assert follower.num_matched() == 2
     assert (follower.stream.epoch, follower.stream.position) == (epoch + 1, P6)
@@ -137,7 +147,7 @@ def test_a_clear_counts_whatever_its_number(number: int) -> None:
 def test_a_clear_forgets_the_position() -> None:
     """An empty index is not what the engine had after any batch."""
     follower = Follower().joined(0)
-    follower.stream.apply(Delta(FEED, 11, cleared=True))
+    follower.stream.apply(Delta(STREAM, 11, cleared=True))
 
     assert follower.stream.position is None
 
@@ -145,16 +155,16 @@ def test_a_clear_forgets_the_position() -> None:
 def test_there_is_no_position_while_moments_are_mixed() -> None:
     """In the middle of what one moment changed, and before a snapshot's end was reached."""
     follower = Follower().joined(0)
-    follower.stream.apply(Delta(FEED, 11, continues=True))
+    follower.stream.apply(Delta(STREAM, 11, continues=True))
     assert follower.stream.position is None
-    follower.stream.apply(Delta(FEED, 12, position=P6))
+    follower.stream.apply(Delta(STREAM, 12, position=P6))
     assert follower.stream.position == P6
 
-    follower.stream.load(FeedState(20, P5, EXACT), staged(0), through=22)
+    follower.stream.load(StreamHead(20, P5, EXACT), staged(0), through=22)
     assert follower.stream.position is None
-    follower.stream.apply(Delta(FEED, 21, position=P6))
+    follower.stream.apply(Delta(STREAM, 21, position=P6))
     assert follower.stream.position is None
-    follower.stream.apply(Delta(FEED, 22, changes=(stored(1),)))
+    follower.stream.apply(Delta(STREAM, 22, changes=(stored(1),)))
     assert follower.stream.position == P6
 
 
@@ -167,50 +177,51 @@ def test_what_cannot_be_understood_is_counted_and_missed_until_the_next_epoch() 
         TierChange("gpu", copies=((BlockKey(3), 0),)),
     )
     pool = TierChange("pool", stored=pack_keys(keys(7)))
-    follower.stream.apply(Delta(FEED, 11, changes=(*bad, pool, stored(1))))
+    follower.stream.apply(Delta(STREAM, 11, changes=(*bad, pool, stored(1))))
 
-    assert follower.stream.standing() == ("degraded", "part of its feed was not understood")
-    assert follower.stream.standing_now().lacks == "part of its feed was not understood"
+    lacks = "part of its stream was not understood"
+    assert follower.stream.state_and_reason() == ("degraded", lacks)
+    assert follower.stream.status().lacks == lacks
     assert (follower.counters.num_undecodable, follower.counters.num_unknown_medium) == (3, 1)
     assert follower.num_matched() == 2
-    follower.stream.apply(Delta(FEED, 12, cleared=True))
+    follower.stream.apply(Delta(STREAM, 12, cleared=True))
     assert follower.stream.state == "exact"
 
 
 def test_doubts_are_passed_on_until_history_is_read_again() -> None:
     """Nothing is believed until a delta clears; a snapshot would repeat what was wrong."""
     follower = Follower().joined(0)
-    follower.stream.distrust("3 of 10 predictions were right")
+    follower.stream.mark_suspect("3 of 10 predictions were right")
 
-    assert follower.stream.doubt == "3 of 10 predictions were right"
-    assert follower.stream.standing() == ("degraded", "3 of 10 predictions were right")
+    assert follower.stream.suspicion == "3 of 10 predictions were right"
+    assert follower.stream.state_and_reason() == ("degraded", "3 of 10 predictions were right")
     assert follower.num_matched() == 0
-    follower.stream.apply(Delta(FEED, 11, changes=(stored(1),)))
+    follower.stream.apply(Delta(STREAM, 11, changes=(stored(1),)))
     follower.joined(0, 1)
-    assert follower.stream.is_distrusted
-    follower.stream.apply(Delta(FEED, 11, cleared=True, changes=(stored(0),)))
-    assert follower.stream.doubt is None
+    assert follower.stream.is_suspect
+    follower.stream.apply(Delta(STREAM, 11, cleared=True, changes=(stored(0),)))
+    assert follower.stream.suspicion is None
     assert (follower.stream.state, follower.num_matched()) == ("exact", 1)
 
 
 def test_what_the_feeding_router_does_not_believe_nobody_does() -> None:
     """It reads history again; then it says so."""
     follower = Follower().joined(0)
-    doubted = Standing("degraded", "wrong", OTHER, 77, is_distrusted=True)
-    follower.stream.apply(Delta(FEED, 11, standing=doubted))
+    doubted = StreamStatus("degraded", "wrong", OTHER, 77, is_suspect=True)
+    follower.stream.apply(Delta(STREAM, 11, status=doubted))
 
-    assert (follower.num_matched(), follower.stream.doubt) == (0, None)
-    follower.stream.apply(Delta(FEED, 12, cleared=True, changes=(stored(0),), standing=EXACT))
+    assert (follower.num_matched(), follower.stream.suspicion) == (0, None)
+    follower.stream.apply(Delta(STREAM, 12, cleared=True, changes=(stored(0),), status=EXACT))
     assert follower.num_matched() == 1
 
 
 def test_a_snapshot_that_nobody_has_kept_up_is_believed_but_is_no_history() -> None:
     """Until whoever leads now says how it stands, and has read what its engine did since."""
     follower = Follower()
-    follower.stream.load(FeedState(10, P5, EXACT, is_fed=False), staged(0))
+    follower.stream.load(StreamHead(10, P5, EXACT, has_leader=False), staged(0))
     told = [(follower.stream.state, follower.num_matched(), follower.stream.has_history)]
-    resuming = Standing("degraded", "resuming", OTHER, 77, is_proven=False)
-    for delta in (Delta(FEED, 11, standing=resuming), Delta(FEED, 12, standing=EXACT)):
+    resuming = StreamStatus("degraded", "resuming", OTHER, 77, is_proven=False)
+    for delta in (Delta(STREAM, 11, status=resuming), Delta(STREAM, 12, status=EXACT)):
         follower.stream.apply(delta)
         told.append((follower.stream.state, follower.num_matched(), follower.stream.has_history))
 
@@ -218,13 +229,13 @@ def test_a_snapshot_that_nobody_has_kept_up_is_believed_but_is_no_history() -> N
 
 
 def test_what_it_knows_can_be_resumed() -> None:
-    """The standing where it is fed, as far as it is known here."""
-    follower = Follower().joined(0, standing=GUESSED)
-    told = follower.stream.standing_now()
+    """The status where it is fed, as far as it is known here."""
+    follower = Follower().joined(0, status=GUESSED)
+    told = follower.stream.status()
 
     assert told == GUESSED
-    follower.stream.distrust("wrong")
-    assert follower.stream.standing_now().is_distrusted
+    follower.stream.mark_suspect("wrong")
+    assert follower.stream.status().is_suspect
 
 
 def test_it_tells_when_blocks_have_changed_to_whoever_listens() -> None:
@@ -233,8 +244,8 @@ def test_it_tells_when_blocks_have_changed_to_whoever_listens() -> None:
     heard: list[CandidateId] = []
     follower.stream.on_applied = heard.append
     follower.joined(0)
-    follower.stream.apply(Delta(FEED, 11))
+    follower.stream.apply(Delta(STREAM, 11))
     follower.stream.on_applied = None
-    follower.stream.apply(Delta(FEED, 12))
+    follower.stream.apply(Delta(STREAM, 12))
 
     assert heard == [A, A]

@@ -309,7 +309,7 @@ async def kill_router(load: Load, dying: int, left: Router) -> None:
     await load.more(4)
 
     assert left.metric("warmroute_peers_forgotten_total") >= 1
-    assert "we feed this candidate" in left.log_path.read_text()
+    assert "we lead this candidate" in left.log_path.read_text()
 
 
 async def kill_redis(load: Load, redis: RedisServer) -> None:

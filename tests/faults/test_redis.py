@@ -634,7 +634,8 @@ async def in_redis(leader: Stage) -> None:
     assert sharing is not None
     await leader.until(
         lambda: all(
-            feed.unacked is None and not index.num_pending(feed.candidate)
-            for feed in sharing.shared
+            (member.publication is None or member.publication.pending is None)
+            and not index.num_pending(member.candidate)
+            for member in sharing.memberships
         )
     )

@@ -10,12 +10,12 @@ import msgspec
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
-from router.cluster.redis_log import Cursor, read_entries, read_states
+from router.cluster.redis_log import Cursor, read_entries, read_heads
 from router.cluster.redis_snapshot import Snapshot, _named_bits
 from router.cluster.shared_stream import SharedStream
 from router.config import ReplicaConfig
 from router.experiments import Experiments, decode_state
-from router.experiments.standing import refused as refused_experiment
+from router.experiments.status import refused as refused_experiment
 from router.index.block_index import BlockIndex
 from router.index.staged_blocks import StagedBlocks
 from router.messages import (
@@ -24,10 +24,7 @@ from router.messages import (
     Began,
     Consumed,
     Delta,
-    Doubted,
     Ended,
-    FeedId,
-    FeedState,
     Load,
     Notes,
     OpenLease,
@@ -35,34 +32,37 @@ from router.messages import (
     Registered,
     ReplicaRecord,
     SessionState,
-    Standing,
+    StreamHead,
+    StreamId,
+    StreamStatus,
+    Suspected,
     TenantUsage,
     TierChange,
     decode_delta,
+    decode_head,
     decode_notes,
     decode_record,
     decode_session,
     encode,
     pack_keys,
 )
-from router.messages import decode_state as decode_feed_state
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE, CONTRACT
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import mangled, packed
 from tests.nodes import Node
 
-X = FeedId("http://x#0")
+X = StreamId("http://x#0")
 R1 = CandidateId("r1")
 KEYS = pack_keys([1, 2, 3])  # type: ignore[list-item]
 
-STANDING = Standing("exact", "", CONTRACT, 100)
+STATUS = StreamStatus("exact", "", CONTRACT, 100)
 DELTA = Delta(
     X,
     1,
     changes=(TierChange("gpu", stored=KEYS, copies=((1, 2),)), TierChange("pool", removed=KEYS)),  # type: ignore[arg-type]
     position=Position(7, b"0123456789"),
-    standing=STANDING,
+    status=STATUS,
 )
 BEGAN = Began(1, X, 100, 10, 0, True, KEYS, session_hash=5)
 NOTES = Notes(
@@ -71,14 +71,14 @@ NOTES = Notes(
         BEGAN,
         Answered(1, 3.5),
         Alive((1, 2), 2),
-        Doubted(X, "why"),
+        Suspected(X, "why"),
         Registered(),
         Consumed((TenantUsage("t", 1, 2, None, 3),)),
         Ended(1, True),
     ),
 )
 LOAD = Load(2, (OpenLease(BEGAN, 0.5, True),))
-STATE = FeedState(1, Position(7, b"0"), STANDING)
+STATE = StreamHead(1, Position(7, b"0"), STATUS)
 DEFINITION = {
     "name": "e",
     "arms": [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "least_loaded"}],
@@ -137,16 +137,16 @@ def test_deltas(some: list[bytes], state: bytes) -> None:
     index = BlockIndex()
     stream = SharedStream(R1, index, block_size=BLOCK_SIZE, capacity_blocks=100)
     with suppress(ValueError):
-        stream.load(decode_feed_state(state), StagedBlocks())
+        stream.load(decode_head(state), StagedBlocks())
     for packed_delta in some:
         with suppress(ValueError):
             stream.apply(decode_delta(packed_delta))
         assert stream.contract.block_size > 0
         assert 0 <= stream.capacity_blocks <= 2**40
-        encode(stream.standing_now())
+        encode(stream.status())
 
     staged = StagedBlocks()
-    stream.load(FeedState(9, Position(1, b"m"), STANDING), staged)
+    stream.load(StreamHead(9, Position(1, b"m"), STATUS), staged)
     stream.apply(Delta(X, 10, changes=(TierChange("gpu", stored=KEYS),)))
     assert index.num_blocks(R1) == 3
     assert stream.state == "exact"
@@ -211,7 +211,7 @@ fields = st.dictionaries(
     st.one_of(st.binary(max_size=6), st.sampled_from([b"nx", b"px", b"sx", b"0", b"9" * 5_000])),
     st.one_of(
         st.binary(max_size=12),
-        packed(st.just(STANDING)),
+        packed(st.just(STATUS)),
         packed(st.just(Position(1, b"m"))),
         mangled(st.sampled_from([b"41", b"41+2", b"gpu http://x#0", b"pool pool/tiny"])),
     ),
@@ -223,12 +223,12 @@ fields = st.dictionaries(
 def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]]) -> None:
     """States of feeds, holders of bits, blocks: the sane ones, and a count of the rest."""
     flat = [part for pair in hash_.items() for part in pair]
-    states, num_garbage = read_states(flat)
-    assert all(0 <= state.number < 2**63 for state in states.values())
+    heads, num_garbage = read_heads(flat)
+    assert all(0 <= head.number < 2**63 for head in heads.values())
     assert num_garbage >= 0
     bits, _ = _named_bits(flat)
     cursor = Cursor("i", "o", "0-0", 0, "0-0")
-    snapshot = Snapshot(None, None, "", cursor, states, bits)  # type: ignore[arg-type]
+    snapshot = Snapshot(None, None, "", cursor, heads, bits)  # type: ignore[arg-type]
     found = snapshot._unpacked([part for pair in values for part in pair])
     assert found.keys() <= set(bits.values())
 

@@ -169,13 +169,13 @@ def test_wrong_predictions_end_belief_until_history_is_read_again(has_replay: bo
 
     for _ in range(MIN_AUDITS - 1):
         made.audit(R1, 0, 12)
-    before = (num_matched(made), stream.is_distrusted)
+    before = (num_matched(made), stream.is_suspect)
     for _ in range(MIN_AUDITS):
         made.audit(R1, 0, 12)
 
     assert before == (3, False)
     assert num_matched(made) == 0
-    assert stream.is_distrusted is has_replay
+    assert stream.is_suspect is has_replay
     assert stream.wanted_replay == (0 if has_replay else None)
 
 
@@ -216,5 +216,5 @@ def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
         made.audit(R1, 0, 12)
 
     assert made.state(R1) == "degraded"
-    assert not stream.is_distrusted
+    assert not stream.is_suspect
     assert num_matched(made) == 3

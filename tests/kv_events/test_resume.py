@@ -15,7 +15,7 @@ from router.index.counters import StreamCounters
 from router.kv_events.sequence import MAX_FAILED_REPLAYS
 from router.kv_events.stream import BLIND_AFTER_S, RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored
-from router.messages import Position, Standing
+from router.messages import Position, StreamStatus
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 
 R1 = CandidateId("r1")
@@ -49,11 +49,11 @@ class Engine:
                 self.stream.replayed(sequence, self.history[sequence])
             self.stream.end_replay(is_complete=True)
 
-    def resume(self, **standing: Any) -> bool:
+    def resume(self, **status: Any) -> bool:
         """Let another stream go on, as if its router had shared what the first one knew."""
         position = self.stream.position
         assert position is not None
-        told = structs.replace(self.stream.standing_now(), **standing)
+        told = structs.replace(self.stream.status(), **status)
         self.stream = self.new_stream()
         return self.stream.resume(position, told, now_s=100.0)
 
@@ -72,7 +72,7 @@ def test_the_position_is_the_last_batch_applied() -> None:
     assert engine.stream.position is None
     engine.say(said(1)[0])
     assert engine.stream.position == Position(0, engine.history[0][:10])
-    engine.stream.distrust("wrong")
+    engine.stream.mark_suspect("wrong")
 
     assert engine.stream.position is None
 
@@ -82,7 +82,7 @@ def test_a_resumed_stream_believes_and_says_that_it_is_not_proven() -> None:
     engine = Engine(*said(1, 2))
     assert engine.resume()
 
-    assert engine.stream.standing() == ("degraded", RESUMING)
+    assert engine.stream.state_and_reason() == ("degraded", RESUMING)
     assert engine.matched(1, 2) == [3, 3]
     assert engine.stream.wanted_replay == 1
     assert engine.stream.contract == CONTRACT
@@ -97,7 +97,7 @@ def test_the_overlap_proves_the_engine_and_nothing_is_applied_twice() -> None:
     engine.stream.connected()
     engine.replay()
 
-    assert engine.stream.standing() == ("exact", "")
+    assert engine.stream.state_and_reason() == ("exact", "")
     assert engine.matched(1, 2, 3) == [0, 3, 3]
     engine.say(batch(removed(hashes(prompt(2)))))
     assert engine.matched(2) == [0]
@@ -112,7 +112,7 @@ def test_another_engine_is_recognised() -> None:
     engine.replay()
 
     assert engine.matched(1, 2, 7, 8, 9) == [0, 0, 3, 3, 3]
-    assert engine.stream.standing() == ("exact", "")
+    assert engine.stream.state_and_reason() == ("exact", "")
     assert engine.stream.counters.num_restarts == 1
 
 
@@ -125,7 +125,7 @@ def test_a_buffer_that_lost_the_position_begins_anew() -> None:
     engine.replay(oldest=3)
 
     assert engine.matched(1, 2, 3, 4) == [0, 0, 0, 3]
-    assert engine.stream.standing() == ("degraded", "history before we joined is lost")
+    assert engine.stream.state_and_reason() == ("degraded", "history before we joined is lost")
 
 
 def test_without_replay_a_sequence_that_goes_on_is_proof_enough() -> None:
@@ -134,9 +134,9 @@ def test_without_replay_a_sequence_that_goes_on_is_proof_enough() -> None:
     engine.resume()
     engine.stream.opened(has_replay=False)
     engine.stream.connected()
-    assert engine.stream.standing() == ("degraded", RESUMING)
+    assert engine.stream.state_and_reason() == ("degraded", RESUMING)
     engine.say(said(2)[0])
-    assert engine.stream.standing() == ("exact", "")
+    assert engine.stream.state_and_reason() == ("exact", "")
     assert engine.matched(1, 2) == [3, 3]
 
     engine.resume()
@@ -167,11 +167,11 @@ def test_replays_that_fail_leave_it_unproven() -> None:
         engine.stream.begin_replay()
         engine.stream.end_replay(is_complete=False)
 
-    assert engine.stream.standing() == ("degraded", RESUMING)
+    assert engine.stream.state_and_reason() == ("degraded", RESUMING)
     assert engine.stream.position is None
     engine.say(said(2)[0])
     assert engine.matched(1, 2) == [0, 3]
-    assert engine.stream.standing() == ("degraded", "history before we joined is lost")
+    assert engine.stream.state_and_reason() == ("degraded", "history before we joined is lost")
 
 
 def test_an_engine_that_cannot_be_reached_is_not_believed_for_ever() -> None:
@@ -183,7 +183,7 @@ def test_an_engine_that_cannot_be_reached_is_not_believed_for_ever() -> None:
     engine.stream.tick(100.0 + BLIND_AFTER_S)
 
     assert engine.matched(1) == [0]
-    assert engine.stream.standing() == ("blind", "event stream lost")
+    assert engine.stream.state_and_reason() == ("blind", "event stream lost")
 
 
 def test_what_the_other_router_had_missed_is_still_missing() -> None:
@@ -193,26 +193,26 @@ def test_what_the_other_router_had_missed_is_still_missing() -> None:
     engine.stream.connected()
     engine.replay()
 
-    assert engine.stream.standing() == ("degraded", "a batch was not understood")
-    assert engine.stream.standing_now().lacks == "a batch was not understood"
+    assert engine.stream.state_and_reason() == ("degraded", "a batch was not understood")
+    assert engine.stream.status().lacks == "a batch was not understood"
     engine.say(batch(AllBlocksCleared()))
     assert engine.stream.state == "exact"
 
 
 @pytest.mark.parametrize(
-    "standing",
+    "status",
     [
         {"contract": HashContract(algorithm="warmroute", block_size=BLOCK_SIZE)},
         {"state": "blind"},
-        {"is_distrusted": True},
+        {"is_suspect": True},
     ],
 )
-def test_some_knowledge_cannot_be_resumed(standing: dict[str, Any]) -> None:
+def test_some_knowledge_cannot_be_resumed(status: dict[str, Any]) -> None:
     """Translations are not shared; what was not believed is read again."""
     engine = Engine(*said(1))
 
-    assert not engine.resume(**standing)
-    assert engine.stream.standing() == ("blind", "no events yet")
+    assert not engine.resume(**status)
+    assert engine.stream.state_and_reason() == ("blind", "no events yet")
     assert engine.matched(1) == [0]
     engine.stream.connected()
     engine.replay()
@@ -229,7 +229,7 @@ def test_a_contract_found_elsewhere_is_verified_once() -> None:
     engine.stream.connected()
     engine.replay()
 
-    assert engine.stream.standing_now() == Standing("exact", "", OTHER, 9)
+    assert engine.stream.status() == StreamStatus("exact", "", OTHER, 9)
     engine.say(said(2, contract=OTHER)[0])
     assert engine.stream.state == "exact"
     assert engine.matched(1, 2, contract=OTHER) == [3, 3]
@@ -242,7 +242,7 @@ def test_a_contract_that_turns_out_wrong_costs_no_blocks() -> None:
     engine.stream.connected()
     engine.replay()
     engine.say(said(2)[0])
-    assert engine.stream.standing() == ("degraded", "hash contract not verified yet")
+    assert engine.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
     engine.say(said(3)[0])
 
     assert engine.stream.contract == CONTRACT
@@ -257,10 +257,10 @@ def test_a_mere_guess_is_searched_for() -> None:
     engine.stream.connected()
     engine.replay()
 
-    assert engine.stream.standing() == ("degraded", "hash contract not verified yet")
-    assert not engine.stream.standing_now().is_verified
+    assert engine.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
+    assert not engine.stream.status().is_verified
     engine.say(said(2)[0])
-    assert engine.stream.standing() == ("exact", "")
+    assert engine.stream.state_and_reason() == ("exact", "")
 
 
 def test_removals_of_groups_nobody_here_has_heard_of_count() -> None:
@@ -295,7 +295,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     engine.stream = engine.new_stream(counters=old.counters)
     position = old.position
     assert position is not None
-    engine.stream.resume(position, old.standing_now(), now_s=0.0)
+    engine.stream.resume(position, old.status(), now_s=0.0)
     caches.hand_over(R1, engine.stream)
     engine.stream.connected()
     engine.replay()
@@ -310,9 +310,9 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
 def test_a_second_doubt_does_not_begin_the_reading_again() -> None:
     """Several routers may have the same one; once reading has begun, a new one counts."""
     engine = Engine(*said(1, 2))
-    engine.stream.distrust("wrong")
+    engine.stream.mark_suspect("wrong")
     engine.stream.begin_replay()
-    engine.stream.distrust("wrong here, too")
+    engine.stream.mark_suspect("wrong here, too")
     assert engine.stream.reason == "wrong here, too"
     for sequence, payload in enumerate(engine.history):
         engine.stream.replayed(sequence, payload)
@@ -320,7 +320,7 @@ def test_a_second_doubt_does_not_begin_the_reading_again() -> None:
 
     assert engine.stream.wanted_replay is None
     assert engine.matched(1, 2) == [3, 3]
-    engine.stream.distrust("wrong again")
+    engine.stream.mark_suspect("wrong again")
     assert engine.stream.wanted_replay == 0
 
 

@@ -269,7 +269,7 @@ def test_forgetting_leaves_nothing() -> None:
 def test_nothing_passes_while_the_engine_is_in_doubt() -> None:
     """After a reconnection even the next in order may be another engine's."""
     subject = joined(0, 1)
-    subject.doubt()
+    subject.mark_suspect()
 
     assert live(subject, 2, engine="second") == [IGNORE]
     assert RESTARTED in replay(subject, 1, 2, engine="second")
@@ -278,7 +278,7 @@ def test_nothing_passes_while_the_engine_is_in_doubt() -> None:
 def test_a_doubt_is_resolved_by_the_overlap() -> None:
     """The same engine goes on where it was."""
     subject = joined(0, 1)
-    subject.doubt()
+    subject.mark_suspect()
 
     assert replay(subject, 1, 2) == [IGNORE, APPLY, IGNORE]
     assert live(subject, 3) == [APPLY]
@@ -287,7 +287,7 @@ def test_a_doubt_is_resolved_by_the_overlap() -> None:
 def test_a_doubt_that_cannot_be_resolved_begins_anew() -> None:
     """With a dead replay endpoint nobody can say that it is the same engine."""
     subject = joined(0, 1)
-    subject.doubt()
+    subject.mark_suspect()
     for _ in range(MAX_FAILED_REPLAYS):
         replay(subject, is_complete=False)
 
@@ -300,7 +300,7 @@ def test_a_doubt_during_a_replay_asks_again() -> None:
     for subject in (fresh, known):
         subject.ask()
         subject.begin_replay()
-        subject.doubt()
+        subject.mark_suspect()
         assert subject.reply(2, mark(2)) is IGNORE
         subject.end_replay(is_complete=True)
 
@@ -311,7 +311,7 @@ def test_without_replay_a_doubt_changes_nothing() -> None:
     """Sequences that go on are taken for the same engine's."""
     subject = history(has_replay=False)
     live(subject, 0)
-    subject.doubt()
+    subject.mark_suspect()
 
     assert live(subject, 1) == [APPLY]
 
@@ -364,7 +364,7 @@ def test_whatever_goes_wrong_the_truth_is_reached(
                 act(subject.live(sequence, batch), batch)
         elif event < 0.7:
             engine = _Engine(number + 1)
-            subject.doubt()
+            subject.mark_suspect()
         elif event < 0.8 and subject.wanted is None:
             subject.trust_replay()
             subject.ask()

@@ -64,7 +64,7 @@ def test_a_stream_nobody_spoke_on_is_blind() -> None:
     """No events, no belief; the guess is the default contract of the given block size."""
     talk = Talk()
 
-    assert talk.stream.standing() == ("blind", "no events yet")
+    assert talk.stream.state_and_reason() == ("blind", "no events yet")
     assert talk.stream.contract == CONTRACT
     assert not talk.stream.has_history
     talk.join()
@@ -78,7 +78,7 @@ def test_the_first_prompt_makes_it_exact(shape: WireShape) -> None:
     talk = Talk().join()
     talk.say(batch(stored(prompt(1)), shape=shape))
 
-    assert talk.stream.standing() == ("exact", "")
+    assert talk.stream.state_and_reason() == ("exact", "")
     assert talk.num_matched(prompt(1)) == 3
     assert talk.stream.counters.num_stored == 3
 
@@ -120,7 +120,7 @@ def test_history_before_joining_counts() -> None:
     talk.replay(oldest=3)
 
     assert talk.matched(range(5)) == [0, 0, 0, 3, 3]
-    assert talk.stream.standing() == ("degraded", "history before we joined is lost")
+    assert talk.stream.state_and_reason() == ("degraded", "history before we joined is lost")
     talk.say(batch(AllBlocksCleared()))
     assert talk.stream.state == "exact"
 
@@ -147,7 +147,7 @@ def test_a_restarted_engine_that_is_idle_has_nothing() -> None:
     talk.join()
 
     assert talk.num_matched(prompt(1)) == 0
-    assert talk.stream.standing() == ("degraded", "hash contract not verified yet")
+    assert talk.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
     assert talk.stream.contract == OTHER
 
 
@@ -265,7 +265,7 @@ def test_a_prompt_that_starts_with_an_image_tells_nothing() -> None:
         event.extra_keys = [[["image", 0]], None, None]
         talk.say(batch(event))
 
-    assert talk.stream.standing() == ("degraded", "hash contract not verified yet")
+    assert talk.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
     assert talk.stream.reason == "hash contract not verified yet"
     assert talk.stream.counters.num_contract_misses == 0
     talk.say(batch(stored(prompt(50))))
@@ -335,7 +335,7 @@ def test_unknown_hashes_are_translated_history_included() -> None:
     talk = translating()
 
     assert talk.stream.contract.algorithm == "warmroute"
-    assert talk.stream.standing() == ("degraded", "hashes cannot be computed, translated")
+    assert talk.stream.state_and_reason() == ("degraded", "hashes cannot be computed, translated")
     assert talk.matched(range(MAX_MISSES)) == [3] * MAX_MISSES
     assert talk.stream.counters.num_contract_misses == MAX_MISSES
 
@@ -403,7 +403,7 @@ def test_a_batch_that_cannot_be_read_degrades() -> None:
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))), b"garbage")
 
-    assert talk.stream.standing() == ("degraded", "a batch was not understood")
+    assert talk.stream.state_and_reason() == ("degraded", "a batch was not understood")
     assert talk.stream.counters.num_undecodable == 1
     talk.say(batch(AllBlocksCleared()))
     assert talk.stream.state == "exact"
@@ -418,7 +418,7 @@ def test_tokens_that_are_none_degrade() -> None:
     talk.stream._blocks._search._num_until_verified = 0
     talk.say(BAD_TOKENS)
 
-    assert talk.stream.standing() == ("degraded", "a batch was not understood")
+    assert talk.stream.state_and_reason() == ("degraded", "a batch was not understood")
     assert talk.num_matched(prompt(3)) == 3
 
 
@@ -438,7 +438,7 @@ def test_after_a_batch_that_cannot_be_read_history_is_read_again() -> None:
     talk.stream.tick(104.0)
     talk.replay()
 
-    assert talk.stream.standing() == ("exact", "")
+    assert talk.stream.state_and_reason() == ("exact", "")
     assert talk.matched(range(1, 4)) == [3, 3, 3]
 
 
@@ -458,7 +458,7 @@ def test_a_stream_of_garbage_is_blind() -> None:
     talk = Talk().join()
     talk.say(b"garbage")
 
-    assert talk.stream.standing() == ("blind", "its events are not understood")
+    assert talk.stream.state_and_reason() == ("blind", "its events are not understood")
 
 
 def test_what_was_guessed_goes_when_the_engine_speaks() -> None:
@@ -475,10 +475,10 @@ def test_a_distrusted_stream_reads_history_again() -> None:
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))))
     talk.index.store(R1, CONTRACT.extend(None, prompt(2))[0])
-    talk.stream.distrust("2 of 10 predictions were right")
+    talk.stream.mark_suspect("2 of 10 predictions were right")
 
-    assert talk.stream.is_distrusted
-    assert talk.stream.standing() == ("degraded", "2 of 10 predictions were right")
+    assert talk.stream.is_suspect
+    assert talk.stream.state_and_reason() == ("degraded", "2 of 10 predictions were right")
     talk.replay()
     assert talk.matched([1, 2]) == [3, 0]
     assert talk.stream.state == "exact"
@@ -488,9 +488,9 @@ def test_a_distrusted_stream_without_replay_forgets() -> None:
     """Nobody to ask: begin with nothing."""
     talk = Talk(has_replay=False)
     talk.say(batch(stored(prompt(1))))
-    talk.stream.distrust("wrong")
+    talk.stream.mark_suspect("wrong")
 
-    assert not talk.stream.is_distrusted
+    assert not talk.stream.is_suspect
     assert talk.num_matched(prompt(1)) == 0
     assert talk.stream.state == "degraded"
 
@@ -503,10 +503,10 @@ def test_a_publisher_gone_for_long_leaves_the_candidate_blind() -> None:
     talk.stream.disconnected(110.0)
     talk.stream.tick(100.0 + BLIND_AFTER_S - 1)
 
-    assert talk.stream.standing() == ("degraded", "publisher unreachable")
+    assert talk.stream.state_and_reason() == ("degraded", "publisher unreachable")
     assert talk.num_matched(prompt(1)) == 3
     talk.stream.tick(100.0 + BLIND_AFTER_S)
-    assert talk.stream.standing() == ("blind", "event stream lost")
+    assert talk.stream.state_and_reason() == ("blind", "event stream lost")
     assert talk.num_matched(prompt(1)) == 0
     talk.join()
     assert talk.stream.state == "exact"

@@ -6,7 +6,7 @@
 --       4 how far the feed must be ("41": its delta 41; "41+2": and two pieces of the next), ""
 --         for what needs no lease and does not count: what somebody learned of the pool by looking
 --       5 how far it is then     6 "1": cleared              7 the pool's feed
---       8 position, or ""        9 standing, or ""           (both "": as before; position "-":
+--       8 position, or ""        9 status,   or ""           (both "": as before; position "-":
 --         there is none any more)
 --       10 entries in the log    11 milliseconds in the log  12 which piece, or ""
 --       13 the delta for the log

@@ -21,7 +21,15 @@ from router.index.copies import TIERS, Copies, Tier
 from router.index.journal import Changes
 from router.index.staged_blocks import StagedBlocks
 from router.kv_events.stream import RankStream
-from router.messages import Delta, FeedId, FeedState, TierChange, decode_delta, encode, unpack_keys
+from router.messages import (
+    Delta,
+    StreamHead,
+    StreamId,
+    TierChange,
+    decode_delta,
+    encode,
+    unpack_keys,
+)
 from tests.engine import BLOCK_SIZE
 from tests.index.contract.engine import PlayedEngine
 
@@ -126,7 +134,7 @@ class LocalIndex:
         elif what % 4 == 2:
             self.router.replay(candidate)
         else:
-            self.router.direct[candidate].distrust("at random")
+            self.router.direct[candidate].mark_suspect("at random")
             self.begun_anew.add(candidate)
 
     def settle(self) -> None:
@@ -151,24 +159,24 @@ class SharedStore:
     """What Redis is to routers, in plain dicts: blocks, feed states, log."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[FeedId, Tier], Copies] = {}
-        self.states: dict[FeedId, FeedState] = {}
+        self.blocks: dict[tuple[StreamId, Tier], Copies] = {}
+        self.states: dict[StreamId, StreamHead] = {}
         self.log: list[bytes] = []
 
     def write(self, delta: Delta) -> None:
-        before = self.states.get(delta.feed, FeedState(0, None, None))
+        before = self.states.get(delta.stream_id, StreamHead(0, None, None))
         assert delta.number == before.number + 1
         for tier in TIERS if delta.cleared else ():
-            self.blocks[delta.feed, tier] = {}
+            self.blocks[delta.stream_id, tier] = {}
         for change in delta.changes:
             assert change.tier != "pool"
-            held = self.blocks.setdefault((delta.feed, change.tier), {})
+            held = self.blocks.setdefault((delta.stream_id, change.tier), {})
             self._write(held, change)
         position = before.position
         if delta.continues or delta.cleared or delta.position is not None:
             position = None if delta.continues else delta.position
-        standing = before.standing if delta.standing is None else delta.standing
-        self.states[delta.feed] = FeedState(delta.number, position, standing)
+        status = before.status if delta.status is None else delta.status
+        self.states[delta.stream_id] = StreamHead(delta.number, position, status)
         self.log.append(encode(delta))
 
     @staticmethod
@@ -181,10 +189,10 @@ class SharedStore:
             held.pop(key, None)
 
     def read(
-        self, feed: FeedId, tier: Tier, half: int
+        self, stream_id: StreamId, tier: Tier, half: int
     ) -> tuple[list[BlockKey], list[tuple[BlockKey, int]]]:
         """Read every other block, so that a snapshot is of two moments."""
-        held = {k: n for k, n in self.blocks.get((feed, tier), {}).items() if k % 2 == half}
+        held = {k: n for k, n in self.blocks.get((stream_id, tier), {}).items() if k % 2 == half}
         return list(held), [(key, n) for key, n in held.items() if n > 1]
 
 
@@ -198,9 +206,9 @@ class Feeder:
 
     def tell(self, candidate: CandidateId, max_blocks: int) -> bool:
         """Write one delta; False: there was nothing to say."""
-        index, feed = self._router.index, feed_of(candidate)
+        index, stream_id = self._router.index, stream_id_of(candidate)
         changes = index.take_changes(candidate, max_blocks)
-        state = self._store.states.get(feed, FeedState(0, None, None))
+        state = self._store.states.get(stream_id, StreamHead(0, None, None))
         stream = self._router.direct[candidate]
         if changes is None:
             changes = self._next_slice(candidate) or Changes()
@@ -209,19 +217,19 @@ class Feeder:
             changes = Changes(cleared=True, is_whole=False)
         continues = candidate in self._rewrites or not changes.is_whole
         position = None if continues else stream.position
-        standing = stream.standing_now()
+        status = stream.status()
         if changes == Changes() and (
-            (standing == state.standing and position in (None, state.position)) or continues
+            (status == state.status and position in (None, state.position)) or continues
         ):
             return False
         self._store.write(
             Delta(
-                feed,
+                stream_id,
                 state.number + 1,
                 cleared=changes.cleared,
                 changes=changes.changes,
                 position=position,
-                standing=None if standing == state.standing else standing,
+                status=None if status == state.status else status,
                 continues=continues,
             )
         )
@@ -267,7 +275,7 @@ class FollowedIndex:
         for candidate in self.engines:
             self.follower.follow_feed(candidate)
         self.num_read = len(self.store.log)
-        self.begun: dict[CandidateId, tuple[FeedState, StagedBlocks, int]] = {}
+        self.begun: dict[CandidateId, tuple[StreamHead, StagedBlocks, int]] = {}
 
     def hear(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
         self.leader.direct[candidate].receive(sequence, payload)
@@ -299,9 +307,9 @@ class FollowedIndex:
             self._catch_up()
 
     def _doubts_again(self) -> bool:
-        doubted = [c for c, stream in self.follower.shared.items() if stream.doubt is not None]
+        doubted = [c for c, stream in self.follower.shared.items() if stream.suspicion is not None]
         for candidate in doubted:
-            self.leader.direct[candidate].distrust("doubted again")
+            self.leader.direct[candidate].mark_suspect("doubted again")
             self.begun_anew.add(candidate)
         return bool(doubted)
 
@@ -312,13 +320,13 @@ class FollowedIndex:
         self._follow_to_the_end()
         for candidate, stream in self.follower.shared.items():
             assert stream.has_history
-            assert stream.number == self.store.states[feed_of(candidate)].number
-            assert stream.position == self.store.states[feed_of(candidate)].position
+            assert stream.number == self.store.states[stream_id_of(candidate)].number
+            assert stream.position == self.store.states[stream_id_of(candidate)].position
 
     def _follow_to_the_end(self) -> None:
         self._read(len(self.store.log))
         for candidate, stream in self.follower.shared.items():
-            state = self.store.states.get(feed_of(candidate))
+            state = self.store.states.get(stream_id_of(candidate))
             is_behind = state is not None and stream.number != state.number
             if stream.wants_snapshot or is_behind:  # the log's own numbers show that
                 self._begin_snapshot(candidate)
@@ -341,7 +349,7 @@ class FollowedIndex:
     def _read(self, num_entries: int) -> None:
         for entry in self.store.log[self.num_read : self.num_read + num_entries]:
             delta = decode_delta(entry)
-            self.follower.shared[candidate_of(delta.feed)].apply(delta)
+            self.follower.shared[candidate_of(delta.stream_id)].apply(delta)
             self.num_read += 1
 
     def _read_again(self, num_entries: int) -> None:
@@ -354,7 +362,7 @@ class FollowedIndex:
 
     def _begin_snapshot(self, candidate: CandidateId) -> None:
         staged = StagedBlocks()
-        state = self.store.states.get(feed_of(candidate))
+        state = self.store.states.get(stream_id_of(candidate))
         if state is not None:
             self._stage(candidate, staged, 0)
             self.begun[candidate] = state, staged, len(self.store.log)
@@ -364,19 +372,19 @@ class FollowedIndex:
             return
         state, staged, num_read = self.begun.pop(candidate)
         self._stage(candidate, staged, 1)
-        through = self.store.states[feed_of(candidate)].number
+        through = self.store.states[stream_id_of(candidate)].number
         self.follower.shared[candidate].load(state, staged, through=through)
         self.num_read = min(self.num_read, num_read)
 
     def _stage(self, candidate: CandidateId, staged: StagedBlocks, half: int) -> None:
         for tier in TIERS:
-            staged.add(tier, *self.store.read(feed_of(candidate), tier, half))
+            staged.add(tier, *self.store.read(stream_id_of(candidate), tier, half))
 
     def _doubt(self, candidate: CandidateId) -> None:
         stream = self.follower.shared[candidate]
-        stream.distrust("at random")
-        assert stream.doubt is not None
-        self.leader.direct[candidate].distrust(stream.doubt)
+        stream.mark_suspect("at random")
+        assert stream.suspicion is not None
+        self.leader.direct[candidate].mark_suspect(stream.suspicion)
         self.begun_anew.add(candidate)
 
     def _rename(self, candidate: CandidateId) -> None:
@@ -427,8 +435,8 @@ class ResumedIndex(FollowedIndex):
         for candidate, shared in self.leader.shared.items():
             self.leader.index.journal(candidate, on=True)
             direct = self.leader.follow_engine(candidate)
-            position, standing = shared.position, shared.standing_now()
-            if position is None or not direct.resume(position, standing, now_s=0.0):
+            position, status = shared.position, shared.status()
+            if position is None or not direct.resume(position, status, now_s=0.0):
                 self.leader.index.clear(candidate)
                 self.begun_anew.add(candidate)
             direct.connected()
@@ -438,14 +446,14 @@ class ResumedIndex(FollowedIndex):
         self._join()
 
 
-def feed_of(candidate: CandidateId) -> FeedId:
+def stream_id_of(candidate: CandidateId) -> StreamId:
     """Name a candidate's feed."""
-    return FeedId(f"{candidate}#0")
+    return StreamId(f"{candidate}#0")
 
 
-def candidate_of(feed: FeedId) -> CandidateId:
+def candidate_of(stream_id: StreamId) -> CandidateId:
     """Name a feed's candidate."""
-    return CandidateId(feed.partition("#")[0])
+    return CandidateId(stream_id.partition("#")[0])
 
 
 BACKENDS: list[Callable[[Mapping[CandidateId, PlayedEngine]], Backend]] = [

@@ -21,9 +21,16 @@ from typing import Any, Final
 import pytest
 
 from policies.view import CandidateId
-from router.cluster import Role, Sharing, loader, redis_log, redis_snapshot, redis_store
-from router.cluster import leadership as feed
-from router.cluster.candidate_names import Feeds
+from router.cluster import (
+    Role,
+    Sharing,
+    loader,
+    publication,
+    redis_log,
+    redis_snapshot,
+    redis_store,
+)
+from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.peers import Peers
 from router.cluster.redis_log import Cursor, Reading
@@ -36,7 +43,7 @@ from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import Message, Received
-from router.messages import Delta, FeedId, pack_keys
+from router.messages import Delta, StreamId, pack_keys
 from router.metrics import Metrics
 from router.replicas import Fleet, Replica, ServedModel, Sessions
 from router.replicas.registry import Registry
@@ -183,9 +190,9 @@ class SteppedStore(RedisStore):
             raise StoreUnavailable("the answer was lost")
         return written
 
-    async def snapshot(self, feeds: Any = None) -> Any:
-        snapshot = await super().snapshot(feeds)
-        return SteppedSnapshot(snapshot, self._gate) if feeds else snapshot
+    async def snapshot(self, stream_ids: Any = None) -> Any:
+        snapshot = await super().snapshot(stream_ids)
+        return SteppedSnapshot(snapshot, self._gate) if stream_ids else snapshot
 
 
 class SteppedSnapshot:
@@ -194,7 +201,7 @@ class SteppedSnapshot:
     def __init__(self, snapshot: redis_snapshot.Snapshot, gate: Gate) -> None:
         self._snapshot = snapshot
         self._gate = gate
-        self.feeds = snapshot.feeds
+        self.heads = snapshot.heads
 
     async def slices(self) -> AsyncIterator[Any]:
         async for part in self._snapshot.slices():
@@ -225,8 +232,8 @@ class OneReading:
         self.reading = await self._store.read(after, block_s=0.0)
         return self.reading
 
-    async def snapshot(self, feeds: Any) -> Any:
-        return await self._store.snapshot(feeds)
+    async def snapshot(self, stream_ids: Any) -> Any:
+        return await self._store.snapshot(stream_ids)
 
 
 class Node:
@@ -256,13 +263,13 @@ class Node:
                     num_blocks=CAPACITY,
                 )
             )
-        self.feeds = Feeds(registry, fleet)
+        self.names = CandidateNames(registry, fleet)
         self.peers = Peers(
             name,
             fleet=fleet,
             caches=self.caches,
             sessions=Sessions(),
-            feeds=self.feeds,
+            names=self.names,
             metrics=Metrics(),
         )
         self.store = SteppedStore(config, router=name, gate=self.snapshots)
@@ -270,7 +277,7 @@ class Node:
             self.store,
             me=name,
             caches=self.caches,
-            feeds=self.feeds,
+            names=self.names,
             peers=self.peers,
             registry=registry,
             apply_records=lambda _: None,
@@ -347,19 +354,19 @@ class Node:
         await self.sharing.keeper._hold()
 
     async def doubt(self) -> None:
-        for each in self.sharing.shared:
+        for each in self.sharing.memberships:
             stream = self.caches.stream(each.candidate)
-            if isinstance(stream, SharedStream) and stream.doubt is not None:
-                self.peers.doubted(each.candidate, stream.doubt)
+            if isinstance(stream, SharedStream) and stream.suspicion is not None:
+                self.peers.suspected(each.candidate, stream.suspicion)
         notes = self.peers.take()
         if notes:
-            await self.store.tell(notes)
+            await self.store.publish(notes)
 
     async def load(self) -> None:
         """Go on with a snapshot by one piece, or begin one."""
         if self._loading is None:
-            shared = self.sharing.shared
-            wanting = [each for each in shared if each.wants_load and each.loading is None]
+            shared = self.sharing.memberships
+            wanting = shared.wanting()
             if wanting:
                 self._loading = spawn(loader._load(self.store, shared, wanting))
         else:
@@ -402,21 +409,22 @@ class Node:
         """Say what is still to come; empty: nothing."""
         for task in self._tasks:
             assert not task.done(), task.exception()
-        for each in self.sharing.shared:
+        for each in self.sharing.memberships:
             stream = self.caches.stream(each.candidate)
             if each.role is Role.DIRECT or not self.sharing.link.is_up:
-                return f"{each.id} is on its own"
-            if each.wants_load or each.loading is not None or each.unacked is not None:
-                return f"{each.id} is under way"
+                return f"{each.stream_id} is on its own"
+            published = each.publication
+            if not each.catch_up.is_done or (published is not None and published.pending):
+                return f"{each.stream_id} is under way"
             if isinstance(stream, SharedStream):
-                if not stream.has_history or stream.doubt is not None:
-                    return f"{each.id}: {stream.standing()}"
+                if not stream.has_history or stream.suspicion is not None:
+                    return f"{each.stream_id}: {stream.state_and_reason()}"
             elif isinstance(stream, RankStream):
                 last = stream.position.sequence if stream.position is not None else -1
                 if not stream.has_history or stream.wanted_replay is not None:
-                    return f"{each.id} reads history from {stream.wanted_replay}"
+                    return f"{each.stream_id} reads history from {stream.wanted_replay}"
                 if last != engines[each.candidate].last_sequence:
-                    return f"{each.id} has not heard all"
+                    return f"{each.stream_id} has not heard all"
         return ""
 
 
@@ -444,7 +452,7 @@ class SharedInRedis:
         self._seen: dict[tuple[str, CandidateId], tuple[int, int]] = {}
         self._num_nodes = 0
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(feed, "CHUNK_BLOCKS", 5)
+        self._patch.setattr(publication, "CHUNK_BLOCKS", 5)
         self._patch.setattr(redis_log, "MAX_KEYS", 3)
         self._patch.setattr(redis_store, "_READ_ENTRIES", 3)
         self._patch.setattr(redis_store, "_PIPELINE_BYTES", 64)
@@ -551,7 +559,7 @@ class SharedInRedis:
     async def _doubt(self, name: str, candidate: CandidateId, how: int) -> None:
         stream = self.nodes[name].caches.stream(candidate)
         if stream is not None and how <= 2:  # it ends what went wrong before
-            stream.distrust("at random")
+            stream.mark_suspect("at random")
 
     async def _trim_log(self, how: int) -> None:
         """Trim the log as writing to it does: the newest entry stays."""
@@ -640,33 +648,37 @@ class SharedInRedis:
             if found := node.unsettled(self._engines):
                 return f"{node.peers.name}: {found}"
         for candidate in self._engines:
-            feed_id = FeedId(f"{candidate}#0")
+            stream_id = StreamId(f"{candidate}#0")
             numbers = set()
             for node in self.nodes.values():
-                each, stream = node.sharing.shared.get(feed_id), node.caches.stream(candidate)
+                each = node.sharing.memberships.get(stream_id)
+                stream = node.caches.stream(candidate)
                 assert each is not None
-                numbers.add(stream.number if isinstance(stream, SharedStream) else each.number)
-                if node.sharing.shared.next_delta(each) is not None:
-                    return f"{feed_id} has something to tell"
+                if isinstance(stream, SharedStream):
+                    numbers.add(stream.number)
+                else:
+                    numbers.add(each.publication.number if each.publication is not None else None)
+                if node.sharing.memberships.next_delta(each) is not None:
+                    return f"{stream_id} has something to publish"
             if len(numbers) != 1:
-                return f"{feed_id}: {numbers}"
+                return f"{stream_id}: {numbers}"
         return ""
 
     async def _look_up(
         self, node: Node, chain: Sequence[BlockKey], candidates: Sequence[CandidateId]
     ) -> dict[CandidateId, BlockMatch]:
         """Do as `stages.lookup` does."""
-        feeds = {
-            FeedId(f"{candidate}#0"): candidate
+        stream_ids = {
+            StreamId(f"{candidate}#0"): candidate
             for candidate in candidates
             if isinstance(node.caches.stream(candidate), SharedStream)
         }
-        if not feeds:
+        if not stream_ids:
             return {}
-        found = await node.store.lookup(pack_keys(chain), tuple(feeds))
+        found = await node.store.lookup(pack_keys(chain), tuple(stream_ids))
         return {
             candidate: BlockMatch(found[id_, "gpu"], found[id_, "gpu"], found[id_, "cpu"])
-            for id_, candidate in feeds.items()
+            for id_, candidate in stream_ids.items()
         }
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from router.cluster.pool_share import LISTER, PoolShare
 from router.config import MooncakeConfig
 from router.contracts import BlockKey, block_key
-from router.messages import Delta, FeedId, pool_feed, unpack_keys
+from router.messages import Delta, StreamId, pool_stream, unpack_keys
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
@@ -65,14 +65,14 @@ class Log:
                 self.blocks -= set(unpack_keys(change.removed))
         self.deltas += deltas
 
-    async def snapshot(self, feeds: list[FeedId]) -> Any:
-        assert feeds == [pool_feed(MODEL)]
+    async def snapshot(self, stream_ids: list[StreamId]) -> Any:
+        assert stream_ids == [pool_stream(MODEL)]
 
         async def slices() -> AsyncIterator[dict[Any, Any]]:
             held = sorted(self.blocks)
             for start in range(0, len(held), 5):
                 part = np.array(held[start : start + 5], dtype=np.uint64)
-                yield {(pool_feed(MODEL), "pool"): part}
+                yield {(pool_stream(MODEL), "pool"): part}
 
         return SimpleNamespace(slices=slices)
 

@@ -107,7 +107,7 @@ class World:
             case "distrust":
                 stream = node.caches.stream(CANDIDATE)
                 assert stream is not None
-                stream.distrust("at random")
+                stream.mark_suspect("at random")
             case "rejoin":
                 node.rejoin()
             case "deaf":

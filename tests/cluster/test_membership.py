@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from router.cluster.leadership import Role
+from router.cluster.membership import Role
 from router.cluster.redis_store import Written
 from router.cluster.shared_stream import SharedStream
 from router.index.candidate_stream import CandidateStream
 from router.kv_events.stream import RankStream
 from router.messages import Delta, Position
-from tests.cluster.model import CANDIDATE, FEED, Node, PlainRedis, settle
+from tests.cluster.model import CANDIDATE, STREAM, Node, PlainRedis, settle
 from tests.index.contract.engine import CHAINS, HASHES, PlayedEngine
 
 
@@ -54,11 +54,11 @@ def test_a_change_is_told_once() -> None:
     scene = Scene()
     scene.compute(1)
     leader = scene.leader
-    delta = leader.feeds.next_delta(leader.feed)
+    delta = leader.memberships.next_delta(leader.member)
 
-    assert leader.feeds.next_delta(leader.feed) is delta
+    assert leader.memberships.next_delta(leader.member) is delta
     assert leader.flush() is Written.OK
-    assert leader.feeds.next_delta(leader.feed) is None
+    assert leader.memberships.next_delta(leader.member) is None
     scene.other.read()
     assert known(scene.other) == scene.truth
 
@@ -67,8 +67,8 @@ def test_what_we_wrote_is_no_news() -> None:
     """A leader that reads the log changes nothing; nor does a feed it does not know."""
     scene = Scene()
     scene.leader.read()
-    scene.leader.feeds.heard(Delta(FEED, 99, cleared=True))
-    scene.leader.feeds.heard(Delta(FEED + "x", 1, cleared=True))  # type: ignore[arg-type]
+    scene.leader.memberships.receive(Delta(STREAM, 99, cleared=True))
+    scene.leader.memberships.receive(Delta(STREAM + "x", 1, cleared=True))  # type: ignore[arg-type]
 
     assert known(scene.leader) == scene.truth
 
@@ -82,7 +82,7 @@ def test_a_free_lease_is_taken_and_nothing_written_anew() -> None:
 
     assert scene.other.role is Role.LEADING
     assert isinstance(scene.other.caches.stream(CANDIDATE), RankStream)
-    assert scene.other.feeds.num_rewrites == 0
+    assert scene.other.memberships.num_rewrites == 0
     assert known(scene.other) == scene.redis.held["gpu"] == scene.truth
 
 
@@ -103,11 +103,11 @@ def test_a_take_over_waits_for_what_is_on_its_way() -> None:
 def test_a_leader_that_died_in_a_rewrite_is_followed_by_another_rewrite() -> None:
     """Half of a whole belongs to no position: begin anew, from what is known here."""
     scene = Scene()
-    scene.leader.feeds.rewrite(scene.leader.feed, scene.leader.feed.number or 0)
+    scene.leader.memberships.rewrite(scene.leader.member, scene.leader.publication.number)
     scene.leader.flush()
     scene.redis.holder = None
     scene.other.step()
-    assert scene.other.feeds.num_rewrites == 1
+    assert scene.other.memberships.num_rewrites == 1
     settle(scene.other, scene.leader)
 
     assert known(scene.other) == known(scene.leader) == scene.redis.held["gpu"] == scene.truth
@@ -117,7 +117,7 @@ def test_a_leader_that_died_in_a_rewrite_is_followed_by_another_rewrite() -> Non
 def test_a_rewrite_is_whole_whatever_changes_meanwhile(num_told: int) -> None:
     """Slices of several moments, and then what the journal noted."""
     scene = Scene()
-    scene.leader.feeds.rewrite(scene.leader.feed, scene.leader.feed.number or 0)
+    scene.leader.memberships.rewrite(scene.leader.member, scene.leader.publication.number)
     for _ in range(num_told):
         scene.leader.flush()
     scene.evict(0)
@@ -133,7 +133,7 @@ def test_a_rewrite_is_whole_whatever_changes_meanwhile(num_told: int) -> None:
 def test_the_connection_back_goes_on_where_it_was() -> None:
     """Nobody wrote meanwhile: what changed since is told, and no more."""
     scene = Scene()
-    num_rewrites = scene.leader.feeds.num_rewrites
+    num_rewrites = scene.leader.memberships.num_rewrites
     scene.leader.disconnect()
     assert scene.leader.role is Role.DIRECT
     scene.compute(1)
@@ -141,7 +141,7 @@ def test_the_connection_back_goes_on_where_it_was() -> None:
     scene.leader.step()
 
     assert scene.leader.role is Role.LEADING
-    assert scene.leader.feeds.num_rewrites == num_rewrites
+    assert scene.leader.memberships.num_rewrites == num_rewrites
     assert scene.redis.held["gpu"] == scene.truth
 
 
@@ -149,7 +149,7 @@ def test_the_connection_back_goes_on_where_it_was() -> None:
 def test_a_lost_acknowledgement_is_found_out(arrived: bool) -> None:
     """What Redis has shows whether the delta came; either way the next one fits."""
     scene = Scene()
-    num_rewrites = scene.leader.feeds.num_rewrites
+    num_rewrites = scene.leader.memberships.num_rewrites
     scene.compute(1)
 
     def send(delta: Delta, router: str) -> Written | None:
@@ -163,7 +163,7 @@ def test_a_lost_acknowledgement_is_found_out(arrived: bool) -> None:
     scene.leader.step()
     scene.leader.step()
 
-    assert scene.leader.feeds.num_rewrites == num_rewrites
+    assert scene.leader.memberships.num_rewrites == num_rewrites
     assert scene.redis.held["gpu"] == scene.truth
 
 
@@ -180,7 +180,7 @@ def test_an_equal_number_is_no_proof(is_sent: bool) -> None:
         scene.redis.number -= 1
     number = (scene.redis.number or 0) + 1
     scene.redis.holder = "third"
-    theirs = Delta(FEED, number, cleared=True, position=Position(0, b"theirs"))
+    theirs = Delta(STREAM, number, cleared=True, position=Position(0, b"theirs"))
     assert scene.redis.write(theirs, "third") is Written.OK
     scene.redis.holder = None
     scene.leader.connect()
@@ -197,7 +197,7 @@ def test_who_may_not_write_keeps_what_it_knows(result: Written) -> None:
     scene.compute(1)
     scene.leader.flush(lambda delta, router: result)
     assert scene.leader.role is Role.DIRECT
-    assert not scene.leader.feed.wants_load
+    assert not scene.leader.wants_load
     assert known(scene.leader) == scene.truth
     scene.leader.step()
 
@@ -213,7 +213,7 @@ def test_who_lost_the_lease_follows() -> None:
     scene.evict(0)
     scene.compute(1)
     scene.leader.beat()
-    assert (scene.leader.role, scene.leader.feed.wants_load) == (Role.DIRECT, True)
+    assert (scene.leader.role, scene.leader.wants_load) == (Role.DIRECT, True)
     scene.leader.begin_load()
     assert scene.leader.loading is None  # what is in Redis is older than what we know
     assert known(scene.leader) == scene.truth
@@ -235,7 +235,7 @@ def test_who_waits_for_another_to_catch_up_leads_if_the_lease_is_free() -> None:
     scene.compute(1)
     scene.leader.beat()
     scene.leader.begin_load()
-    assert scene.leader.feed.wants_load
+    assert scene.leader.wants_load
     scene.redis.holder = None
     scene.leader.step()
     while scene.leader.flush():
@@ -287,7 +287,7 @@ def test_entries_that_are_gone_make_it_load_anew() -> None:
     scene = Scene()
     scene.compute(1)
     scene.leader.flush()
-    scene.other.feed.wants_load = True
+    scene.other.member.catch_up.wanted = True
     scene.other.begin_load()
     scene.compute(2)
     scene.leader.flush()
@@ -297,7 +297,7 @@ def test_entries_that_are_gone_make_it_load_anew() -> None:
     scene.other.skip()
     scene.other.end_load()
 
-    assert scene.other.feed.wants_load
+    assert scene.other.wants_load
     settle(scene.other, num_rounds=2)
     assert known(scene.other) == scene.truth
 
@@ -313,7 +313,7 @@ def test_entries_that_are_gone_before_we_follow_count_as_well() -> None:
     assert (scene.leader.role, scene.leader.loading is not None) == (Role.DIRECT, True)
     scene.leader.skip()
 
-    assert scene.leader.feed.wants_load
+    assert scene.leader.wants_load
 
 
 def test_a_gap_in_the_numbers_makes_it_load_anew() -> None:
@@ -325,7 +325,7 @@ def test_a_gap_in_the_numbers_makes_it_load_anew() -> None:
     scene.compute(2)
     scene.leader.flush()
     scene.other.read()
-    assert scene.other.feed.wants_load
+    assert scene.other.wants_load
     settle(scene.other, num_rounds=2)
 
     assert known(scene.other) == scene.truth
@@ -381,50 +381,50 @@ def test_an_engine_that_is_no_more_is_told(arrives: bool | None) -> None:
     scene.compute(1)
     leader = scene.leader
     if arrives is not None:
-        delta = leader.feeds.next_delta(leader.feed)
+        delta = leader.memberships.next_delta(leader.member)
         assert delta is not None
         if arrives:
             scene.redis.write(delta, leader.name)
-    leader.feeds.end_epoch(leader.feed)
-    leader.feeds.leave(leader.feed)
-    for farewell in leader.feeds.farewells:
-        scene.redis.write(farewell, leader.name)
+    leader.memberships.end_epoch(leader.member)
+    leader.memberships.leave(leader.member)
+    for tombstone in leader.memberships.tombstones:
+        scene.redis.write(tombstone, leader.name)
     scene.other.read()
 
-    assert leader.feeds.get(FEED) is None
+    assert leader.memberships.get(STREAM) is None
     assert scene.redis.held["gpu"] == known(scene.other) == {}
 
 
-def test_farewells_end_with_the_connection() -> None:
+def test_tombstones_end_with_the_connection() -> None:
     """They would hit whoever leads then."""
     scene = Scene()
-    scene.leader.feeds.end_epoch(scene.leader.feed)
-    scene.leader.feeds.go_alone()
+    scene.leader.memberships.end_epoch(scene.leader.member)
+    scene.leader.memberships.disconnected()
 
-    assert scene.leader.feeds.farewells == []
+    assert scene.leader.memberships.tombstones == []
     other = scene.other
-    other.feeds.end_epoch(other.feed)  # told nothing: nothing to take back
-    assert other.feeds.farewells == []
+    other.memberships.end_epoch(other.member)  # told nothing: nothing to take back
+    assert other.memberships.tombstones == []
 
 
 def test_who_leaves_ends_no_other_of_its_name() -> None:
     """Its candidate was found again before the old watch ended."""
     scene = Scene()
-    old = scene.other.feed
-    new = scene.other.feeds.join(FEED, CANDIDATE, is_shared=True)
-    scene.other.feeds.leave(old)
+    old = scene.other.member
+    new = scene.other.memberships.join(STREAM, CANDIDATE, is_shared=True)
+    scene.other.memberships.leave(old)
 
-    assert scene.other.feeds.get(FEED) is new
+    assert scene.other.memberships.get(STREAM) is new
 
 
 def test_without_blocks_nobody_goes_on_from_a_position() -> None:
-    """index.mode redis: numbers and standing are kept; alone, history is read from the start."""
+    """index.mode redis: numbers and status are kept; alone, history is read from the start."""
     scene = Scene(keeps_blocks=False)
     stream = scene.other.caches.stream(CANDIDATE)
     assert isinstance(stream, SharedStream)
     assert known(scene.other) == {}
     assert stream.position is None
-    assert stream.standing_now().state == "exact"
+    assert stream.status().state == "exact"
     scene.compute(1)
     scene.leader.flush()
     scene.other.read()
@@ -450,7 +450,7 @@ def test_without_blocks_who_has_to_lead_loads_them_first() -> None:
     scene.other.step()
 
     assert scene.other.role is Role.LEADING
-    assert scene.other.feeds.num_rewrites == 0
+    assert scene.other.memberships.num_rewrites == 0
     assert known(scene.other) == scene.truth
 
 
@@ -468,19 +468,19 @@ def test_who_knows_little_takes_what_others_left() -> None:
     settle(late, num_rounds=4)
 
     assert late.role is Role.LEADING
-    assert late.feeds.num_rewrites == 0
+    assert late.memberships.num_rewrites == 0
     assert known(late) == scene.redis.held["gpu"] == scene.truth
 
 
 def test_a_load_that_comes_too_late_is_given_up() -> None:
     """Redis went away while it was under way."""
     scene = Scene()
-    scene.other.feed.wants_load = True
+    scene.other.member.catch_up.wanted = True
     scene.other.begin_load()
     loading = scene.other.loading
     assert loading is not None
     scene.other.disconnect()
-    scene.other.feeds.end_load(scene.other.feed, loading, through=None)
+    scene.other.memberships.end_load(scene.other.member, loading, through=None)
 
     assert scene.other.role is Role.DIRECT
     assert known(scene.other) == scene.truth
@@ -489,14 +489,14 @@ def test_a_load_that_comes_too_late_is_given_up() -> None:
 def test_a_journal_that_overflowed_is_a_rewrite() -> None:
     """Told for too long to nobody: begin anew."""
     scene = Scene()
-    num_rewrites = scene.leader.feeds.num_rewrites
+    num_rewrites = scene.leader.memberships.num_rewrites
     for number in range(40):
         scene.say(scene.engine.compute(number % 4, 8, again=True, tier="gpu"))
     while scene.leader.flush():
         pass
     scene.other.read()
 
-    assert scene.leader.feeds.num_rewrites == num_rewrites + 1
+    assert scene.leader.memberships.num_rewrites == num_rewrites + 1
     assert scene.redis.held["gpu"] == known(scene.other) == scene.truth
 
 
@@ -515,7 +515,7 @@ def test_what_a_dead_router_left_is_history_only_when_somebody_has_read_on() -> 
         node.begin_load()
         node.end_load()
     assert history(late, later) == [False, False]
-    assert stream_of(later).reason == "nobody feeds it yet: as old as whoever fed it last"
+    assert stream_of(later).reason == "no router leads it yet: as old as its last leader"
 
     late.beat()
     assert late.role is Role.LEADING
