@@ -7,12 +7,10 @@ from router.tokens.loading import load_prompter
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import EncodePlan, Prompter, Tokens
 from router.tokens.prompters import Prompters
-from router.tokens.renderer import EngineOptions
 from router.tokens.trust import TokenTrust
 
 __all__ = [
     "EncodePlan",
-    "EngineOptions",
     "NeedsEngine",
     "Prompter",
     "Prompters",

@@ -16,11 +16,10 @@ from typing import Any
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils.hub import cached_file
 
-from router.tokens.content_format import ContentFormat
 from router.tokens.encoder import TextEncoder
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
-from router.tokens.renderer import ChatRenderer, EngineOptions
+from router.tokens.renderer import ChatRenderer
 
 # Architectures whose prompts the engine builds with their own code.
 _OWN_RENDERERS = {
@@ -48,9 +47,6 @@ def load_prompter(
     model: str,
     *,
     chat_template: str | Path | None = None,
-    content_format: ContentFormat | None = None,
-    default_chat_template_kwargs: dict[str, Any] | None = None,
-    exclude_tools_when_tool_choice_none: bool = False,
     cache_tokens: int = 20_000_000,
     local_files_only: bool = False,
 ) -> Prompter:
@@ -58,8 +54,8 @@ def load_prompter(
 
     Args:
         model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
-        chat_template, content_format, default_chat_template_kwargs,
-        exclude_tools_when_tool_choice_none: The engine's flags of these names, see EngineOptions.
+        chat_template: The engine's `--chat-template`: a file, a template's text, or the name of one
+            that the tokenizer has; None: the model's.
         cache_tokens: About how many tokens of prompts to remember.
         local_files_only: Do not go to the hub.
 
@@ -71,21 +67,16 @@ def load_prompter(
     # machine 13 ms instead of 2 for 2,000 tokens, and the loop's core is taken for long ones.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     max_bytes = cache_tokens * _BYTES_PER_TOKEN
-    options = EngineOptions(
-        chat_template=_read_template(chat_template),
-        content_format=content_format,
-        default_chat_template_kwargs=default_chat_template_kwargs or {},
-        exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
-    )
+    given = _read_template(chat_template)
     try:
         config, tokenizer = _load(model, local_files_only)
         _check_tokenizer(tokenizer)
         _check_config(model, config)
     except NeedsEngine as exc:
         return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
-    templates = _Templates(tokenizer, _processor_template(model, local_files_only))
-    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map, options)
-    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints(options.chat_template))
+    templates = _Templates(tokenizer, _processor_template(model, local_files_only), given)
+    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map)
+    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
     return Prompter(encoder, renderer, max_bytes=max_bytes)
 
 
@@ -137,13 +128,14 @@ def _may_be_mistral_format(model: str) -> bool:
 class _Templates:
     """Finds the template as the engine does: the given one, the processor's, the tokenizer's."""
 
-    __slots__ = ("_processor", "_tokenizer")
+    __slots__ = ("_given", "_processor", "_tokenizer")
 
-    def __init__(self, tokenizer: Any, processor: str | None) -> None:
+    def __init__(self, tokenizer: Any, processor: str | None, given: str | None) -> None:
         self._tokenizer = tokenizer
         self._processor = processor
+        self._given = given
 
-    def find(self, given: str | None, with_tools: bool) -> str:
+    def find(self, with_tools: bool) -> str:
         """Return the template's text.
 
         Raises:
@@ -151,17 +143,17 @@ class _Templates:
         """
         tools: list[Any] | None = [] if with_tools else None
         try:
-            text: str = self._tokenizer.get_chat_template(given, tools=tools)
+            text: str = self._tokenizer.get_chat_template(self._given, tools=tools)
         except ValueError as exc:
             raise LookupError(str(exc)) from exc
-        if given is None and not with_tools and self._processor not in (None, text):
+        if self._given is None and not with_tools and self._processor not in (None, text):
             raise LookupError("the processor's chat template is not the tokenizer's")
         return text
 
-    def hints(self, given: str | None) -> str:
+    def hints(self) -> str:
         """Return a text in which boundary tokens are to be looked for."""
         try:
-            return self.find(given, with_tools=True)
+            return self.find(with_tools=True)
         except LookupError:
             return ""
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import jinja2.meta
 from jinja2 import Template, TemplateError
-from msgspec import Struct
 
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
-from router.tokens.content_format import ContentFormat, detect_content_format
+from router.tokens.content_format import detect_content_format
 from router.tokens.conversation import (
     Conversation,
     build_conversation,
@@ -29,7 +28,7 @@ from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.sandbox import compile_template, stock_template
 
-FindTemplate = Callable[[str | None, bool], str]
+FindTemplate = Callable[[bool], str]
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # Parameters of transformers' apply_chat_template: as template arguments they would steer it.
@@ -38,20 +37,6 @@ _STEERING = frozenset(
     "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
 )
 _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
-
-
-class EngineOptions(Struct, frozen=True, kw_only=True):
-    """The engine's own flags that change what it renders; the defaults are the engine's.
-
-    chat_template: `--chat-template`: a path, a template's text, or the name of one the tokenizer
-        has; None: the model's.
-    content_format: `--chat-template-content-format`; None: found from the template ("auto").
-    """
-
-    chat_template: str | None = None
-    content_format: ContentFormat | None = None
-    default_chat_template_kwargs: dict[str, Any] = {}
-    exclude_tools_when_tool_choice_none: bool = False
 
 
 class ChatTemplate:
@@ -76,30 +61,23 @@ class ChatRenderer:
     """Renders chat requests of one model.
 
     Args:
-        find_template: Gives the template's text: what `--chat-template` names (None: the model's
-            own), for requests with tools (True) or without. Raises LookupError where there is
-            none.
+        find_template: Returns the template's text for requests with tools (True) or without.
+            Raises LookupError where there is none.
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
     """
 
-    __slots__ = ("_find_template", "_memo", "_options", "_special_tokens", "_templates")
+    __slots__ = ("_find_template", "_memo", "_special_tokens", "_templates")
 
-    def __init__(
-        self,
-        find_template: FindTemplate,
-        special_tokens: Mapping[str, str],
-        options: EngineOptions | None = None,
-    ) -> None:
+    def __init__(self, find_template: FindTemplate, special_tokens: Mapping[str, str]) -> None:
         self._find_template = find_template
         self._special_tokens = dict(special_tokens)
-        self._options = options or EngineOptions()
         self._memo = JsonMemo()
         self._templates: dict[bool, ChatTemplate] = {}
 
     def template(self, with_tools: bool) -> ChatTemplate:
         """Return the template for requests with or without tools, compiled at the first call.
 
-        Some models have one of its own for them.
+        Some models have one for requests with tools.
 
         Raises:
             NeedsEngine: the model has none, or one that does not compile here.
@@ -108,8 +86,7 @@ class ChatRenderer:
         if known is not None:
             return known
         try:
-            source = self._find_template(self._options.chat_template, with_tools)
-            found = ChatTemplate(source, self._memo)
+            found = ChatTemplate(self._find_template(with_tools), self._memo)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
         self._templates[with_tools] = found
@@ -165,8 +142,7 @@ class ChatRenderer:
         arguments = self._arguments(request, memo)
         with_tools = arguments.get("tools") is not None
         template = self.template(with_tools)
-        content_format = self._options.content_format or template.content_format
-        conversation = build_conversation(request.messages, content_format, memo)
+        conversation = build_conversation(request.messages, template.content_format, memo)
         if not template.knows_developer:
             conversation = without_developer(conversation)
         accepted = template.variables | _PASSED
@@ -178,9 +154,6 @@ class ChatRenderer:
 
     def _arguments(self, request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
         """Merge what the template is given; later ones win, null and "auto" never do."""
-        excluded = (
-            request.tool_choice == "none" and self._options.exclude_tools_when_tool_choice_none
-        )
         given = request.chat_template_kwargs or {}
         _check_arguments(given)
         own = {
@@ -191,9 +164,7 @@ class ChatRenderer:
         }
         if request.reasoning_effort is not None and "enable_thinking" not in given:
             own["enable_thinking"] = request.reasoning_effort != "none"
-        tools = None if excluded else build_tools(request.tools, memo)
-        defaults = _merged(self._options.default_chat_template_kwargs, {"tools": tools})
-        return _merged(defaults, _merged(given, own))
+        return _merged({"tools": build_tools(request.tools, memo)}, _merged(given, own))
 
     def _run(
         self, template: Template, conversation: Conversation, arguments: dict[str, Any]

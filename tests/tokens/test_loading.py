@@ -192,15 +192,9 @@ def test_broken_processor_template(model: Path) -> None:
     assert _text(load_prompter(str(model))).startswith("<|im_start|>")
 
 
-def test_flags(model: Path) -> None:
-    """The engine's flags reach the template."""
-    prompter = load_prompter(
-        str(model),
-        chat_template="{{ messages | tojson }}{{ mood }}{{ tools is none }}",
-        content_format="openai",
-        default_chat_template_kwargs={"mood": "calm"},
-        exclude_tools_when_tool_choice_none=True,
-    )
+def test_a_given_template(model: Path) -> None:
+    """It is rendered in place of the model's; tools stay, whatever `tool_choice` is."""
+    prompter = load_prompter(str(model), chat_template="{{ messages | tojson }}{{ tools is none }}")
     request = parse_chat(
         {
             "messages": [{"role": "user", "content": "x"}],
@@ -209,5 +203,4 @@ def test_flags(model: Path) -> None:
         }
     )
 
-    parts = '[{"role": "user", "content": [{"type": "text", "text": "x"}]}]'
-    assert _text(prompter, request) == parts + "calmTrue"
+    assert _text(prompter, request) == '[{"role": "user", "content": "x"}]False'

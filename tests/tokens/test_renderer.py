@@ -12,7 +12,7 @@ import pytest
 from router.api.openai import parse_chat
 from router.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderer import ChatRenderer, EngineOptions
+from router.tokens.renderer import ChatRenderer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{{ options }}"
 TRIMMING = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"
@@ -26,8 +26,8 @@ TALK: list[dict[str, Any]] = [
 ]
 
 
-def _render(template: str, options: EngineOptions | None = None, **body: Any) -> str:
-    renderer = ChatRenderer(lambda given, with_tools: given or template, {}, options)
+def _render(template: str, **body: Any) -> str:
+    renderer = ChatRenderer(lambda with_tools: template, {})
     request = parse_chat({"messages": TALK, "add_generation_prompt": False, **body})
     text = renderer.render(request)
     assert renderer.render(request, by_the_book=True) == text
@@ -117,7 +117,7 @@ def test_left_to_the_engine(body: dict[str, Any], reason: str) -> None:
 
 def test_special_tokens() -> None:
     """Templates name the tokenizer's special tokens; arguments win over them."""
-    renderer = ChatRenderer(lambda given, with_tools: "{{ bos_token }}", {"bos_token": "<s>"})
+    renderer = ChatRenderer(lambda with_tools: "{{ bos_token }}", {"bos_token": "<s>"})
 
     assert renderer.render(parse_chat({"messages": TALK})) == "<s>"
     own = {"bos_token": "<mine>"}

@@ -135,7 +135,7 @@ def test_without_the_private_function_the_engine_renders(
         monkeypatch.delattr(chat_template_utils, "_compile_jinja_template")
     else:
         monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", change)
-    renderer = ChatRenderer(lambda given, with_tools: "{{ 1 }}", {})
+    renderer = ChatRenderer(lambda with_tools: "{{ 1 }}", {})
     request = parse_chat({"messages": [{"role": "user", "content": "x"}]})
 
     with pytest.raises(NeedsEngine, match="transformers compiles") as error:
