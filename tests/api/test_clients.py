@@ -36,7 +36,7 @@ def test_networks_can_be_trusted() -> None:
 
 
 @pytest.mark.parametrize("header", ["X_Forwarded_For", "Forwarded", "X_Real_IP"])
-def test_behind_a_proxy_that_is_not_known_nobody_is_on_loopback(header: str) -> None:
+def test_behind_an_unknown_proxy_no_client_is_on_loopback(header: str) -> None:
     """A proxy on this machine sends what comes from elsewhere."""
     client = found(Clients(), "127.0.0.1", **{header: "127.0.0.1"})
 
@@ -69,8 +69,8 @@ def test_a_trusted_proxy_is_believed(given: str, address: str, sees: bool) -> No
     assert client.hops == f"{given}, 10.0.0.1"
 
 
-def test_nobody_else_is_believed() -> None:
-    """What a client says of itself is replaced."""
+def test_no_other_proxy_is_trusted() -> None:
+    """What a client claims about itself is replaced."""
     headers = CIMultiDict({"Host": "api"})
     client = found(
         Clients(proxies=["10.0.0.0/8"]), "192.0.2.1", Host="api", X_Forwarded_For="127.0.0.1",
@@ -85,7 +85,7 @@ def test_nobody_else_is_believed() -> None:
 
 
 def test_a_proxy_that_adds_nothing_is_not_the_client() -> None:
-    """Its requests may be anybody's."""
+    """Its requests may be any client's."""
     client = found(Clients(proxies=["127.0.0.1"]), "127.0.0.1", X_Forwarded_Proto="HTTPS")
 
     assert not client.sees_details

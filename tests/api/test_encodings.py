@@ -1,4 +1,4 @@
-"""router.api.encodings: what a compressed body says, within bounds."""
+"""router.api.encodings: what a compressed body holds, within bounds."""
 
 from __future__ import annotations
 

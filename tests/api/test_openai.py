@@ -1,4 +1,4 @@
-"""What a request must look like, and what is said where it does not."""
+"""What a request must look like, and the error where it does not."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_chat_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert f"`{param}` must" in caught.value.message
 
 
-def test_missing_is_said_to_be_missing() -> None:
+def test_missing_is_reported_as_missing() -> None:
     """A field that is not there is not called null."""
     with pytest.raises(BadRequest, match="`messages` must be a list of objects; it is missing"):
         parse_chat({"model": "m"})

@@ -58,12 +58,12 @@ def test_withheld_fields_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"5", b'{"a":', b'{"a":1}x', b'{"x":' + b"[" * 9999])
 def test_what_is_no_object_is_wrong(body: bytes) -> None:
-    """It says why, and raises nothing."""
+    """The reason is in the outline; nothing is raised."""
     assert make_outline(body).wrong is not None
 
 
 def test_commas_in_a_text_are_cheap() -> None:
-    """Bytes alone cannot tell; reading it where nobody waits does."""
+    """Bytes alone do not show it; reading it where no request waits does."""
     text = {"messages": [{"role": "user", "content": "a: b, " * 200_000}]}
     values = {"x": {str(number): [] for number in range(200_000)}}
 
@@ -74,7 +74,7 @@ def test_commas_in_a_text_are_cheap() -> None:
 
 
 def test_an_outline_is_a_request_for_the_engine() -> None:
-    """Its fields count, its prompt is nobody's to render."""
+    """Its fields count, its prompt is not rendered."""
     outline = Outline(fields={"model": "m", "stream": True, "max_tokens": 3, "cache_salt": "s"})
 
     for request in (outlined_chat(outline), outlined_completion(outline)):

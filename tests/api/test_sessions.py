@@ -1,4 +1,4 @@
-"""router.api.sessions: where a request says which conversation it belongs to."""
+"""router.api.sessions: the conversation that a request names."""
 
 from __future__ import annotations
 

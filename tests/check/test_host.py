@@ -17,7 +17,7 @@ from tests.conftest import Serve
 
 
 def test_a_free_port_is_free_and_left_so() -> None:
-    """A taken one is not; nobody listens on a host that is not there."""
+    """A taken one is not; on an unknown host no port is."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert why_not_free("127.0.0.1", port) == "Address already in use"
@@ -103,7 +103,7 @@ def test_one_port_for_both_is_wrong() -> None:
     assert "ports" not in {f.about for f in any_two}
 
 
-def test_the_audit_is_told_by_a_running_router() -> None:
+def test_a_running_router_reports_the_audit() -> None:
     """Answers without a word about cached tokens: a flag is missing. A few say nothing yet."""
     silent = HostSeen(num_answered=20, num_audited=0)
 
@@ -130,7 +130,7 @@ def test_replicas_without_a_name_on_loopback_are_noted() -> None:
     assert list(judge(quiet, config=config.load(), replicas=[local])) == []
 
 
-def test_a_ca_file_for_a_plain_redis_is_told() -> None:
+def test_a_ca_file_for_a_plain_redis_is_reported() -> None:
     """Whoever gives one wants encryption."""
     quiet = HostSeen(num_answered=0, num_audited=0)
 

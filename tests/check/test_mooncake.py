@@ -24,7 +24,7 @@ POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), POOL_CASES)
-def test_what_is_wrong_with_the_pool_is_told(
+def test_what_is_wrong_with_the_pool_is_found(
     seen: PoolSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
     """Beside the standing note on load failures."""
@@ -37,7 +37,7 @@ def test_what_is_wrong_with_the_pool_is_told(
 
 
 def test_a_pool_as_it_should_be_has_one_note() -> None:
-    """What engines do when an object vanishes cannot be seen: it is said every time."""
+    """What engines do when an object vanishes cannot be seen: every report has it."""
     findings = list(judge(POOL, [REPLICA]))
 
     assert [(f.level, f.about) for f in findings if f.level != "ok"] == [("note", "load failures")]

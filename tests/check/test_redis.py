@@ -124,7 +124,7 @@ REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
 def test_what_is_wrong_with_redis_is_found(
     seen: RedisSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
-    """One finding says so, and nothing else is called wrong."""
+    """In one finding, and nothing else is wrong."""
     findings = list(judge(seen, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     (found,) = [f for f in findings if f.level != "ok"]
@@ -134,7 +134,7 @@ def test_what_is_wrong_with_redis_is_found(
 
 
 def test_a_redis_as_it_should_be_has_nothing_wrong() -> None:
-    """And says what it is, the routers that share it, the leaders of streams."""
+    """It is described, with its routers and the leaders of streams."""
     findings = list(judge(REDIS, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []

@@ -105,10 +105,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), CASES)
-def test_what_is_wrong_is_told_with_a_hint(
+def test_what_is_wrong_is_reported_with_a_hint(
     seen: ReplicaSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
-    """One finding says so, and nothing else is called wrong."""
+    """In one finding, and nothing else is wrong."""
     findings = list(judge(seen))
 
     (found,) = [f for f in findings if f.level != "ok"]
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_told_with_a_hint(
 
 
 def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
-    """And says what it is."""
+    """It is described."""
     findings = list(judge(REPLICA))
 
     assert wrong(findings) == []
@@ -133,7 +133,7 @@ def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
 
 
 def test_silence_without_history_may_be_another_port() -> None:
-    """Where a replay says that there is nothing, there is nothing."""
+    """Where a replay is empty, there is nothing."""
     seen = rank(
         state="blind", reason="no events yet", num_batches=0, has_replay=None, replay_endpoint=None
     )
@@ -143,7 +143,7 @@ def test_silence_without_history_may_be_another_port() -> None:
     assert (found.level, "another port" in found.hint) == ("note", True)
 
 
-def test_small_facts_are_told() -> None:
+def test_small_facts_are_reported() -> None:
     """Adapters, a seed, ranks, who added it; what was not compared is not called proven."""
     seen = replace(
         model(num_adapters=2, is_same=None),

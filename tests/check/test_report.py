@@ -37,7 +37,7 @@ def test_findings_are_shown_by_subject_with_their_hints() -> None:
     assert "do ok" not in text
 
 
-def test_all_is_well_is_said() -> None:
+def test_all_is_well_is_reported() -> None:
     """With what there is to note."""
     assert rendered(finding("ok")).endswith("all is well\n")
     assert rendered(finding("note")).endswith("all is well (1 to note)\n")

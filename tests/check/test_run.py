@@ -28,7 +28,7 @@ PATIENCE_S = 60.0  # of a loaded machine; nothing here takes a second
 
 
 def settings(*replicas: str | Emulator, **flags: Any) -> Config:
-    """Make a configuration: dots as double underscores, ports that nobody minds."""
+    """Make a configuration: dots as double underscores, any port."""
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     tree: dict[tuple[str, ...], Any] = {
         ("replicas",): urls,
@@ -51,7 +51,7 @@ async def prompted(engine: Emulator, *, number: int = 1) -> None:
         assert answer.status_code == 200, answer.text
 
 
-def told(report: Report, subject: str, about: str) -> Finding:
+def finding(report: Report, subject: str, about: str) -> Finding:
     """Give the one finding about something."""
     (found,) = [f for f in report.of(subject) if f.about == about]
     return found
@@ -74,10 +74,10 @@ async def test_two_replicas_as_they_should_be() -> None:
 
     assert wrong(report) == []
     assert report.is_well
-    assert told(report, "replica r1", "state").text.startswith("EXACT: ")
-    assert "sha256" in told(report, "replica r1", "hashes").text
-    assert "(as the engine's," in told(report, "replica r1", "tokenizer").text
-    assert told(report, "replica r2", "state").level == "note"
+    assert finding(report, "replica r1", "state").text.startswith("EXACT: ")
+    assert "sha256" in finding(report, "replica r1", "hashes").text
+    assert "(as the engine's," in finding(report, "replica r1", "tokenizer").text
+    assert finding(report, "replica r2", "state").level == "note"
     assert [replica.ranks[0].num_batches > 0 for replica in report.replicas] == [True, False]
 
 
@@ -90,10 +90,10 @@ async def test_every_rank_is_looked_at() -> None:
 
     assert wrong(report) == []
     assert [rank.rank for rank in report.replicas[0].ranks] == [0, 1]
-    assert "2 data-parallel ranks" in told(report, "replica r1", "engine").text
+    assert "2 data-parallel ranks" in finding(report, "replica r1", "engine").text
 
 
-async def test_nothing_reachable_is_told() -> None:
+async def test_nothing_reachable_is_reported() -> None:
     """At a free port, at a server that is no engine, and at an engine with a key of its own."""
     async with FakeEngine() as other, FakeEngine() as locked:
         other.pages["/v1/models"] = (200, "<html>")
@@ -101,7 +101,7 @@ async def test_nothing_reachable_is_told() -> None:
         report = await checked(f"http://127.0.0.1:{free_port()}", other.url, locked.url)
 
     assert not report.is_well
-    found = [told(report, f"replica r{number}", "reachable") for number in (1, 2, 3)]
+    found = [finding(report, f"replica r{number}", "reachable") for number in (1, 2, 3)]
     assert "refused the connection" in found[0].text
     assert "does a firewall lie between" in found[0].hint
     assert "not an OpenAI-compatible server" in found[1].text
@@ -112,7 +112,7 @@ async def test_nothing_reachable_is_told() -> None:
 
 
 async def test_an_engine_that_hangs_ends_with_the_patience() -> None:
-    """Whatever else is there is told all the same; who is waited for is said meanwhile."""
+    """Everything else is reported; what is awaited is reported meanwhile."""
     awaited: list[list[str]] = []
     left = asyncio.Event()
 
@@ -128,9 +128,9 @@ async def test_an_engine_that_hangs_ends_with_the_patience() -> None:
         )
         await left.wait()
 
-    assert "was silent" in told(report, "replica r1", "reachable").text
+    assert "was silent" in finding(report, "replica r1", "reachable").text
     assert awaited == [["r1"]]
-    assert told(report, "router", "listen port").level == "ok"
+    assert finding(report, "router", "listen port").level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -140,27 +140,27 @@ async def test_an_engine_that_hangs_ends_with_the_patience() -> None:
         ({"enable_prefix_caching": False}, "prefix caching", "off: "),
     ],
 )
-async def test_an_engine_started_without_something_is_told(
+async def test_an_engine_started_without_something_is_reported(
     options: dict[str, Any], about: str, text: str
 ) -> None:
     """With the flag that it lacks."""
     async with Engines(1, **options) as (engine,):
         report = await checked(engine)
 
-    found = told(report, "replica r1", about)
+    found = finding(report, "replica r1", about)
     assert found.level == "warning"
     assert found.text.startswith(text)
     assert found.hint
 
 
-async def test_history_that_is_lost_is_told() -> None:
+async def test_history_that_is_lost_is_reported() -> None:
     """The engine has forgotten its first batches: DEGRADED, with what to set."""
     async with Engines(1, buffer_steps=1) as (engine,):
         await prompted(engine)
         await prompted(engine, number=2)
         report = await checked(engine)
 
-    found = told(report, "replica r1", "state")
+    found = finding(report, "replica r1", "state")
     assert found.text == "DEGRADED: history before we joined is lost"
     assert "buffer_steps" in found.hint
 
@@ -172,13 +172,13 @@ async def test_a_seed_of_the_engines_own_is_found_with_its_flag() -> None:
         without = await checked(engine)
         given = await checked(engine, hash__seeds=["of-its-own"])
 
-    assert "--hash-seeds" in told(without, "replica r1", "state").hint
-    assert told(given, "replica r1", "state").text.startswith("EXACT")
-    assert "seed 'of-its-own'" in told(given, "replica r1", "hashes").text
+    assert "--hash-seeds" in finding(without, "replica r1", "state").hint
+    assert finding(given, "replica r1", "state").text.startswith("EXACT")
+    assert "seed 'of-its-own'" in finding(given, "replica r1", "hashes").text
 
 
-async def test_endpoints_that_are_configured_wrongly_are_told() -> None:
-    """A port of nobody, a port of somebody else, no replay, a host that nobody knows."""
+async def test_endpoints_that_are_configured_wrongly_are_reported() -> None:
+    """A free port, a port of another server, no replay, an unknown host."""
     async with Engines(1) as (engine,):
         await prompted(engine)
         rank = engine.replica.ranks[0]
@@ -200,14 +200,14 @@ async def test_endpoints_that_are_configured_wrongly_are_told() -> None:
             )
             found.append(await check(tree, wait_s=PATIENCE_S))
 
-    assert "nothing listens at" in told(found[0], "replica r1", "events").text
-    assert "no event publisher" in told(found[1], "replica r1", "events").text
-    assert told(found[2], "replica r1", "replay").text.startswith("none: ")
-    assert "is unknown" in told(found[3], "replica r1", "events").text
-    assert "(refused)" in told(found[4], "replica r1", "replay").text
+    assert "nothing listens at" in finding(found[0], "replica r1", "events").text
+    assert "no event publisher" in finding(found[1], "replica r1", "events").text
+    assert finding(found[2], "replica r1", "replay").text.startswith("none: ")
+    assert "is unknown" in finding(found[3], "replica r1", "events").text
+    assert "(refused)" in finding(found[4], "replica r1", "replay").text
 
 
-async def test_nonsense_that_an_engine_says_of_its_events_is_told() -> None:
+async def test_nonsense_that_an_engine_reports_of_its_events_is_reported() -> None:
     """An endpoint that is none, a path of something else, events that are thrown away, no JSON."""
     pages: list[tuple[object, str]] = [
         ({"0": {"endpoint": "nonsense"}}, "is not tcp://HOST:PORT"),
@@ -220,13 +220,13 @@ async def test_nonsense_that_an_engine_says_of_its_events_is_told() -> None:
             engine.pages["/kv_event_sources"] = page
             report = await checked(engine.url)
 
-            found = told(report, "replica r1", "events")
+            found = finding(report, "replica r1", "events")
             assert said in found.text, page
             assert found.level in ("error", "warning")
 
 
-async def test_a_replay_that_says_nothing_is_told() -> None:
-    """What answers there is somebody, but no publisher."""
+async def test_a_replay_without_history_is_reported() -> None:
+    """What listens there is no publisher."""
     async with Engines(1) as (engine,):
         rank = engine.replica.ranks[0]
         assert rank.publisher is not None
@@ -243,11 +243,11 @@ async def test_a_replay_that_says_nothing_is_told() -> None:
         }
         report = await check(config.load(flags=flags), wait_s=PATIENCE_S)
 
-    assert "gives no history" in told(report, "replica r1", "replay").text
+    assert "gives no history" in finding(report, "replica r1", "replay").text
 
 
-async def test_without_patience_what_is_slow_is_said_to_be() -> None:
-    """A tokenizer, a Redis and a master that nobody waited for; nothing fails."""
+async def test_what_is_slower_than_the_deadline_is_reported() -> None:
+    """A tokenizer, a Redis and a master; nothing fails."""
     async with Engines(1) as (engine,), PoolMaster() as master:
         master.fault = "hang"
         report = await check(
@@ -271,11 +271,11 @@ async def test_a_model_without_a_tokenizer_of_its_own_is_no_fault(tmp_path: Path
         refused = await checked(engine, tokens__chat_templates={"tiny": str(template)})
         without = await checked(plain.url)
 
-    assert "not compared" in told(refused, "replica r1", "tokenizer").text
-    assert "not compared" in told(without, "replica r1", "tokenizer").text
+    assert "not compared" in finding(refused, "replica r1", "tokenizer").text
+    assert "not compared" in finding(without, "replica r1", "tokenizer").text
 
 
-async def test_an_engine_that_tokenizes_otherwise_is_told(tmp_path: Path) -> None:
+async def test_an_engine_that_tokenizes_otherwise_is_reported(tmp_path: Path) -> None:
     """With a chat template of its own, for example."""
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
@@ -283,9 +283,9 @@ async def test_an_engine_that_tokenizes_otherwise_is_told(tmp_path: Path) -> Non
         wrong_template = await checked(engine, tokens__chat_templates={"tiny": str(template)})
         nowhere = await checked(engine, tokens__models={"tiny": str(tmp_path)})
 
-    assert told(wrong_template, "replica r1", "tokenizer").level == "error"
-    assert told(nowhere, "replica r1", "tokenizer").level == "note"
-    assert "over HTTP" in told(nowhere, "replica r1", "tokenizer").text
+    assert finding(wrong_template, "replica r1", "tokenizer").level == "error"
+    assert finding(nowhere, "replica r1", "tokenizer").level == "note"
+    assert "over HTTP" in finding(nowhere, "replica r1", "tokenizer").text
 
 
 async def test_events_that_are_not_wanted_are_not_followed() -> None:
@@ -295,24 +295,24 @@ async def test_events_that_are_not_wanted_are_not_followed() -> None:
 
     assert report.is_well
     assert report.replicas[0].ranks == ()
-    assert told(report, "replica r1", "events").level == "note"
+    assert finding(report, "replica r1", "events").level == "note"
 
 
 # -- the router itself ---------------------------------------------------------------------------
 
 
-async def test_a_port_in_use_is_told_and_a_router_there_is_known() -> None:
-    """Somebody else's is an error; a router's is not, and says what it has audited."""
+async def test_a_port_in_use_is_reported_and_a_router_there_is_known() -> None:
+    """Another server's is an error; a router's is not, and reports what it has audited."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         await stage.ask(chat(words(1)))
         ports = [int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url)]
         known = await checked(*engines, listen__port=ports[0], admin__port=ports[1])
         taken = await checked(*engines, listen__port=int(engines[0].url.rpartition(":")[2]))
 
-    assert told(known, "router", "listen port").text.endswith("a router runs there already")
-    assert told(known, "router", "admin port").text.endswith("a router runs there already")
-    assert told(known, "router", "audit").text == "1 predictions checked so far"
-    assert told(taken, "router", "listen port").level == "error"
+    assert finding(known, "router", "listen port").text.endswith("a router runs there already")
+    assert finding(known, "router", "admin port").text.endswith("a router runs there already")
+    assert finding(known, "router", "audit").text == "1 predictions checked so far"
+    assert finding(taken, "router", "listen port").level == "error"
 
 
 async def test_files_are_tried(tmp_path: Path) -> None:
@@ -355,8 +355,8 @@ async def test_files_are_tried(tmp_path: Path) -> None:
         "log.decisions": "its directory does not exist",
         "tokens.chat_templates.m": "not a file",
     }
-    assert told(folder, "router", "log.decisions").text.endswith("a directory")
-    assert told(again, "router", "log.decisions").level == "ok"
+    assert finding(folder, "router", "log.decisions").text.endswith("a directory")
+    assert finding(again, "router", "log.decisions").level == "ok"
     assert "secret" not in str(good.as_json())
 
 
@@ -385,7 +385,7 @@ async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
 
     assert report.redis is not None
     assert (report.redis.mode, report.redis.schema) == ("standalone", None)
-    assert told(report, "redis", "namespace").text.endswith("the first router creates it")
+    assert finding(report, "redis", "namespace").text.endswith("the first router creates it")
     assert server.client.dbsize() == 0
     commands = server.client.info("commandstats")
     assert isinstance(commands, dict)
@@ -394,13 +394,17 @@ async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
 
 
 async def test_a_shared_redis_is_described(start_redis: Start) -> None:
-    """Who lives, who feeds what; replicas that operators added are looked at like the others."""
+    """Routers and leaders of streams; replicas that operators added are looked at, too."""
     server = start_redis()
     async with Engines(2) as (one, other):
         await prompted(one)
         added = {"added": ReplicaRecord(url=other.url)}
-        async with stored(server.url, **added), on_stage(one, redis__url=server.url) as stage:
+        async with (
+            stored(server.url, **added) as store,
+            on_stage(one, redis__url=server.url) as stage,
+        ):
             await stage.until(lambda: stage.metric("warmroute_feeds", role="leading") == 2)
+            await store.beat(b"")  # it counts for a few seconds
             report = await checked(one, redis__url=server.url)
             alone = await checked(redis__url=server.url)
 
@@ -411,12 +415,12 @@ async def test_a_shared_redis_is_described(start_redis: Start) -> None:
     feeds = {feed.id: feed for feed in report.redis.feeds}
     assert feeds.keys() == {f"{one.url}#0", "added#0"}  # type: ignore[comparison-overlap]
     assert all(feed.leader is not None for feed in feeds.values())
-    assert "added at an admin API" in told(report, "replica added", "reachable").text
+    assert "added at an admin API" in finding(report, "replica added", "reachable").text
     assert [replica.name for replica in alone.replicas] == ["added"]
 
 
-async def test_orders_of_operators_are_told(start_redis: Start) -> None:
-    """A configured replica that drains, one that was taken out, one that nobody follows."""
+async def test_orders_of_operators_are_reported(start_redis: Start) -> None:
+    """A configured replica that drains, one that was removed, an order that no router follows."""
     server = start_redis()
     async with Engines(2) as (one, other):
         records = {
@@ -427,13 +431,13 @@ async def test_orders_of_operators_are_told(start_redis: Start) -> None:
         async with stored(server.url, **records):
             report = await checked(one, other, redis__url=server.url)
 
-    assert "drains" in told(report, "replica r1", "orders").text
-    assert "removed it" in told(report, "replica r2", "orders").text
-    assert "bad name" in told(report, "redis", "replicas").text
+    assert "drains" in finding(report, "replica r1", "orders").text
+    assert "removed it" in finding(report, "replica r2", "orders").text
+    assert "bad name" in finding(report, "redis", "replicas").text
 
 
-async def test_a_redis_that_will_not_do_is_told(start_redis: Start) -> None:
-    """A wrong password, one that may evict, another schema, nobody there."""
+async def test_a_redis_that_will_not_do_is_reported(start_redis: Start) -> None:
+    """A wrong password, one that may evict, another schema, none there."""
     locked = start_redis(requirepass="right")
     evicting = start_redis(maxmemory="50mb", maxmemory_policy="allkeys-lru")
     evicting.client.hset("{wr:default}:meta", "schema", "77")
@@ -445,12 +449,12 @@ async def test_a_redis_that_will_not_do_is_told(start_redis: Start) -> None:
     other = await checked(url, redis__url=evicting.url)
     nobody = await checked(url, redis__url=f"redis://127.0.0.1:{free_port()}/0")
 
-    assert "wrong password" in told(wrong_password, "redis", "reachable").text
+    assert "wrong password" in finding(wrong_password, "redis", "reachable").text
     assert "right" not in str(wrong_password.as_json())
-    assert "wants a password" in told(missing, "redis", "reachable").text
-    assert "allkeys-lru" in told(other, "redis", "memory").text
-    assert "schema 77" in told(other, "redis", "namespace").text
-    assert "is it running?" in told(nobody, "redis", "reachable").hint
+    assert "wants a password" in finding(missing, "redis", "reachable").text
+    assert "allkeys-lru" in finding(other, "redis", "memory").text
+    assert "schema 77" in finding(other, "redis", "namespace").text
+    assert "is it running?" in finding(nobody, "redis", "reachable").hint
 
 
 async def test_a_redis_that_hangs_ends_by_its_deadline(start_redis: Start) -> None:
@@ -464,11 +468,11 @@ async def test_a_redis_that_hangs_ends_by_its_deadline(start_redis: Start) -> No
     finally:
         server.resume()
 
-    assert "did not answer" in told(report, "redis", "reachable").text
+    assert "did not answer" in finding(report, "redis", "reachable").text
 
 
 async def test_a_user_who_may_only_read_can_check(start_redis: Start) -> None:
-    """INFO is not allowed to it: then memory is not told."""
+    """INFO is not allowed to it: then memory is not known."""
     server = start_redis()
     server.client.execute_command(
         "ACL", "SETUSER", "reader", "on", ">pw", "~{wr:*", "+@read", "+@connection", "+time"
@@ -483,8 +487,8 @@ async def test_a_user_who_may_only_read_can_check(start_redis: Start) -> None:
         wait_s=PATIENCE_S,
     )
 
-    assert told(report, "redis", "reachable").level == "ok"
-    assert "may not be asked" in told(report, "redis", "memory").text
+    assert finding(report, "redis", "reachable").level == "ok"
+    assert "may not be asked" in finding(report, "redis", "memory").text
 
 
 # -- the pool ------------------------------------------------------------------------------------
@@ -502,12 +506,12 @@ async def test_a_pool_is_described() -> None:
     assert (model.model, model.num_ranks) == ("tiny", 1)
     assert model.num_blocks == report.pool.num_objects
     assert model.bytes_per_token
-    assert told(report, "pool", "members").text == "take part: r1"
-    assert "tp_rank:*" in told(report, "pool", "keys").text
+    assert finding(report, "pool", "members").text == "take part: r1"
+    assert "tp_rank:*" in finding(report, "pool", "keys").text
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "hang"])
-async def test_a_master_that_is_none_is_told(fault: Any) -> None:
+async def test_a_master_that_is_none_is_reported(fault: Any) -> None:
     """Whatever it answers, or if it does not."""
     async with PoolMaster() as master:
         master.fault = fault
@@ -520,19 +524,19 @@ async def test_a_master_that_is_none_is_told(fault: Any) -> None:
             wait_s=PATIENCE_S,
         )
 
-    assert told(report, "pool", "reachable").level == "error"
-    assert "--metrics_port" in told(report, "pool", "reachable").hint
+    assert finding(report, "pool", "reachable").level == "error"
+    assert "--metrics_port" in finding(report, "pool", "reachable").hint
 
 
-async def test_a_listing_that_breaks_off_is_told() -> None:
-    """The rest is said all the same."""
+async def test_a_listing_that_breaks_off_is_reported() -> None:
+    """The rest is reported."""
     async with FakeEngine() as master:
         master.pages["/metrics"] = (200, "master_key_count 3\nmaster_allocated_bytes 30\n")
         report = await checked(f"http://127.0.0.1:{free_port()}", mooncake__master=master.url)
 
     assert report.pool is not None
     assert report.pool.num_objects == 3
-    assert "not listed" in told(report, "pool", "keys").text
+    assert "not listed" in finding(report, "pool", "keys").text
 
 
 async def test_event_streams_of_the_master_are_tried() -> None:
@@ -544,4 +548,4 @@ async def test_event_streams_of_the_master_are_tried() -> None:
             mooncake__events=f"tcp://127.0.0.1:{free_port()}",
         )
 
-    assert told(report, "pool", "events").level == "error"
+    assert finding(report, "pool", "events").level == "error"

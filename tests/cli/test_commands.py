@@ -1,4 +1,4 @@
-"""router.cli: what is wrong is said in one line; what runs ends cleanly."""
+"""router.cli: what is wrong is one line; what runs ends cleanly."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_policies_are_explained() -> None:
     assert set(POLICIES) <= set(result.stdout.splitlines())
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_reported() -> None:
     """For bug reports."""
     assert re.fullmatch(r"warmroute \d+\.\d+\.\d+\S*\n", run("--version").stdout)
 
@@ -222,7 +222,7 @@ def test_explain_without_a_router_says_so(tmp_path: Path, admin: str) -> None:
     assert "is `warmroute serve` running" in result.stderr
 
 
-async def test_explain_at_somebody_else_says_so(tmp_path: Path) -> None:
+async def test_explain_at_another_server_is_an_error(tmp_path: Path) -> None:
     """Whatever answers there, with JSON or without."""
     file = tmp_path / "request.json"
     file.write_text("{}")
@@ -292,7 +292,7 @@ async def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
 async def test_a_signal_ends_it_when_answers_are_finished(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    """A stream in flight gets its end and its record; nobody else is let in; exit 0."""
+    """A stream in flight gets its end and its record; no other client is let in; exit 0."""
     records = tmp_path / "decisions.jsonl"
     async with (
         Engines(1, time_model=SLOW) as (engine,),
@@ -330,7 +330,7 @@ async def test_a_signal_ends_it_when_answers_are_finished(
 
 
 async def check(*args: str, **kwargs: str) -> Result:
-    """Run `check` beside the loop that it looks at; nobody minds its ports."""
+    """Run `check` beside the loop that it looks at; its ports are any."""
     ports = ("--port", "0", "--admin-port", "0")
     return await asyncio.to_thread(run, "check", *ports, *args, **kwargs)
 
@@ -350,7 +350,7 @@ async def test_check_says_that_all_is_well() -> None:
 
 
 async def test_check_says_what_is_wrong_with_status_1() -> None:
-    """Nobody there, and a password that is not right; the password is not told."""
+    """No engine there, and a wrong password; the password is not shown."""
     result = await check(*REPLICA, "--json", WARMROUTE_REDIS_PASSWORD="s3cret")
 
     assert result.exit_code == 1
@@ -389,7 +389,7 @@ def test_check_says_that_it_changes_nothing() -> None:
 
 
 async def test_check_ends_quietly_on_ctrl_c() -> None:
-    """With status 130 and no traceback; and it has said what it waits for."""
+    """With status 130 and no traceback; what it waits for was printed."""
     arrived = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -73,7 +73,7 @@ async def test_an_experiment_is_started_ramped_stopped_and_removed(tmp_path: Pat
     ],
 )
 def test_a_wrong_file_is_one_line_and_exit_2(text: str, said: str, tmp_path: Path) -> None:
-    """Before anybody is asked; the file is named."""
+    """Before the router is asked; the file is named."""
     file = tmp_path / "alpha.yaml"
     file.write_text(text)
     result = CliRunner().invoke(main, ["experiments", "start", str(file)])
@@ -91,8 +91,8 @@ def test_a_wrong_share_is_a_usage_error() -> None:
     assert "'greedy' is not ARM=SHARE" in result.stderr
 
 
-def test_what_two_routers_started_at_once_is_told() -> None:
-    """The one that waits says for whom; names are no markup."""
+def test_what_two_routers_started_at_once_is_reported() -> None:
+    """The one that waits has the other's name; names are no markup."""
     experiment = {
         "name": "a[b]",
         "standing": "running",

@@ -233,7 +233,7 @@ def _cut_everywhere(data: bytes, needles: tuple[Needle, ...]) -> list[NewSegment
 
 
 def test_ends_are_found() -> None:
-    """Fixed tokens around every text are told from the text's own."""
+    """Fixed tokens around every text are separated from the text's own."""
     tokenizer = _tokenizer([_raw("<a>"), _raw("<b>")], PLAIN)
     ids = [(t, tokenizer.token_to_id(t)) for t in ("<a>", "<b>")]
     tokenizer.post_processor = TemplateProcessing(single="<a> $A <b>", special_tokens=ids)

@@ -82,7 +82,7 @@ def test_tools_are_remembered_by_their_text() -> None:
 
 
 def test_developers_become_one_system_message() -> None:
-    """What the template has no role for is said by the system, up front."""
+    """A role that the template does not know becomes the system's, in front."""
     talk: list[dict[str, Any]] = [
         {
             "role": "system",

@@ -245,7 +245,7 @@ def test_prompts_of_a_batch() -> None:
 
 
 def test_wrong_pieces_are_found_out() -> None:
-    """A full encode tells on tokens that are not the prompt's."""
+    """A full encode finds tokens that are not the prompt's."""
     prompter = _load()
     request = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
     plan = prompter.plan_ids(array("I", [1, 2, 3]))
@@ -300,7 +300,7 @@ def test_without_template() -> None:
     ],
 )
 def test_completions_for_the_engine(body: dict[str, Any], reason: str) -> None:
-    """What only the engine can do is said so, with a reason."""
+    """What only the engine can do has a reason."""
     with pytest.raises(NeedsEngine) as caught:
         _run(_load(), body)
 

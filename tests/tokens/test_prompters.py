@@ -6,7 +6,7 @@ from router.tokens import Prompter, Prompters
 
 
 def test_loaded_once() -> None:
-    """Whoever begins first loads; while that lasts, nobody has it."""
+    """The first caller loads; while that lasts, there is none."""
     prompters = Prompters()
 
     assert prompters.begin("m")

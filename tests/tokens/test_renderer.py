@@ -108,7 +108,7 @@ def test_template_errors(template: str, message: str) -> None:
     ],
 )
 def test_left_to_the_engine(body: dict[str, Any], reason: str) -> None:
-    """What only the engine can do, or may do differently, is said so."""
+    """What only the engine can do, or may do differently, is left to it."""
     with pytest.raises(NeedsEngine) as caught:
         _render(PLAIN, **body)
 
