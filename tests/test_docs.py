@@ -157,8 +157,8 @@ def test_toml_parses(block: Block) -> None:
 
 @cache
 def own_policy() -> Policy:
-    """Execute the example of docs/policies.md."""
-    code = next(b.code for b in blocks(DOCUMENTS["docs/policies.md"]) if b.language == "python")
+    """Execute the example of docs/own-policy.md."""
+    code = next(b.code for b in blocks(DOCUMENTS["docs/own-policy.md"]) if b.language == "python")
     before = dict(POLICIES)
     try:
         exec(compile(code, "my_policy.py", "exec"), {"__name__": "my_policy"})
@@ -240,6 +240,15 @@ def test_links_lead_somewhere(name: str) -> None:
         assert path.exists(), f"{name}: {target}"
         if anchor and linked in DOCUMENTS:
             assert anchor in anchors(linked), f"{name}: {target}"
+
+
+def test_the_first_page_leads_to_every_other() -> None:
+    """docs/index.md links each page beside it, and README.md links docs/index.md."""
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", DOCUMENTS["docs/index.md"]))
+
+    pages = {Path(name).name for name in DOCUMENTS if name.startswith("docs/")}
+    assert linked == pages - {"index.md"}
+    assert "(docs/index.md)" in DOCUMENTS["README.md"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -333,14 +342,14 @@ def test_metrics_and_headers_exist(name: str) -> None:
 
 def test_tables_are_complete() -> None:
     """What is listed by hand lists everything: policies, event kinds, outcomes, log fields."""
-    metrics = DOCUMENTS["docs/metrics.md"]
+    listed = DOCUMENTS["docs/metrics.md"] + DOCUMENTS["docs/records.md"]
     kinds = [field.removeprefix("num_") for field in StreamCounters.__struct_fields__]
     observe = (ROOT / "router/data_path/observe.py").read_text()
     logged = re.findall(r'^ {16}"(\w+)":', observe, re.MULTILINE)
 
     assert logged
     for name in (*kinds, *(outcome.value for outcome in Outcome), *logged):
-        assert f"`{name}`" in metrics, name
+        assert f"`{name}`" in listed, name
     for name in POLICIES:
         assert f"`{name}`" in DOCUMENTS["README.md"], name
 
