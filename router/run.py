@@ -37,7 +37,7 @@ from typing import Any, Final
 import uvloop
 
 from router import logs
-from router.assembly import Router
+from router.assembly import Router, build_listeners
 from router.config import Config, redis_password
 from router.errors import ConfigError
 from router.garbage import collect_garbage
@@ -106,7 +106,7 @@ async def run(
         stack.callback(router.shadows.close)  # before that: their decisions are recorded
         for client in router.clients:
             await stack.enter_async_context(client)
-        router.listeners = public, admin = router.build_listeners()
+        router.listeners = public, admin = build_listeners(router)
         data_url = public.bind(config.listen.host, config.listen.port)
         stack.callback(public.close)
         admin_url = admin.bind(config.admin.host, config.admin.port)

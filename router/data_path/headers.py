@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from time import monotonic
 from typing import Final
 
@@ -11,7 +10,6 @@ from multidict import CIMultiDict
 from router.api.clients import FORWARDED
 from router.api.sessions import session_header
 from router.api.withheld import PREFIX, Withheld
-from router.config.replicas import ClientField
 from router.data_path import tenancy
 from router.data_path.job import Job, Placement
 from router.engine_key import EngineKey
@@ -26,12 +24,12 @@ class RequestHeaders:
 
     Args:
         key: What replicas are sent in place of a tenant's key.
-        client_fields: Fields of engines' own that clients may set.
+        withheld: What clients may not set.
     """
 
-    def __init__(self, key: EngineKey, client_fields: Collection[ClientField]) -> None:
+    def __init__(self, key: EngineKey, withheld: Withheld) -> None:
         self._key = key
-        self._drop = _NOT_FORWARDED | Withheld(client_fields).headers
+        self._drop = _NOT_FORWARDED | withheld.headers
 
     def of(self, job: Job, placement: Placement) -> CIMultiDict[str]:
         """Pass the client's headers on, with what an engine reads from a router added.

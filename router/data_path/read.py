@@ -18,7 +18,6 @@ from router.api.outliner import Outliner
 from router.api.sessions import session_hash, session_of
 from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
-from router.config import ForwardConfig
 from router.contracts import NO_EXTRA, ExtraKeys
 from router.data_path import tenancy
 from router.data_path.job import Inbound, Job
@@ -41,13 +40,14 @@ class Reader:
         outliner: Outliner,
         *,
         fleet: Fleet,
-        forward: ForwardConfig,
+        withheld: Withheld,
+        continues_streams: bool,
         session_headers: Sequence[str],
     ) -> None:
         self._outliner = outliner
         self._fleet = fleet
-        self._continues_streams = forward.continue_streams
-        self._withheld = Withheld(forward.client_fields)
+        self._continues_streams = continues_streams
+        self._withheld = withheld
         self._session_headers = session_headers
 
     async def read(self, inbound: Inbound, request_id: str) -> Job:

@@ -75,11 +75,11 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         assert stage.metric("warmroute_pool_fetch_bytes_per_second", replica="r1") > 0
         assert stage.metric("warmroute_audited_total", result="exact") == 2
         assert explained.json()["num_pool_tokens"] >= second.reported
-        told = stage.router._status.describe_pool()
+        told = stage.router.status.describe_pool()
         assert told is not None
         assert told["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:*")
         assert all(
-            rank["reads_pool"] for d in stage.router._status.describe() for rank in d["ranks"]
+            rank["reads_pool"] for d in stage.router.status.describe() for rank in d["ranks"]
         )
 
 
@@ -252,7 +252,7 @@ async def test_who_does_not_fetch_is_found_out() -> None:
         replies = await both(stage, (one, two), 50)
         assert all(reply.predicted == reply.reported for reply in replies)
         reads = {
-            d["replica"].name: d["ranks"][0]["reads_pool"] for d in stage.router._status.describe()
+            d["replica"].name: d["ranks"][0]["reads_pool"] for d in stage.router.status.describe()
         }
         assert reads == {"r1": True, "r2": False}
         two.replica.pool = connector

@@ -47,7 +47,7 @@ def nothing_of(stage: Stage, name: str) -> bool:
         and router.registry.find(name) is None
         and router.caches.stream(name) is None  # type: ignore[arg-type]
         and not router.caches.index._holdings.get(name)  # type: ignore[call-overload]
-        and name not in router._waiting
+        and name not in router.waiting
         and not any(task.get_name().endswith(f" {name}") for task in asyncio.all_tasks())
     )
 
@@ -87,7 +87,7 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
         await stage.ready()
 
         assert (await stage.ask(chat(words(1)))).status == 200
-        assert "r1" not in stage.router._waiting
+        assert "r1" not in stage.router.waiting
         assert "follower failed: it starts again follower=replica replica=r1" in stage.log
 
 

@@ -218,7 +218,7 @@ class Stage:
                 left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
         if isinstance(router.peers, Peers) and router.peers._open:
             left.append(f"told as open: {len(router.peers._open)} leases")
-        session = router._upstream._session
+        session = router.upstream._session
         if session is not None and session.connector is not None:
             acquired = session.connector._acquired  # type: ignore[attr-defined]
             left += ["an open answer"] * len(acquired)

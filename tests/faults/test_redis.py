@@ -170,7 +170,7 @@ async def test_a_router_that_ends_while_redis_hangs_leaves_nothing_open(
         async with on_stage(engine, redis=redis, redis__timeout_s=60.0) as stage:
             await together([stage], engine)
             redis.pause()
-        store = stage.router._store
+        store = stage.router.store
         assert store is not None
         assert store._connection._pool is None
 

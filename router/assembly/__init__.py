@@ -1,0 +1,12 @@
+"""Builds a router's parts, by subject; router.run runs them.
+
+parts      what is known, what connects to others, what is shared   `Parts`
+pipeline   the steps of a request                                   `build_pipeline`
+ports      the public port and the admin port                       `build_listeners`
+router     all of it                                                `Router`
+"""
+
+from router.assembly.ports import build_listeners
+from router.assembly.router import Router
+
+__all__ = ["Router", "build_listeners"]

@@ -1,0 +1,275 @@
+"""Builds what a router is made of, before any request: by subject, in the order of their needs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from policies.registry import create
+from router.api.outliner import Outliner
+from router.api.withheld import Withheld
+from router.cluster import PoolShare, Sharing
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.peers import NULL_PEERS, NullPeers, Peers
+from router.cluster.redis_store import RedisStore
+from router.config import Config
+from router.config.hosts import HostRules
+from router.data_path.shadow import Shadows
+from router.data_path.verify import PoolVerifier
+from router.discovery.engine_api import EngineApi
+from router.discovery.readiness import Readiness
+from router.discovery.status import PoolStatus, Status, Waiting
+from router.discovery.watch import ReplicaWatch
+from router.discovery.watches import Watches
+from router.engine_key import EngineKey
+from router.errors import ConfigError
+from router.experiments import Experiments
+from router.experiments.trials import Trials
+from router.http.draining import Draining
+from router.index.block_index import BlockIndex
+from router.index.cache_view import CacheView
+from router.metrics import Metrics
+from router.pool.catalog import PoolCatalog
+from router.pool.follower import PoolFollower
+from router.pool.master import MasterApi
+from router.pool.readers import PoolReaders
+from router.records.log import DecisionLog
+from router.replicas.fleet import Fleet
+from router.replicas.registry import Entry, Registry
+from router.replicas.sessions import Sessions
+from router.secret_file import read_secret
+from router.tenants import Tenants
+from router.tls import ServerTls, client_tls, server_tls
+from router.tokens import Prompters
+from router.upstream import Upstream
+
+
+class Threads:
+    """Where what would hold the event loop runs; one thread for each kind of work."""
+
+    def __init__(self) -> None:
+        self.encode = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self.heavy = ThreadPoolExecutor(1, thread_name_prefix="heavy")
+        # Of its own: a model hub that does not answer must not hold up prompts of other models.
+        self.load = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self.files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self.outliner = Outliner()
+
+    def close(self) -> None:
+        """End them without waiting."""
+        for executor in (self.encode, self.heavy, self.load, self.files):
+            executor.shutdown(wait=False, cancel_futures=True)
+        self.outliner.close()
+
+
+class Parts:
+    """All but the pipeline and the ports; see `Router` for the arguments."""
+
+    def __init__(
+        self, config: Config, *, redis_password: str | None, peer_name: str | None
+    ) -> None:
+        _check_files(config)
+        self.config = config
+        self.metrics = Metrics()
+        self.threads = Threads()
+        self.draining = Draining(config.listen)
+        self.certificates = dict(_certificates(config))
+        self.withheld = Withheld(config.forward.client_fields)
+        self._build_state()
+        self._build_experiments()
+        self._build_tenants()
+        self._build_upstream()
+        self._build_pool()
+        self._build_watches()
+        self._build_cluster(redis_password, peer_name)
+        self._build_status()
+
+    def _build_state(self) -> None:
+        """Build what is known of replicas."""
+        config = self.config
+        self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
+        self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
+        self.caches = CacheView(BlockIndex())
+        self.sessions = Sessions(
+            ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
+        )
+        self.prompters = Prompters()
+
+    def _build_experiments(self) -> None:
+        """Build what compares policies, and what records decisions."""
+        config = self.config
+        self.trials = Trials(Experiments(), metrics=self.metrics)
+        for definition in config.experiment.definitions:
+            self.trials.start(definition, configured=True)
+        self.metrics.watch_experiments(self.trials.metric_states)
+        self.shadows = Shadows(
+            [create(shadow.name, shadow.params) for shadow in config.shadow.policies],
+            share=config.shadow.share,
+            metrics=self.metrics,
+        )
+        self.decision_log: DecisionLog | None = None
+        if config.log.decisions is not None:
+            count_dropped = self.metrics.records_dropped.inc
+            self.decision_log = DecisionLog(config.log.decisions, count_dropped)
+
+    def _build_tenants(self) -> None:
+        self.tenants: Tenants | None = None
+        if self.config.tenants.file is not None:
+            self.tenants = Tenants(
+                self.config.tenants.file,
+                now_s=time.monotonic(),
+                on_reload=lambda result: self.metrics.tenants_read.labels(result).inc(),
+            )
+
+    def _build_upstream(self) -> None:
+        """Build what speaks to replicas."""
+        config = self.config
+        tls = client_tls(config.forward)
+        key = read_secret(config.engine.api_key_file, "engine.api_key_file")
+        self.engine_key = EngineKey.of(config, key)
+        self.upstream = Upstream(config.forward, tls)
+        self.engine_api = EngineApi(timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key)
+
+    def _build_pool(self) -> None:
+        """Build what knows the shared pool, and what asks its master."""
+        config = self.config.mooncake
+        self.pool = PoolCatalog()
+        self.readers = PoolReaders(
+            {e.name: e.replica.pool for e in self.registry.entries if e.replica.pool is not None}
+        )
+        self.master: MasterApi | None = None
+        self.pool_follower: PoolFollower | None = None
+        self.verifier: PoolVerifier | None = None
+        if config.master is not None:
+            self.master = MasterApi(config.master, timeout_s=config.timeout_s)
+            self.pool_follower = PoolFollower(self.pool, self.master, config, self.metrics)
+            self.verifier = PoolVerifier(
+                pool=self.pool,
+                readers=self.readers,
+                api=self.master,
+                config=config,
+                metrics=self.metrics,
+            )
+
+    def _build_watches(self) -> None:
+        """Build what follows replicas."""
+        self.waiting: Waiting = {}
+        self.watches = Watches(
+            self.registry,
+            fleet=self.fleet,
+            upstream=self.upstream,
+            waiting=self.waiting,
+            watch=self._watch,
+            count_failure=self.count_failure,
+        )
+
+    def _watch(self, entry: Entry) -> ReplicaWatch:
+        return ReplicaWatch(
+            entry.name,
+            entry.replica,
+            config=self.config,
+            fleet=self.fleet,
+            caches=self.caches,
+            prompters=self.prompters,
+            upstream=self.upstream,
+            engine_api=self.engine_api,
+            loaders=self.threads.load,
+            waiting=self.waiting,
+            is_offered=lambda: self.watches.is_offered(entry.name),
+            sharing=self.sharing,
+            pool=self.pool if self.master is not None else None,
+            readers=self.readers,
+            count_failure=self.count_failure,
+        )
+
+    def _build_cluster(self, redis_password: str | None, peer_name: str | None) -> None:
+        """Build what is shared with other routers."""
+        config = self.config
+        self.candidate_names = CandidateNames(self.registry, self.fleet)
+        self.peers: Peers | NullPeers = NULL_PEERS
+        self.store: RedisStore | None = None
+        self.sharing: Sharing | None = None
+        if not config.redis.is_configured and peer_name is None:
+            return
+        name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.peers = Peers(
+            name,
+            fleet=self.fleet,
+            caches=self.caches,
+            sessions=self.sessions,
+            names=self.candidate_names,
+            metrics=self.metrics,
+            lease_s=config.redis.lease_s,
+        )
+        if not config.redis.is_configured:
+            return
+        self.store = RedisStore(config.redis, router=name, password=redis_password)
+        self.sharing = Sharing(
+            self.store,
+            me=name,
+            caches=self.caches,
+            names=self.candidate_names,
+            peers=self.peers,
+            registry=self.registry,
+            apply_records=self.watches.apply,
+            pool=PoolShare(self.pool, self.pool_follower) if self.pool_follower else None,
+            lease_s=config.redis.lease_s,
+            session_ttl_s=config.session.ttl_s,
+            keeps_blocks=config.index.mode == "local",
+            trials=self.trials,
+            accounts=self.tenants.accounts if self.tenants is not None else None,
+            count_failure=self.count_failure,
+        )
+        self.metrics.watch_sharing(self.sharing.state)
+
+    def _build_status(self) -> None:
+        """Build what describes the rest, for /readyz, /metrics and the admin API."""
+        url = self.config.mooncake.master
+        self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
+        self.status = Status(
+            self.registry,
+            fleet=self.fleet,
+            caches=self.caches,
+            waiting=self.waiting,
+            pool=PoolStatus(self.pool, self.readers, self.fleet, url=url) if url else None,
+            sharing=self.sharing.state if self.sharing is not None else None,
+        )
+        self.metrics.watch(self.status)
+
+    @property
+    def clients(self) -> Iterator[AbstractAsyncContextManager[Any]]:
+        """What has connections while the router runs."""
+        yield self.upstream
+        yield self.engine_api
+        if self.master is not None:
+            yield self.master
+
+    def is_idle(self) -> bool:
+        """Whether no request is in flight."""
+        return all(self.fleet.is_idle(replica.name) for replica in self.fleet.replicas)
+
+    def count_failure(self, follower: str) -> None:
+        """Count a follower that failed and starts again."""
+        self.metrics.follower_failures.labels(follower).inc()
+
+
+def _certificates(config: Config) -> Iterator[tuple[str, ServerTls]]:
+    """Read the certificates of the ports that speak TLS, by section."""
+    for section, files in (("listen", config.listen), ("admin", config.admin)):
+        tls = server_tls(files, section)
+        if tls is not None:
+            yield section, tls
+
+
+def _check_files(config: Config) -> None:
+    """Refuse files that could only fail later: chat templates."""
+    for model, file in config.tokens.chat_templates.items():
+        if not file.is_file():
+            param = f"tokens.chat_templates.{model}"
+            raise ConfigError(f"{param}: {str(file)!r} is not a file", param=param)

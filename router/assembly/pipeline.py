@@ -1,0 +1,163 @@
+"""Builds the steps of a request."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import partial
+
+from policies.policy import Policy
+from policies.registry import create
+from router.assembly.parts import Parts
+from router.config import PolicyConfig
+from router.data_path.admit import Admission
+from router.data_path.decide import Decider
+from router.data_path.engine_tokens import EngineTokenizer
+from router.data_path.forward import Forwarder
+from router.data_path.headers import RequestHeaders
+from router.data_path.lookup import Lookup
+from router.data_path.match import Matcher
+from router.data_path.observe import Observer
+from router.data_path.overdue import Patience
+from router.data_path.pipeline import Pipeline, Steps
+from router.data_path.read import Reader
+from router.data_path.relay import Relay
+from router.data_path.retry import Retries
+from router.data_path.token_audit import TokenAudit
+from router.data_path.tokenize import Tokenizer
+from router.errors import ConfigError, RouterError
+from router.replicas.fleet import Fleet
+
+
+def build_pipeline(parts: Parts) -> Pipeline:
+    """Put the steps of a request together.
+
+    Raises:
+        ConfigError: the policy or one of its parameters is unknown.
+    """
+    config, metrics, verifier = parts.config, parts.metrics, parts.verifier
+    tokenizer = Tokenizer(
+        config=config.tokens,
+        prompters=parts.prompters,
+        encoders=parts.threads.encode,
+        heavy=parts.threads.heavy,
+        engine=EngineTokenizer(
+            parts.engine_api,
+            partial(_least_busy, parts.fleet),
+            timeout_s=config.tokens.engine_timeout_s,
+        ),
+        max_tokens=partial(_max_tokens, parts.fleet),
+        metrics=metrics,
+    )
+    matcher = Matcher(
+        fleet=parts.fleet,
+        caches=parts.caches,
+        lookup=_lookup(parts),
+        pool=verifier,
+        encoders=parts.threads.encode,
+        first_blocks_tokens=config.policy.first_blocks_tokens,
+    )
+    decider = Decider(
+        fleet=parts.fleet,
+        matcher=matcher,
+        sessions=parts.sessions,
+        trials=parts.trials,
+        policy=_policy(config.policy),
+        seed=random.SystemRandom().getrandbits(63),
+    )
+    admission = Admission(
+        fleet=parts.fleet,
+        caches=parts.caches,
+        sessions=parts.sessions,
+        peers=parts.peers,
+        pool=verifier,
+        metrics=metrics,
+    )
+    retries = Retries(config.forward, fleet=parts.fleet, pool=verifier, metrics=metrics)
+    steps = Steps(
+        reader=Reader(
+            parts.threads.outliner,
+            fleet=parts.fleet,
+            withheld=parts.withheld,
+            continues_streams=config.forward.continue_streams,
+            session_headers=config.session.headers,
+        ),
+        tokenizer=tokenizer,
+        matcher=matcher,
+        verifier=verifier,
+        decider=decider,
+        admission=admission,
+        forwarder=Forwarder(
+            parts.upstream,
+            headers=RequestHeaders(parts.engine_key, parts.withheld),
+            retries=retries,
+            patience=Patience(
+                config.forward,
+                fleet=parts.fleet,
+                decider=decider,
+                retries=retries,
+                metrics=metrics,
+            ),
+            metrics=metrics,
+        ),
+        retries=retries,
+        relay=Relay(tokenizer=tokenizer, retries=retries, admission=admission, metrics=metrics),
+        observer=Observer(
+            metrics=metrics,
+            caches=parts.caches,
+            token_audit=TokenAudit(
+                parts.prompters,
+                prove_ratio=config.tokens.prove_ratio,
+                encoders=parts.threads.encode,
+                metrics=metrics,
+            ),
+            pool=verifier,
+            decision_log=parts.decision_log,
+            trials=parts.trials,
+            shadows=parts.shadows,
+        ),
+    )
+    return Pipeline(steps)
+
+
+def _policy(config: PolicyConfig) -> Policy:
+    try:
+        return create(config.name, config.params)
+    except ValueError as exc:
+        raise ConfigError(f"policy: {exc}", param="policy.name") from exc
+
+
+def _lookup(parts: Parts) -> Lookup | None:
+    """Build what asks Redis itself for matches; None: the local copy is asked."""
+    if parts.config.index.mode != "redis":
+        return None
+    assert parts.store is not None  # the configuration was checked
+    assert parts.sharing is not None
+    link = parts.sharing.link
+    return Lookup(
+        parts.store,
+        names=parts.candidate_names,
+        caches=parts.caches,
+        is_up=lambda: link.is_up,
+        metrics=parts.metrics,
+    )
+
+
+def _least_busy(fleet: Fleet, model: str) -> tuple[str, str] | None:
+    """Choose the replica to ask for tokens, name and URL; None: none serves the model."""
+    now_s = time.monotonic()
+    try:
+        candidates = fleet.candidates(model, now_s)
+    except RouterError:
+        return None
+    views = fleet.views(candidates, {}, now_s)
+    least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
+    return least[1].replica.name, least[1].replica.url
+
+
+def _max_tokens(fleet: Fleet, model: str) -> int | None:
+    """Find the longest prompt a model takes; an adapter's is its base model's."""
+    served = fleet.model(model)
+    if served is not None and served.max_model_len is None and served.parent is not None:
+        served = fleet.model(served.parent)
+    return served.max_model_len if served is not None else None

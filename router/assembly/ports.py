@@ -1,0 +1,80 @@
+"""Builds the public port and the admin port."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.api.clients import Clients
+from router.api.routes import Routes
+from router.assembly.router import Router
+from router.data_path.explain import Explainer
+from router.http.admin import AdminApp
+from router.http.app import DataApp
+from router.http.control import Control
+from router.http.guard import Guard
+from router.http.server import Listener, room_for_connections
+from router.secret_file import read_secret
+
+_ADMIN_CONNECTIONS: Final = 256
+
+
+def build_listeners(router: Router) -> tuple[Listener, Listener]:
+    """Build the public port and the admin port; neither is bound yet.
+
+    Raises:
+        ConfigError: the file of the admin token cannot be read.
+    """
+    limits = router.config.limits
+    public = Listener(
+        "public",
+        _data_app(router).build(),
+        limits=limits,
+        max_connections=room_for_connections(limits.connections),
+        metrics=router.metrics,
+        tls=router.certificates.get("listen"),
+    )
+    admin = Listener(
+        "admin",
+        _admin_app(router).build(),
+        limits=limits,
+        max_connections=_ADMIN_CONNECTIONS,
+        metrics=router.metrics,
+        tls=router.certificates.get("admin"),
+    )
+    return public, admin
+
+
+def _data_app(router: Router) -> DataApp:
+    config = router.config
+    return DataApp(
+        pipeline=router.pipeline,
+        fleet=router.fleet,
+        metrics=router.metrics,
+        limits=config.limits,
+        routes=Routes(config.forward.routes),
+        clients=Clients(
+            details=config.listen.detail_headers,
+            trusted=config.listen.trusted,
+            proxies=config.forward.trusted_proxies,
+        ),
+        withheld=router.withheld,
+        readiness=router.readiness,
+        draining=router.draining,
+        tenants=router.tenants,
+    )
+
+
+def _admin_app(router: Router) -> AdminApp:
+    config = router.config
+    token = read_secret(config.admin.token_file, "admin.token_file")
+    return AdminApp(
+        explainer=Explainer(router.pipeline, router.caches),
+        registry=router.registry,
+        watches=router.watches,
+        trials=router.trials,
+        status=router.status,
+        config=config,
+        guard=Guard(token, config.admin.hosts),
+        control=Control(router.engine_api, router.registry),
+        tenants=router.tenants,
+    )

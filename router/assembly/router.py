@@ -1,0 +1,28 @@
+"""A whole router: its parts, and the pipeline that uses them."""
+
+from __future__ import annotations
+
+from router.assembly.parts import Parts
+from router.assembly.pipeline import build_pipeline
+from router.config import Config
+from router.http.server import Listener
+
+
+class Router(Parts):
+    """One router process's parts; `router.run` runs them.
+
+    Args:
+        redis_password: Of the Redis that is configured; None: it needs none.
+        peer_name: What other routers call this one, unique to the process; None: a new name where
+            there is a Redis, else there are no others.
+
+    Raises:
+        ConfigError: a policy or one of its parameters is unknown, a file cannot be used.
+    """
+
+    def __init__(
+        self, config: Config, *, redis_password: str | None = None, peer_name: str | None = None
+    ) -> None:
+        super().__init__(config, redis_password=redis_password, peer_name=peer_name)
+        self.pipeline = build_pipeline(self)
+        self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
