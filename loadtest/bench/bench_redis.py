@@ -85,7 +85,7 @@ def _binary() -> str:
 
 
 class _Writer:
-    """A store, and the running numbers of the feeds it writes."""
+    """A store, and the running numbers of the streams it writes."""
 
     def __init__(self, store: RedisStore) -> None:
         self._numbers: dict[StreamId, int] = {}

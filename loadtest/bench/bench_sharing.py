@@ -92,8 +92,8 @@ def _warm(setting: Setting, url: str, num_blocks: int) -> list[Line]:
 
 
 async def _fill(url: str, num_blocks: int) -> None:
-    """Write what a router that feeds four replicas would have written, and keep its leases."""
-    store = RedisStore(_config(url), router="feeder", password=None)
+    """Write what a router that leads four replicas would have written, and keep its leases."""
+    store = RedisStore(_config(url), router="leader", password=None)
     await store.open()
     stream_ids = [StreamId(f"{name}#0") for name in _names()]
     await store.hold(stream_ids)
@@ -283,7 +283,7 @@ class _Router:
         ]
 
     def follow(self, tg: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Follow the router that feeds the replicas."""
+        """Follow the router that leads the replicas."""
         return [
             tg.create_task(self.sharing.follow(self._source(name)), name=f"follow {name}")
             for name in _names()

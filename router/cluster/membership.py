@@ -4,7 +4,7 @@ What must live here: roles, and what to do when they change. What must not: Redi
 (the loops of this package drive it), what a leader publishes (publication), how a follower begins
 (catch_up).
 
-    DIRECT     we follow the engine, for ourselves alone: Redis is gone, or no leader is known yet
+    DIRECT     we follow the engine for ourselves: Redis is gone, or no leader is known yet
     LEADING    we hold the lease: we follow the engine, and publish what changes
     FOLLOWING  another router leads: we follow its deltas, through the log
 

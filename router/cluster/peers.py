@@ -1,13 +1,13 @@
-"""Other routers: what we tell them of our requests, and what theirs do to our state.
+"""Other routers: our requests as notes for them, and what their notes change here.
 
     began      a lease begins           their ledger, their claims, their sessions
     answered   its first token came     their queue, their cost model
     ended      it is given back         all of it
     alive      a heartbeat              ends what was lost on the way
 
-Outward, notes wait in an outbox until somebody takes them to the others; inward, each note changes
-the same fleet, caches and sessions that our own requests do. What must not live here: how notes
-travel (router.cluster), when.
+Outward, notes wait in an outbox until a loop takes them; inward, each note changes the same fleet,
+caches and sessions that our own requests do. What must not live here: how and when notes travel
+(redis_store, loops).
 
 A note may be late, lost or arrive twice: see router.cluster.lease_tracker. Overflow rule of the
 outbox: above `max_notes`, or `max_bytes` of claimed keys, all of it is dropped, and what is taken
@@ -17,7 +17,7 @@ from requests that are over by then: first-token times, sessions (which are stor
 
 Cost: a request takes three notes, some 60 bytes each, and its claim, 8 bytes a new block: of a
 turn with 2,000 new tokens 1 kB, of a cold prompt of 100,000 tokens 50 kB. Of prompts to BLIND
-candidates the whole chain is told: all routers guess alike what is cached there.
+candidates the whole chain goes: all routers guess alike what is cached there.
 """
 
 from __future__ import annotations
@@ -61,14 +61,13 @@ from router.replicas.sessions import Sessions, SessionView
 logger = logging.getLogger(__name__)
 
 LEASE_S: Final = 3.0
-"""A router not heard for so long is forgotten, with all it has in flight."""
-
+"""A router silent for so long is forgotten, with all it has in flight."""
 
 MAX_ROUTERS: Final = 1_024
 
 
 class NullPeers:
-    """There are no other routers: nothing is told to nobody."""
+    """The peers of a router without Redis: none."""
 
     __slots__ = ()
 
@@ -93,7 +92,7 @@ NULL_PEERS: Final = NullPeers()
 
 
 class _Own(Struct):
-    """One of our open leases, as it is told anew."""
+    """One of our open leases, as it is sent again."""
 
     began: Began
     begun_s: float
@@ -121,16 +120,16 @@ class _Peer:
 
 
 def _ignore(candidate: CandidateId, reason: str) -> None:
-    """Leave a doubt to others."""
+    """Do nothing about a suspicion."""
 
 
 class Peers:
-    """The translator between notes and state; see the module's charter.
+    """Translates between notes and state; see the module.
 
     Args:
         name: Ours among routers, unique to the process.
-        lease_s: A router not heard for so long is forgotten.
-        on_doubted: Called with candidate and reason where another router found predictions wrong.
+        lease_s: A router silent for so long is forgotten.
+        on_suspected: Called with candidate and reason where another router found predictions wrong.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class Peers:
         num_held_blocks: int,
         session_hash: int | None,
     ) -> None:
-        """Tell that one of our requests was sent, and what it is going to compute."""
+        """Note that one of our requests was sent, and what it is going to compute."""
         stream_id = self._names.stream_id_of(lease.candidate)
         if stream_id is None:
             return  # removed
@@ -197,35 +196,35 @@ class Peers:
         )
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number
-        self._tell(note, len(note.claimed) + len(note.held))
+        self._put(note, len(note.claimed) + len(note.held))
         if session_hash is not None:
             self._turned[session_hash] = None
 
     def answered(self, lease: Lease, now_s: float) -> None:
-        """Tell that the first token of one of our requests came now."""
+        """Note that the first token of one of our requests came now."""
         own = self._open.get(lease.number)
         if own is not None and not own.is_answered:
             own.is_answered = True
             own.began = msgspec.structs.replace(own.began, claimed=b"", held=b"")  # computed
-            self._tell(Answered(lease.number, (now_s - lease.begun_s) * 1000.0))
+            self._put(Answered(lease.number, (now_s - lease.begun_s) * 1000.0))
 
     def ended(self, lease: Lease, *, computed: bool) -> None:
-        """Tell that one of our requests is over, however it ended."""
+        """Note that one of our requests is over, however it ended."""
         if self._open.pop(lease.number, None) is not None:
-            self._tell(Ended(lease.number, computed))
+            self._put(Ended(lease.number, computed))
 
     def suspected(self, candidate: CandidateId, reason: str) -> None:
-        """Tell whoever feeds a candidate that predictions for it turned out wrong."""
+        """Ask a candidate's leader to read history anew: predictions turned out wrong."""
         stream_id = self._names.stream_id_of(candidate)
         if stream_id is not None:
             self._suspicions[stream_id] = Suspected(stream_id, reason)
 
     def alive(self) -> None:
-        """Put a heartbeat into the outbox, behind all that was told so far."""
-        self._tell(Alive(tuple(self._open), self._last))
+        """Put a heartbeat into the outbox, behind all notes so far."""
+        self._put(Alive(tuple(self._open), self._last))
 
     def take(self) -> tuple[Note, ...]:
-        """Hand out what is to be told, oldest first; empty: nothing."""
+        """Take the notes to be published, oldest first."""
         if self._is_lost:
             self._is_lost = False
             for number, own in self._open.items():
@@ -247,7 +246,7 @@ class Peers:
         self._is_lost = True
 
     def load(self, now_s: float) -> bytes:
-        """Write down all that we have in flight, for a router that joins."""
+        """Pack all that we have in flight, for a router that joins."""
         leases = tuple(
             OpenLease(own.began, now_s - own.begun_s, own.is_answered)
             for own in self._open.values()
@@ -255,7 +254,7 @@ class Peers:
         return encode(Load(self._last, leases))
 
     def take_sessions(self, max_sessions: int = 1000) -> dict[int, SessionState]:
-        """Hand out sessions that had a turn here, to be stored for routers that join later."""
+        """Take sessions that had a turn here, to be stored for routers that join later."""
         taken: dict[int, SessionState] = {}
         while self._turned and len(taken) < max_sessions:
             session_hash = next(iter(self._turned))
@@ -266,19 +265,21 @@ class Peers:
                 taken[session_hash] = SessionState(stream_id, session.num_turns, session.gap_s)
         return taken
 
-    def _tell(self, note: Note, num_bytes: int = 0) -> None:
+    def _put(self, note: Note, num_bytes: int = 0) -> None:
         if self._is_lost:
-            return  # told anew in one piece
+            return  # sent again in one piece
         self._outbox.append(note)
         self._num_bytes += num_bytes
         if len(self._outbox) > self._max_notes or self._num_bytes > self._max_bytes:
-            logger.warning("notes dropped: nobody takes them", extra={"num": len(self._outbox)})
+            logger.warning(
+                "notes dropped: redis does not take them", extra={"num": len(self._outbox)}
+            )
             self.resend()
 
     # -- inward ------------------------------------------------------------------------------
 
     def apply(self, notes: Notes, now_s: float) -> None:
-        """Do to our state what another router says; our own notes are passed over."""
+        """Apply another router's notes to our state; our own are passed over."""
         if notes.router == self.name:
             return
         peer = self._peer(notes.router, now_s)
@@ -300,9 +301,9 @@ class Peers:
                     if candidate is not None:
                         self.on_suspected(candidate, reason)
                 case Consumed():
-                    pass  # whoever has the tenants' accounts reads it
+                    pass  # for the tenants' accounts
                 case _:
-                    assert isinstance(note, Registered)  # who has the registry's store reads it
+                    assert isinstance(note, Registered)  # for the registry's loop
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
         """Take over what other routers have in flight; again where `wanted` says so.
@@ -322,7 +323,7 @@ class Peers:
             if peer is not None:
                 joined.append((peer, load))
         leases = [(peer, lease) for peer, load in joined for lease in load.open]
-        leases.sort(key=lambda pair: -pair[1].age_s)  # in the order they began, whoever sent them
+        leases.sort(key=lambda pair: -pair[1].age_s)  # in the order they began
         for peer, lease in leases:
             self._began(peer, lease.began, now_s - max(0.0, lease.age_s), is_new=False)
             if lease.is_answered:
@@ -356,7 +357,7 @@ class Peers:
 
     @property
     def routers(self) -> tuple[str, ...]:
-        """The other routers, as far as they were heard of late."""
+        """The other routers that were not silent for long."""
         return tuple(self._peers)
 
     @property
@@ -378,7 +379,7 @@ class Peers:
                 self._sessions.learn(session_hash, session)
 
     def _peer(self, router: str, now_s: float) -> _Peer | None:
-        """Find or begin another router; None: there are too many for all of them to be ones."""
+        """Find another router, or add it; None: there are too many."""
         peer = self._peers.get(router)
         if peer is None and len(self._peers) >= MAX_ROUTERS:
             self._count("malformed")
@@ -403,7 +404,7 @@ class Peers:
             self._sessions.note(note.session_hash, work.lease.candidate, begun_s)
 
     def _book(self, work: _Work) -> bool:
-        """Let a lease and its claim count; False: its candidate is not known (yet)."""
+        """Book a lease and its claim; False: its candidate is not known (yet)."""
         note = work.unbooked
         if note is None:
             return True
@@ -443,7 +444,7 @@ class Peers:
             self._fleet.first_token_elsewhere(work.lease, now_s, ttft_ms)
 
     def _kept(self, peer: _Peer, over: Iterable[_Work], now_s: float) -> None:
-        """End what is over, and book what could not be booked when it was heard."""
+        """End what is over, and book what could not be booked when it began."""
         for work in over:
             self._end(work, now_s, computed=False)
         for work in peer.work.open.values():

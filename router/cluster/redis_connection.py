@@ -117,7 +117,7 @@ class RedisConnection:
         """Send one command.
 
         Raises:
-            StoreUnavailable: nobody answered, or not in time; StoreRefused: with an error.
+            StoreUnavailable: no answer, or not in time; StoreRefused: an error.
         """
         (value,) = (await self.ask_all([command], timeout_s=timeout_s)).values
         if isinstance(value, Exception):
@@ -130,7 +130,7 @@ class RedisConnection:
         """Send commands at once and read all replies; one that is an error is given as such.
 
         Raises:
-            StoreUnavailable: nobody answered, or not in time. What was carried out is not known.
+            StoreUnavailable: no answer, or not in time. What was carried out is not known.
             StoreRefused: there is no speaking to this server.
         """
         timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
@@ -163,7 +163,7 @@ class RedisConnection:
         """
         pool, self._pool = self._pool, None
         if pool is not None:
-            # To the end, also where we are cancelled: nobody else knows the rest of them.
+            # To the end, also where we are cancelled: the rest is known only here.
             await asyncio.shield(pool.disconnect(inuse_connections=False))
 
     # -- inside ------------------------------------------------------------------------------
@@ -238,13 +238,13 @@ class RedisConnection:
         return _Address(found[0].decode(), int(found[1]))
 
     async def _ask_node(self, seed: _Address) -> tuple[_Address, Mode]:
-        told = _pairs(await self._ask_once(seed, ("HELLO", 2)))
-        if told.get("mode") == "sentinel":
+        reply = _pairs(await self._ask_once(seed, ("HELLO", 2)))
+        if reply.get("mode") == "sentinel":
             raise StoreRefused(
                 f"{seed} is a Sentinel: name it in redis.sentinels, and its master in "
                 "redis.sentinel_service"
             )
-        if told.get("mode") != "cluster":
+        if reply.get("mode") != "cluster":
             return seed, "standalone"
         nodes: dict[_Address, None] = {}
         owner = None
@@ -300,7 +300,7 @@ class RedisConnection:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether a reply means that Redis is full; from inside a script it is wrapped."""
+    """Return whether a reply means that Redis is full; from inside a script it is wrapped."""
     return "OOM command not allowed" in str(error) or isinstance(error, errors.OutOfMemoryError)
 
 
@@ -322,28 +322,28 @@ async def _reply(connection: AbstractConnection) -> Any:
 async def _origin(connection: AbstractConnection) -> str:
     """Name this life of the server; where it may not be asked, every connection is a new one."""
     await connection.send_command("INFO", "server")
-    told = await _reply(connection)
-    if isinstance(told, bytes):
-        for line in told.decode(errors="replace").splitlines():
+    reply = await _reply(connection)
+    if isinstance(reply, bytes):
+        for line in reply.decode(errors="replace").splitlines():
             if line.startswith("run_id:"):
                 return line.removeprefix("run_id:")
     return f"unknown-{uuid.uuid4().hex}"
 
 
-def _checked(told: dict[str, Any], address: _Address, mode: Mode) -> Server:
+def _checked(reply: dict[str, Any], address: _Address, mode: Mode) -> Server:
     """Refuse a server that is too old or may not be written to."""
-    version = str(told.get("version", "0"))
+    version = str(reply.get("version", "0"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < OLDEST_VERSION:
         raise StoreRefused(
             f"Redis at {address} is version {version}; 6.2 is the oldest that will do"
         )
-    if told.get("role") == "replica":
+    if reply.get("role") == "replica":
         if mode == "standalone":
             raise StoreRefused(f"Redis at {address}: {_HINTS['READONLY']}")
         raise StoreUnavailable(f"Redis at {address} is a replica by now: failing over")
     return Server(
-        address=str(address), name=str(told.get("server", "redis")), version=version, mode=mode
+        address=str(address), name=str(reply.get("server", "redis")), version=version, mode=mode
     )
 
 
@@ -425,10 +425,10 @@ def _split(text: str) -> _Address:
     return _Address(host.strip("[]"), int(port))
 
 
-def _node(told: Sequence[Any], seed: _Address) -> _Address:
+def _node(reply: Sequence[Any], seed: _Address) -> _Address:
     """Read a node of CLUSTER SLOTS; one that does not know its own name is the one asked."""
-    host = (told[0] or b"").decode()
-    return _Address(seed.host if host in ("", "?") else host, int(told[1]))
+    host = (reply[0] or b"").decode()
+    return _Address(seed.host if host in ("", "?") else host, int(reply[1]))
 
 
 def _pairs(flat: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ What must live here: how an entry looks, what proves that none is missing. What 
     log   n  number of the entry, one after the other     d  a Delta     m  "2/5": its second piece
     work  r  the router                                    d  its Notes
 
-A delta is one call of a script and nobody else is served meanwhile (1.7 us a block), so a large
-one goes in pieces. Its stream's head counts them ("41+2"), and nobody applies any before the last
-one is there: half a delta belongs to no position in the engine's stream.
+A delta is one call of a script and no other router is served meanwhile (1.7 us a block), so a large
+one goes in pieces. Its stream's head counts them ("41+2"), and none is applied before the last one
+is there: half a delta belongs to no position in the engine's stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_KEYS: Final = 1_000
 """In one call."""
 
 KEEP_MS: Final = 60_000
-"""Who is further behind loads a snapshot, which takes a second or two."""
+"""A router further behind loads a snapshot, which takes a second or two."""
 
 MAX_STREAMS: Final = 65_536
 
@@ -48,7 +48,7 @@ Entry = tuple[bytes, list[bytes]]
 
 
 class Cursor(Struct, frozen=True):
-    """How far somebody has read both streams, and of which life of which Redis."""
+    """How far both streams were read, and of which life of which Redis."""
 
     incarnation: str  # another one: Redis was emptied
     origin: str  # another one: it restarted or failed over, its last writes may be gone
@@ -268,7 +268,7 @@ def read_heads(flat: Sequence[bytes]) -> tuple[dict[StreamId, StreamHead], int]:
 
 
 def is_number(text: bytes) -> bool:
-    """Tell whether this is a plain number of a size that ours have."""
+    """Return whether this is a plain number of a size that ours have."""
     return len(text) <= 18 and text.isdigit()
 
 

@@ -4,7 +4,7 @@ Packed by a script over ranges of buckets, so that one call takes a millisecond 
 are served in between; unpacked by numpy. Slices are of different moments. That does no harm, for
 the log is followed from a cursor taken before the first of them, and what it says is absolute.
 But where Redis is emptied on the way, what is there already is a torn part of the old index: with
-the position that the whole had it would be believed, and nobody would tell the rest.
+the position that the whole had it would count, and no delta would bring the rest.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Written(Enum):
 
     OK = "ok"
     FENCED = "fenced"  # the lease is not ours
-    LOST = "lost"  # Redis lost the deltas before it, or somebody else wrote
+    LOST = "lost"  # Redis lost the deltas before it, or another router wrote
     NO_ROOM = "no_room"  # Redis is full; what only removes is written all the same
 
 
@@ -113,7 +113,7 @@ class RedisStore:
     """The shared store of one namespace.
 
     Every call raises StoreUnavailable where Redis is gone, slow or failing over, and StoreRefused
-    where it does not do as it is, with what to do about it; the next call tries anew.
+    where it cannot be used as it is, with what to do about it; the next call tries again.
 
     Args:
         config: Where Redis is, and how long to wait.
@@ -133,7 +133,7 @@ class RedisStore:
         self.num_garbage = 0  # things under our keys that are not ours: counted, skipped
 
     async def open(self) -> StoreFacts:
-        """Connect, look whether this Redis will do, and make the namespace ours if it is new."""
+        """Connect, check whether this Redis can be used, and create the namespace if it is new."""
         try:
             await self._scripts.load()
             used_bytes, max_bytes, policy = await self._memory()
@@ -164,7 +164,7 @@ class RedisStore:
 
     async def write(self, deltas: Sequence[Delta]) -> list[Written]:
         """Write deltas in order, pipelined; each whole or not at all, as far as readers can see."""
-        verdicts = [Written.OK] * len(deltas)
+        results = [Written.OK] * len(deltas)
         batch: list[tuple[Word, ...]] = []
         places: list[int] = []
         size = 0
@@ -179,26 +179,26 @@ class RedisStore:
                 places.append(i)
                 size += sum(len(word) for word in words if isinstance(word, bytes))
                 if size >= _PIPELINE_BYTES:
-                    await self._write(batch, places, verdicts)
+                    await self._write(batch, places, results)
                     batch, places, size = [], [], 0
         if batch:
-            await self._write(batch, places, verdicts)
-        return verdicts
+            await self._write(batch, places, results)
+        return results
 
     async def _write(
-        self, batch: list[tuple[Word, ...]], places: list[int], verdicts: list[Written]
+        self, batch: list[tuple[Word, ...]], places: list[int], results: list[Written]
     ) -> None:
         replies = await self._scripts.run_all(scripts.WRITE, batch)
         for i, value in zip(places, replies.values, strict=True):
             if isinstance(value, Exception) and not is_out_of_memory(value):
                 raise await self._connection.refusal(value)
             if isinstance(value, Exception):
-                verdict = Written.NO_ROOM
+                result = Written.NO_ROOM
             else:
-                verdict = _VERDICTS[value[0]]
+                result = _RESULTS[value[0]]
                 self.num_garbage += value[1]
-            if verdicts[i] is Written.OK:
-                verdicts[i] = verdict
+            if results[i] is Written.OK:
+                results[i] = result
 
     async def read(self, after: Cursor, *, block_s: float) -> Reading:
         """Wait for entries of either stream behind a cursor, and read them."""
@@ -284,7 +284,7 @@ class RedisStore:
         await self._scripts.run(scripts.PUBLISH, *words)
 
     async def beat(self, load: bytes) -> Beat:
-        """Say that this router lives, and what it has in flight."""
+        """Send a heartbeat, with what this router has in flight."""
         return await self._look(self._router, load)
 
     async def _look(self, router: str, load: bytes) -> Beat:
@@ -301,7 +301,7 @@ class RedisStore:
         )
 
     async def loads(self) -> dict[str, bytes]:
-        """Read what the other living routers said last."""
+        """Read what the other living routers have in flight, packed."""
         flat = await self._scripts.run(scripts.LOADS)
         loads = {
             name.decode(errors="replace"): load
@@ -360,7 +360,7 @@ class RedisStore:
             await self._connection.ask("HSET", key, name, encode(record))
 
     async def experiments(self) -> dict[str, State]:
-        """Read how experiments stand, by name."""
+        """Read the state of experiments, by name."""
         flat = await self._connection.ask("HGETALL", self._key("experiments"))
         states: dict[str, State] = {}
         for name, state in zip(flat[::2], flat[1::2], strict=True):
@@ -373,7 +373,7 @@ class RedisStore:
         return states
 
     async def put_experiment(self, name: str, state: State) -> None:
-        """Write how an experiment stands."""
+        """Write the state of an experiment."""
         await self._connection.ask("HSET", self._key("experiments"), name, encode_state(state))
 
     # -- sweeping ----------------------------------------------------------------------------
@@ -431,10 +431,10 @@ class RedisStore:
 
     async def _memory(self) -> tuple[int | None, int | None, str]:
         """Ask for memory in use and allowed, and what happens beyond; refuse to be evicted."""
-        (told,) = (await self._connection.ask_all([("INFO", "memory")])).values
-        if not isinstance(told, bytes):  # the ACL user may not ask
+        (reply,) = (await self._connection.ask_all([("INFO", "memory")])).values
+        if not isinstance(reply, bytes):  # the ACL user may not ask
             return None, None, ""
-        lines = (line.partition(":") for line in told.decode(errors="replace").splitlines())
+        lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
         info: dict[str, Any] = {name: value for name, _, value in lines}
         max_bytes, policy = int(info.get("maxmemory", 0)), info.get("maxmemory_policy", "")
         if max_bytes and policy.startswith("allkeys"):
@@ -445,7 +445,7 @@ class RedisStore:
         return int(info["used_memory"]), max_bytes, policy
 
 
-_VERDICTS: Final = (Written.OK, Written.FENCED, Written.LOST)
+_RESULTS: Final = (Written.OK, Written.FENCED, Written.LOST)
 
 
 def _other_schema(found: bytes, base: str, namespace: str) -> StoreRefused:

@@ -1,7 +1,7 @@
-"""This router's part in the global index: together while Redis is there, alone while it is not.
+"""This router's part in the shared index: with Redis while it is there, else without.
 
-    together   open -> what the others have ordered and in flight -> loops, until one fails
-    alone      every engine followed directly, from where the log ended -> a pause -> try again
+    with Redis      open -> what the others ordered and have in flight -> loops, until one fails
+    without Redis   every engine followed directly, from where the log ended -> a pause -> try again
 
 A watch asks `follow` to keep a candidate's blocks known, and does not see which way it goes.
 """
@@ -47,10 +47,10 @@ _SWEEP_S: Final = 2.0
 _SESSIONS_S: Final = 1.0
 _POOLS_S: Final = 0.2
 _LEAVE_S: Final = 0.5
-_SUSPICION_S: Final = 1.0  # a doubt is told so often until it is gone
+_SUSPICION_S: Final = 1.0  # a suspicion is sent so often until it is gone
 _ORDERS_S: Final = 0.1  # how soon an order given here is stored
 _FULL_S: Final = 1.0  # how soon Redis is asked again for what it had no room for
-_SETTLE_S: Final = 1.0  # nobody waits longer for Redis before going on alone
+_SETTLE_S: Final = 1.0  # how long a candidate waits for Redis before it is followed without
 _STEADY_S: Final = 3.0  # up for so long is no accident
 
 
@@ -63,7 +63,7 @@ class Sharing:
         apply_records: Makes the registry follow what is stored.
         trials: Experiments, shared as the registry is; None: there are none to share.
         accounts: What tenants used; None: there are none.
-        keeps_blocks: Whether blocks that other routers feed are kept here (index.mode local).
+        keeps_blocks: Whether blocks that other routers lead are kept here (index.mode local).
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Sharing:
         peers.on_suspected = self._suspected
 
     def state(self) -> SharingState:
-        """Describe how we stand, for /metrics and the admin API."""
+        """Describe it for /metrics and the admin API."""
         roles = {member.candidate: member.role.name.lower() for member in self.memberships}
         num_feeds = Counter(roles.values())
         return SharingState(
@@ -139,7 +139,7 @@ class Sharing:
                 "garbage": self._store.num_garbage,
             },
             reason=self.link.reason,
-            redis=_told(self.facts) if self.facts is not None else None,
+            redis=_server(self.facts) if self.facts is not None else None,
             roles=dict(sorted(roles.items())),
         )
 
@@ -168,7 +168,7 @@ class Sharing:
             self.memberships.leave(member)
 
     async def _follow_engine(self, member: Membership, source: CandidateSource) -> None:
-        """Follow the engine ourselves until another router tells us what it does."""
+        """Follow the engine ourselves, until another router is to be followed."""
         events = source.events()
         known = self._caches.stream(member.candidate)
         if isinstance(known, RankStream):
@@ -180,7 +180,7 @@ class Sharing:
                 stream.resume(known.position, known.status(), time.monotonic())
             else:  # there is no point in the engine's history to go on from
                 self._caches.index.clear(member.candidate)
-        with closing(events):  # cancelled before its first step, nobody else would
+        with closing(events):  # cancelled before its first step, the follower would not
             async with asyncio.TaskGroup() as tg:
                 task = tg.create_task(follow(stream, events), name=f"events {member.candidate}")
                 while member.role is not Role.FOLLOWING:
@@ -189,7 +189,7 @@ class Sharing:
                 task.cancel()
 
     async def _follow_router(self, member: Membership, source: CandidateSource) -> None:
-        """Let the log tell, until the engine has to be followed."""
+        """Follow another router through the log, until the engine has to be followed."""
         stream = source.shared_stream()
         self._caches.hand_over(member.candidate, stream)
         self.memberships.swap_in(member)
@@ -198,7 +198,7 @@ class Sharing:
             await member.changed.wait()
 
     def restarted(self, candidate: CandidateId) -> None:
-        """Tell the others that a candidate's engine is another process now, and holds nothing."""
+        """Let the others know that a candidate's engine is a new process, and holds nothing."""
         id_ = self._names.stream_id_of(candidate)
         member = self.memberships.get(id_) if id_ is not None else None
         if member is not None and member.role is Role.LEADING:
@@ -209,7 +209,7 @@ class Sharing:
     # -- life --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Share state while Redis is there, go on alone while it is not, until cancelled."""
+        """Share state while Redis is there, go on without while it is not, until cancelled."""
         backoff = Backoff(*PAUSE_S)
         logged = ""
         try:
@@ -226,13 +226,13 @@ class Sharing:
                         logger.error("internal error", exc_info=_without_message(error))
                     self.link.went_down(f"internal error: {reason}")
                 _heed_cancellation()
-                self._go_alone()
+                self._go_on_without()
                 await self._store.close()
                 await asyncio.sleep(backoff.next_s())
         finally:
             await self._leave()
 
-    def _go_alone(self) -> None:
+    def _go_on_without(self) -> None:
         self.memberships.disconnected()
         if self._pool is not None:
             self._pool.went_down()
@@ -242,7 +242,7 @@ class Sharing:
         self._peers.expire(time.monotonic())
 
     async def _leave(self) -> None:
-        """Give our leases back, so that nobody has to wait for them to expire."""
+        """Give our leases back, so that no router has to wait for them to expire."""
         try:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
@@ -252,7 +252,7 @@ class Sharing:
             await self._store.close()
 
     async def _share(self, backoff: Backoff) -> None:
-        """Connect, learn what the others have, and share until something fails.
+        """Connect, read what the others have, and share until something fails.
 
         Raises:
             ExceptionGroup: of StoreError.
@@ -288,7 +288,7 @@ class Sharing:
             await asyncio.Event().wait()  # for ever: the group must not be left before it fails
 
     async def join_routers(self) -> None:
-        """Learn what the other routers have in flight."""
+        """Read what the other routers have in flight."""
         self._peers.join(await self._store.loads(), time.monotonic())
 
     async def _sync_registry(self) -> None:
@@ -333,7 +333,7 @@ class Sharing:
                 self._registry.unsaved.setdefault(identity, record)
 
     async def _store_sessions(self) -> None:
-        """Learn the sessions there are, then store those that had a turn here."""
+        """Read the sessions there are, then store those that had a turn here."""
         async for session_hash, state in self._store.sessions():
             self._peers.learn_sessions({session_hash: state}, time.monotonic())
         while True:
@@ -343,7 +343,7 @@ class Sharing:
             await asyncio.sleep(_SESSIONS_S)
 
     async def _merge_pools(self, pool: PoolShare) -> None:
-        """Bring directories together as models are found."""
+        """Merge directories with what Redis has, as models are found."""
         while True:
             await pool.join(self._store)
             await asyncio.sleep(_POOLS_S)
@@ -377,12 +377,12 @@ def _ignore(*_: object) -> None:
     """There is no pool, there are no tenants."""
 
 
-def _told(facts: StoreFacts) -> str:
+def _server(facts: StoreFacts) -> str:
     return f"{facts.server} {facts.version} at {facts.address} ({facts.mode})"
 
 
 def _first(group: BaseExceptionGroup[_Error]) -> _Error:
-    """Find an error to tell of a group, which may hold groups."""
+    """Find the first error of a group, which may hold groups."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -390,7 +390,7 @@ def _first(group: BaseExceptionGroup[_Error]) -> _Error:
 def _heed_cancellation() -> None:
     """Let a cancellation through that came with a failure.
 
-    Before Python 3.13 a task group that is cancelled while one of its tasks fails tells of the
+    Before Python 3.13 a task group that is cancelled while one of its tasks fails raises the
     failure only, and a loop that goes on after it would never end. The count of cancellations is
     true only if the failure met the group's body: one that met its exit leaves its own behind.
     """

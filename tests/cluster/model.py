@@ -29,10 +29,10 @@ CANDIDATE = CandidateId("r1")
 
 
 class PlainRedis:
-    """One feed's part of a Redis: what router.cluster.redis_store promises of it, in memory."""
+    """One stream's part of a Redis: what router.cluster.redis_store promises of it, in memory."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # None: it has never heard of the feed
+        self.number: int | None = None  # None: it does not know the stream
         self.position: Position | None = None
         self.status: StreamStatus | None = None
         self.held: dict[Tier, dict[BlockKey, int]] = {tier: {} for tier in TIERS}
@@ -75,7 +75,7 @@ class PlainRedis:
         return StreamHead(self.number, self.position, self.status, has_leader)
 
     def hold(self, router: str) -> bool:
-        """Take the lease if it is free; tell whether it is ours."""
+        """Take the lease if it is free; return whether it is ours."""
         self.holder = self.holder or router
         return self.holder == router
 
@@ -88,7 +88,7 @@ class PlainRedis:
 
 
 class Node:
-    """One router: its index, its feeds, and how far it has read."""
+    """One router: its index, its membership, and how far it has read."""
 
     def __init__(
         self, name: str, redis: PlainRedis, engine: PlayedEngine, *, keeps_blocks: bool = True
@@ -133,7 +133,7 @@ class Node:
         self.memberships.disconnected()
 
     def beat(self) -> bool:
-        """Hold the lease if possible, and act on it; tell whether nothing is left to do."""
+        """Hold the lease if possible, and act on it; return whether nothing is left to do."""
         is_held = self.redis.hold(self.name)
         head = self.redis.head()
         held = frozenset({STREAM}) if is_held else frozenset()
@@ -161,7 +161,7 @@ class Node:
             self.reconnect()
         self.member.changed.clear()
 
-    def hear(self, sequence: int, payload: bytes) -> None:
+    def receive(self, sequence: int, payload: bytes) -> None:
         """Take a batch as it is published."""
         stream = self.caches.stream(CANDIDATE)
         if isinstance(stream, RankStream):
@@ -260,7 +260,7 @@ class Node:
 
 
 def settle(*nodes: Node, num_rounds: int = 80) -> None:
-    """Let everybody connect and do what is to be done, often enough for anything."""
+    """Let all connect and do what is to be done, often enough for anything."""
     for node in nodes:
         if not node.is_connected:
             node.connect()

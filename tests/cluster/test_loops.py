@@ -1,4 +1,4 @@
-"""The loops against a real Redis: what one router tells, the other one knows."""
+"""The loops against a real Redis: what one router publishes, the other one knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.redis_servers import RedisServer, Start
 
 
 class Router:
-    """One router's feeds and loops, stepped by hand."""
+    """One router's memberships and loops, stepped by hand."""
 
     def __init__(self, name: str, store: RedisStore, engine: PlayedEngine) -> None:
         self.store = store
@@ -93,7 +93,7 @@ async def test_what_one_tells_the_other_knows(shared_redis: RedisServer, namespa
             assert second.node.held(tier) == first.node.held(tier) != {}  # type: ignore[arg-type]
 
         engine = first.node.engine
-        first.node.hear(engine.last_sequence + 1, engine.compute(2, 8, again=False, tier="gpu"))
+        first.node.receive(engine.last_sequence + 1, engine.compute(2, 8, again=False, tier="gpu"))
         await first.writer.flush()
         await second.read()
         assert second.node.held() == first.node.held()
@@ -173,9 +173,9 @@ async def test_a_full_redis_is_said_once(
         redis.client.config_set("maxmemory", 1)
         for number in range(3):
             gone = [next(iter(first.node.held()))]
-            first.node.hear(engine.last_sequence + 1, engine.evict(gone, "gpu"))
+            first.node.receive(engine.last_sequence + 1, engine.evict(gone, "gpu"))
             payload = engine.compute(2, 2 + number, again=False, tier="gpu")
-            first.node.hear(engine.last_sequence, payload)
+            first.node.receive(engine.last_sequence, payload)
             await first.writer.flush()
             await first.writer.flush()
         assert first.writer.is_full

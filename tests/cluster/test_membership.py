@@ -1,4 +1,4 @@
-"""Roles, numbers, and what is told and heard, one case each; see tests/cluster/model.py."""
+"""Roles, numbers, what is published and received, one case each; see tests/cluster/model.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Scene:
 
     def say(self, payload: bytes) -> None:
         for node in (self.leader, self.other):
-            node.hear(self.engine.last_sequence, payload)
+            node.receive(self.engine.last_sequence, payload)
 
     @property
     def truth(self) -> dict[object, int]:
@@ -49,8 +49,8 @@ def known(node: Node) -> dict[object, int]:
     return dict(node.held())
 
 
-def test_a_change_is_told_once() -> None:
-    """And nothing where there is nothing to tell; until it is acknowledged it is the same."""
+def test_a_change_is_published_once() -> None:
+    """And nothing where nothing changed; until it is acknowledged it is the same."""
     scene = Scene()
     scene.compute(1)
     leader = scene.leader
@@ -64,7 +64,7 @@ def test_a_change_is_told_once() -> None:
 
 
 def test_what_we_wrote_is_no_news() -> None:
-    """A leader that reads the log changes nothing; nor does a feed it does not know."""
+    """A leader that reads the log changes nothing; nor does a stream it does not know."""
     scene = Scene()
     scene.leader.read()
     scene.leader.memberships.receive(Delta(STREAM, 99, cleared=True))
@@ -113,12 +113,12 @@ def test_a_leader_that_died_in_a_rewrite_is_followed_by_another_rewrite() -> Non
     assert known(scene.other) == known(scene.leader) == scene.redis.held["gpu"] == scene.truth
 
 
-@pytest.mark.parametrize("num_told", [0, 1, 2])
-def test_a_rewrite_is_whole_whatever_changes_meanwhile(num_told: int) -> None:
+@pytest.mark.parametrize("num_published", [0, 1, 2])
+def test_a_rewrite_is_whole_whatever_changes_meanwhile(num_published: int) -> None:
     """Slices of several moments, and then what the journal noted."""
     scene = Scene()
     scene.leader.memberships.rewrite(scene.leader.member, scene.leader.publication.number)
-    for _ in range(num_told):
+    for _ in range(num_published):
         scene.leader.flush()
     scene.evict(0)
     scene.compute(1)
@@ -131,7 +131,7 @@ def test_a_rewrite_is_whole_whatever_changes_meanwhile(num_told: int) -> None:
 
 
 def test_the_connection_back_goes_on_where_it_was() -> None:
-    """Nobody wrote meanwhile: what changed since is told, and no more."""
+    """No other router wrote meanwhile: what changed since is published, and no more."""
     scene = Scene()
     num_rewrites = scene.leader.memberships.num_rewrites
     scene.leader.disconnect()
@@ -169,7 +169,7 @@ def test_a_lost_acknowledgement_is_found_out(arrived: bool) -> None:
 
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_an_equal_number_is_no_proof(is_sent: bool) -> None:
-    """Another router led meanwhile, or Redis lost its end: what is there is told anew."""
+    """Another router led meanwhile, or Redis lost its end: what is there is written anew."""
     scene = Scene()
     if is_sent:  # and lost: the other one's next has its number
         scene.compute(1)
@@ -207,7 +207,7 @@ def test_who_may_not_write_keeps_what_it_knows(result: Written) -> None:
 
 
 def test_who_lost_the_lease_follows() -> None:
-    """Once the new leader has told as much as we know: no block is credited that is gone."""
+    """Once the new leader has published as much as we know: no block is credited that is gone."""
     scene = Scene()
     scene.redis.holder = "other"
     scene.evict(0)
@@ -229,7 +229,7 @@ def test_who_lost_the_lease_follows() -> None:
 
 
 def test_who_waits_for_another_to_catch_up_leads_if_the_lease_is_free() -> None:
-    """There is nobody to wait for any more, and what we know is the best there is."""
+    """There is no leader to wait for any more, and what we know is the best there is."""
     scene = Scene()
     scene.redis.holder = "other"
     scene.compute(1)
@@ -246,7 +246,7 @@ def test_who_waits_for_another_to_catch_up_leads_if_the_lease_is_free() -> None:
 
 
 def test_a_leader_that_never_catches_up_is_believed_in_the_end() -> None:
-    """It may be that we alone hear the engine: some seconds of being right are enough."""
+    """It may be that only we reach the engine: some seconds of being right are enough."""
     scene = Scene()
     scene.redis.holder = "other"
     scene.compute(1)
@@ -283,7 +283,7 @@ def test_a_snapshot_of_an_engine_that_is_no_more_is_not_loaded() -> None:
 
 
 def test_entries_that_are_gone_make_it_load_anew() -> None:
-    """Also while a snapshot is under way, and if what came after the gap was heard."""
+    """Also while a snapshot is under way, and if what came after the gap was received."""
     scene = Scene()
     scene.compute(1)
     scene.leader.flush()
@@ -317,7 +317,7 @@ def test_entries_that_are_gone_before_we_follow_count_as_well() -> None:
 
 
 def test_a_gap_in_the_numbers_makes_it_load_anew() -> None:
-    """Nobody has to say so."""
+    """The follower finds it itself."""
     scene = Scene()
     scene.compute(1)
     scene.leader.flush()
@@ -331,7 +331,7 @@ def test_a_gap_in_the_numbers_makes_it_load_anew() -> None:
     assert known(scene.other) == scene.truth
 
 
-def test_what_is_gone_is_told_to_a_full_redis() -> None:
+def test_what_is_gone_is_published_to_a_full_redis() -> None:
     """What is new waits for room, with all that is new since."""
     scene = Scene()
     scene.redis.is_full = True
@@ -357,7 +357,7 @@ def test_what_is_gone_is_told_to_a_full_redis() -> None:
     assert scene.redis.position is not None
 
 
-def test_a_copy_that_is_gone_is_told_later_if_there_is_no_room() -> None:
+def test_a_copy_that_is_gone_is_published_later_if_there_is_no_room() -> None:
     """Two copies, then one: counted right when there is room."""
     scene = Scene()
     scene.say(scene.engine.compute(0, 4, again=True, tier="gpu"))
@@ -375,8 +375,8 @@ def test_a_copy_that_is_gone_is_told_later_if_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("arrives", [None, False, True])
-def test_an_engine_that_is_no_more_is_told(arrives: bool | None) -> None:
-    """Whether or not a delta is under way: nobody goes on crediting it."""
+def test_an_engine_that_is_no_more_leaves_a_tombstone(arrives: bool | None) -> None:
+    """Whether or not a delta is under way: no router goes on crediting it."""
     scene = Scene()
     scene.compute(1)
     leader = scene.leader
@@ -396,14 +396,14 @@ def test_an_engine_that_is_no_more_is_told(arrives: bool | None) -> None:
 
 
 def test_tombstones_end_with_the_connection() -> None:
-    """They would hit whoever leads then."""
+    """They would hit the next leader."""
     scene = Scene()
     scene.leader.memberships.end_epoch(scene.leader.member)
     scene.leader.memberships.disconnected()
 
     assert scene.leader.memberships.tombstones == []
     other = scene.other
-    other.memberships.end_epoch(other.member)  # told nothing: nothing to take back
+    other.memberships.end_epoch(other.member)  # published nothing: nothing to take back
     assert other.memberships.tombstones == []
 
 
@@ -417,8 +417,8 @@ def test_who_leaves_ends_no_other_of_its_name() -> None:
     assert scene.other.memberships.get(STREAM) is new
 
 
-def test_without_blocks_nobody_goes_on_from_a_position() -> None:
-    """index.mode redis: numbers and status are kept; alone, history is read from the start."""
+def test_without_blocks_there_is_no_position_to_go_on_from() -> None:
+    """index.mode redis: numbers and status are kept; history is read from the start."""
     scene = Scene(keeps_blocks=False)
     stream = scene.other.caches.stream(CANDIDATE)
     assert isinstance(stream, SharedStream)
@@ -441,7 +441,7 @@ def test_without_blocks_nobody_goes_on_from_a_position() -> None:
 
 
 def test_without_blocks_who_has_to_lead_loads_them_first() -> None:
-    """Who feeds must know what there is."""
+    """A leader must know what there is."""
     scene = Scene(keeps_blocks=False)
     scene.redis.holder = None
     scene.other.step()
@@ -487,7 +487,7 @@ def test_a_load_that_comes_too_late_is_given_up() -> None:
 
 
 def test_a_journal_that_overflowed_is_a_rewrite() -> None:
-    """Told for too long to nobody: begin anew."""
+    """Nothing could be published for too long: begin anew."""
     scene = Scene()
     num_rewrites = scene.leader.memberships.num_rewrites
     for number in range(40):
@@ -500,11 +500,11 @@ def test_a_journal_that_overflowed_is_a_rewrite() -> None:
     assert scene.redis.held["gpu"] == known(scene.other) == scene.truth
 
 
-# -- what nobody kept up -------------------------------------------------------------------------
+# -- what no router kept up ------------------------------------------------------------------------
 
 
-def test_what_a_dead_router_left_is_history_only_when_somebody_has_read_on() -> None:
-    """Redis says exact; since then the engine has forgotten all, and nobody told."""
+def test_what_a_dead_router_left_is_history_only_when_another_has_read_on() -> None:
+    """Redis says exact; since then the engine has forgotten all, and no router published it."""
     scene = Scene()
     scene.redis.holder = None
     scene.engine.clear()

@@ -55,11 +55,11 @@ class World:
         match what:
             case "compute":
                 number, num_blocks, again, tier = how
-                self.tell(self.engine.compute(number, num_blocks, again=again, tier=tier))
+                self.publish(self.engine.compute(number, num_blocks, again=again, tier=tier))
             case "evict":
-                self.tell(self.engine.evict(*how))
+                self.publish(self.engine.evict(*how))
             case "clear":
-                self.tell(self.engine.clear())
+                self.publish(self.engine.clear())
             case "restart":
                 self.engine.restart()
             case "expire":
@@ -75,13 +75,13 @@ class World:
             case _:
                 self.route(what, how[0])
 
-    def tell(self, payload: bytes) -> None:
+    def publish(self, payload: bytes) -> None:
         for number, node in enumerate(self.nodes):
             if number not in self.deaf:
-                node.hear(self.engine.last_sequence, payload)
+                node.receive(self.engine.last_sequence, payload)
 
     def lose(self, state: PlainRedis) -> None:
-        """Let Redis be another one; whoever was connected notices."""
+        """Let Redis be another one; those connected notice."""
         for node in self.nodes:
             if node.is_connected:
                 node.disconnect()

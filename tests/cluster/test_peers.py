@@ -288,7 +288,7 @@ def test_claims_count_against_the_bound() -> None:
 
 
 def test_what_may_not_have_arrived_is_told_anew() -> None:
-    """Taken, but the store did not take it; doubts are kept."""
+    """Taken, but the store did not take it; suspicions are kept."""
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 2), 0.0)
     a.peers.take()
@@ -303,8 +303,8 @@ def test_what_may_not_have_arrived_is_told_anew() -> None:
     assert b.load(0.0) == a.load(0.0)
 
 
-def test_a_doubt_reaches_whoever_feeds_the_candidate() -> None:
-    """By the local name; of an unknown feed nobody is told."""
+def test_a_suspicion_reaches_the_leader() -> None:
+    """By the local name; an unknown stream is passed over."""
     heard: list[tuple[str, str]] = []
     b = Node("b", ("y", "x"))
     b.peers.on_suspected = lambda candidate, reason: heard.append((candidate, reason))
@@ -313,7 +313,7 @@ def test_a_doubt_reaches_whoever_feeds_the_candidate() -> None:
     assert heard == [("r2", "why")]
 
 
-def test_without_a_listener_a_doubt_is_counted_only() -> None:
+def test_without_a_listener_a_suspicion_is_counted_only() -> None:
     """A router may be told before anybody minds."""
     b = Node("b")
     say(b, Suspected(X, "why"))
@@ -398,7 +398,7 @@ def encode_keys(chain: object) -> bytes:
     return pack_keys(chain)  # type: ignore[arg-type]
 
 
-# -- feeds ---------------------------------------------------------------------------------------
+# -- streams -------------------------------------------------------------------------------------
 
 
 def test_an_unknown_feed_is_ignored_and_counted() -> None:
@@ -432,7 +432,7 @@ def replica(url: str) -> object:
 
 
 def test_a_removed_replica_is_not_told_of() -> None:
-    """Requests that still run there have no feed any more; their ends are no news."""
+    """Requests that still run there have no stream any more; their ends are no news."""
     a = Node("a")
     lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
     a.peers.take()

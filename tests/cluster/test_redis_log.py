@@ -92,7 +92,7 @@ def test_a_delta_comes_back_whole_wherever_reading_was_interrupted(
 
 
 def test_pieces_whose_rest_never_came_are_forgotten() -> None:
-    """The feed begins anew."""
+    """The stream begins anew."""
     begun = entries_of(stored(R1, 1, range(2_500)))[:2]
     anew = entries_of(*[stored(R2, n, [n]) for n in (1, 2)], stored(R1, 1, [7], cleared=True))[2:]
 

@@ -40,7 +40,7 @@ STATUS = StreamStatus("exact", "", HashContract(algorithm="sha256", block_size=1
 
 @pytest.fixture
 async def store(shared_redis: RedisServer, namespace: str) -> AsyncIterator[RedisStore]:
-    """Give an open store that holds the leases of two feeds."""
+    """Give an open store that holds the leases of two streams."""
     async with opened(shared_redis.url, namespace=namespace) as store:
         await store.hold([R1, R2, POOL_STREAM])
         yield store
@@ -50,7 +50,7 @@ async def store(shared_redis: RedisServer, namespace: str) -> AsyncIterator[Redi
 
 
 async def test_what_was_written_comes_back(store: RedisStore) -> None:
-    """By snapshot, by look-up and by the log, per holder, with the feed's state."""
+    """By snapshot, by look-up and by the log, per holder, with the stream's head."""
     begin = (await store.snapshot()).cursor
     position = Position(7, b"mark")
     deltas = [
@@ -84,7 +84,7 @@ async def test_what_was_written_comes_back(store: RedisStore) -> None:
 
 
 async def test_a_snapshot_may_be_of_some_feeds_only(store: RedisStore) -> None:
-    """Nobody needs what he feeds himself."""
+    """A leader needs no snapshot of its own."""
     await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
 
     snapshot = await store.snapshot([R2])
@@ -93,7 +93,7 @@ async def test_a_snapshot_may_be_of_some_feeds_only(store: RedisStore) -> None:
     assert await blocks(snapshot) == {(R2, "gpu"): {2, 3}}
 
 
-async def test_a_feed_is_fed_when_the_holder_of_its_lease_has_written(
+async def test_a_stream_has_a_leader_when_the_holder_of_its_lease_has_written(
     shared_redis: RedisServer, namespace: str
 ) -> None:
     """What a router that is gone left is old by now; its successor says so by its first delta."""
@@ -142,7 +142,7 @@ async def test_a_large_delta_goes_in_pieces_and_arrives_whole(store: RedisStore)
 async def test_a_delta_whose_rest_never_came_is_no_position(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """Whoever takes over begins the feed anew, and may."""
+    """The next leader begins the stream anew, and may."""
     shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"n{R1}", "3+2")
     shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"p{R1}", encode(Position(1, b"m")))
 
@@ -622,8 +622,8 @@ async def test_one_router_sweeps_at_a_time(
     assert sweeping.result().num_dropped < 3_000
 
 
-async def test_a_feed_that_nobody_feeds_is_forgotten(store: RedisStore) -> None:
-    """After a while, with its blocks; one that somebody feeds again is not."""
+async def test_a_stream_without_a_leader_is_forgotten(store: RedisStore) -> None:
+    """After a while, with its blocks; one that has a leader again is not."""
     await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
     await store.release([R1, R2])
     assert (await store.sweep(forget_after_s=0)).num_streams == 0

@@ -47,7 +47,7 @@ def staged(*names: int) -> StagedBlocks:
 
 
 class Follower:
-    """A router that follows one feed."""
+    """A router that follows one stream."""
 
     def __init__(self) -> None:
         self.caches = CacheView(BlockIndex())
@@ -86,7 +86,7 @@ def test_a_stream_without_a_snapshot_is_blind() -> None:
 
 
 def test_a_snapshot_brings_blocks_status_and_position() -> None:
-    """As exact as where it is fed."""
+    """As exact as its leader."""
     follower = Follower().joined(0, 1)
 
     assert follower.stream.state_and_reason() == ("exact", "")
@@ -188,7 +188,7 @@ def test_what_cannot_be_understood_is_counted_and_missed_until_the_next_epoch() 
     assert follower.stream.state == "exact"
 
 
-def test_doubts_are_passed_on_until_history_is_read_again() -> None:
+def test_suspicions_are_passed_on_until_history_is_read_again() -> None:
     """Nothing is believed until a delta clears; a snapshot would repeat what was wrong."""
     follower = Follower().joined(0)
     follower.stream.mark_suspect("3 of 10 predictions were right")
@@ -207,8 +207,8 @@ def test_doubts_are_passed_on_until_history_is_read_again() -> None:
 def test_what_the_feeding_router_does_not_believe_nobody_does() -> None:
     """It reads history again; then it says so."""
     follower = Follower().joined(0)
-    doubted = StreamStatus("degraded", "wrong", OTHER, 77, is_suspect=True)
-    follower.stream.apply(Delta(STREAM, 11, status=doubted))
+    suspect = StreamStatus("degraded", "wrong", OTHER, 77, is_suspect=True)
+    follower.stream.apply(Delta(STREAM, 11, status=suspect))
 
     assert (follower.num_matched(), follower.stream.suspicion) == (0, None)
     follower.stream.apply(Delta(STREAM, 12, cleared=True, changes=(stored(0),), status=EXACT))
@@ -229,7 +229,7 @@ def test_a_snapshot_that_nobody_has_kept_up_is_believed_but_is_no_history() -> N
 
 
 def test_what_it_knows_can_be_resumed() -> None:
-    """The status where it is fed, as far as it is known here."""
+    """The leader's status, as far as it is known here."""
     follower = Follower().joined(0, status=GUESSED)
     told = follower.stream.status()
 

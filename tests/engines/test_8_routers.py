@@ -296,7 +296,7 @@ async def test_each_dies_during_load(
 
 
 async def kill_router(load: Load, dying: int, left: Router) -> None:
-    """Clients go to the other one, which feeds on alone; it comes back and joins."""
+    """Clients go to the other one, which goes on without; it comes back and joins."""
     router = load.routers[dying]
     with load.down(dying):
         await asyncio.to_thread(router.kill)

@@ -188,7 +188,7 @@ async def test_two_routers_balance_as_one(start_redis: Start) -> None:
 
 
 async def test_a_router_killed_leaves_nothing_behind(start_redis: Start, tmp_path: Path) -> None:
-    """kill -9: its feeds are taken over, its load and claims are gone within its lease."""
+    """kill -9: its streams are taken over, its load and claims are gone within its lease."""
     redis = start_redis()
     async with Engines(2, time_model=SLOW) as engines, serving(redis, engines, tmp_path) as process:
         async with on_stage(*engines, redis=redis) as stage:
@@ -219,7 +219,7 @@ async def test_a_router_killed_leaves_nothing_behind(start_redis: Start, tmp_pat
 
 
 async def test_a_router_that_ends_gives_its_leases_back(start_redis: Start) -> None:
-    """The other one feeds with its next beat; nobody waits for a lease to expire."""
+    """The other one leads with its next beat; no router waits for a lease to expire."""
     redis = start_redis()
     async with Engines(2) as engines, AsyncExitStack() as stack:
         leader = await stack.enter_async_context(on_stage(*engines, redis=redis, redis__lease_s=9))

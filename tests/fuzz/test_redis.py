@@ -221,7 +221,7 @@ fields = st.dictionaries(
 
 @fuzz(fields, st.lists(st.tuples(st.binary(max_size=20), st.just(KEYS)), max_size=4))
 def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]]) -> None:
-    """States of feeds, holders of bits, blocks: the sane ones, and a count of the rest."""
+    """Heads of streams, holders of bits, blocks: the sane ones, and a count of the rest."""
     flat = [part for pair in hash_.items() for part in pair]
     heads, num_garbage = read_heads(flat)
     assert all(0 <= head.number < 2**63 for head in heads.values())

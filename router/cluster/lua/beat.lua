@@ -1,4 +1,4 @@
--- Say that a router lives; make a namespace that is empty (new, or flushed) ours.
+-- Note that a router lives; create the namespace where it is empty (new, or flushed).
 --
 -- KEYS  meta
 -- ARGV  schema, incarnation to begin with, router ("": only look), its load, milliseconds it lives

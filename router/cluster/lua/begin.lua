@@ -2,19 +2,19 @@
 --
 -- KEYS  meta
 -- Gives {incarnation, entries written to the log, its last id, the work stream's last id, holders,
--- feeds, those that the holder of their lease wrote last}; holders and feeds as names and values by
--- turns
+-- heads, streams whose last delta the holder of their lease wrote}; holders and heads as names and
+-- values by turns
 local base = string.sub(KEYS[1], 1, -5)
 local function last_id(stream)
   local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
   return last[1] and last[1][1] or '0-0'
 end
-local feeds, fed = redis.call('HGETALL', base .. 'feeds'), {}
-for i = 1, #feeds, 2 do
-  local feed = string.sub(feeds[i], 2)
-  local wrote = string.sub(feeds[i], 1, 1) == 'w'
-  if wrote and redis.call('GET', base .. 'lease:' .. feed) == feeds[i + 1] then
-    fed[#fed + 1] = feed
+local heads, led = redis.call('HGETALL', base .. 'feeds'), {}
+for i = 1, #heads, 2 do
+  local stream = string.sub(heads[i], 2)
+  local wrote = string.sub(heads[i], 1, 1) == 'w'
+  if wrote and redis.call('GET', base .. 'lease:' .. stream) == heads[i + 1] then
+    led[#led + 1] = stream
   end
 end
 local meta = redis.call('HMGET', KEYS[1], 'incarnation', 'log')
@@ -24,6 +24,6 @@ return {
   last_id(base .. 'log'),
   last_id(base .. 'work'),
   redis.call('HGETALL', base .. 'holders'),
-  feeds,
-  fed,
+  heads,
+  led,
 }

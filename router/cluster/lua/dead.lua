@@ -1,8 +1,8 @@
--- Begin a sweep, if no other router does; retire feeds that nobody has fed for long.
+-- Begin a sweep, if no other router does; forget streams long without a leader.
 --
 -- KEYS  meta
--- ARGV  router, milliseconds of its lease on sweeping, milliseconds until a feed is forgotten
--- Gives {1 or 0: whether it is ours, feeds forgotten, bits that are dead by now}
+-- ARGV  router, milliseconds of its lease on sweeping, milliseconds until a stream is forgotten
+-- Gives {1 or 0: whether it is ours, streams forgotten, bits that are dead by now}
 local call = redis.call
 local base = string.sub(KEYS[1], 1, -5)
 local sweeper = base .. 'sweeper'
@@ -13,29 +13,29 @@ end
 call('HDEL', KEYS[1], '') -- now a full Redis takes the few bytes that follow, too
 call('SET', sweeper, ARGV[1], 'PX', ARGV[2])
 
-local feeds, holders = base .. 'feeds', base .. 'holders'
+local heads, holders = base .. 'feeds', base .. 'holders'
 local time = call('TIME')
 local now, num_forgotten = tonumber(time[1]), 0
-for _, name in ipairs(call('HKEYS', feeds)) do
+for _, name in ipairs(call('HKEYS', heads)) do
   if string.sub(name, 1, 1) == 'n' then
-    local feed = string.sub(name, 2)
-    local since = tonumber(call('HGET', feeds, 'a' .. feed) or '') -- abandoned since
-    if call('EXISTS', base .. 'lease:' .. feed) == 1 then
+    local stream = string.sub(name, 2)
+    local since = tonumber(call('HGET', heads, 'a' .. stream) or '') -- abandoned since
+    if call('EXISTS', base .. 'lease:' .. stream) == 1 then
       if since then
-        call('HDEL', feeds, 'a' .. feed)
+        call('HDEL', heads, 'a' .. stream)
       end
     elseif not since then
-      call('HSET', feeds, 'a' .. feed, now)
+      call('HSET', heads, 'a' .. stream, now)
     elseif (now - since) * 1000 >= tonumber(ARGV[3]) then
       for _, tier in ipairs({ 'gpu', 'cpu', 'pool' }) do
-        local held = call('HGET', holders, tier .. ' ' .. feed)
+        local held = call('HGET', holders, tier .. ' ' .. stream)
         if held then
-          call('HDEL', holders, tier .. ' ' .. feed)
+          call('HDEL', holders, tier .. ' ' .. stream)
           call('HSET', holders, held, '')
           call('UNLINK', base .. 'copies:' .. held)
         end
       end
-      call('HDEL', feeds, 'n' .. feed, 'p' .. feed, 's' .. feed, 'w' .. feed, 'a' .. feed)
+      call('HDEL', heads, 'n' .. stream, 'p' .. stream, 's' .. stream, 'w' .. stream, 'a' .. stream)
       num_forgotten = num_forgotten + 1
     end
   end

@@ -1,8 +1,8 @@
 -- Renew a router's leases and take those that are free.
 --
 -- KEYS  meta
--- ARGV  router, milliseconds, feeds
--- Gives for each feed 1 if the router holds its lease now, else 0
+-- ARGV  router, milliseconds, streams
+-- Gives for each stream 1 if the router holds its lease now, else 0
 local base = string.sub(KEYS[1], 1, -5) .. 'lease:'
 redis.call('HDEL', KEYS[1], '') -- now a full Redis takes the few bytes that follow, too
 local held = {}

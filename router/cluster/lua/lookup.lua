@@ -1,7 +1,7 @@
 -- Count the leading blocks of a chain for every holder asked about.
 --
 -- KEYS  meta
--- ARGV  the chain's keys, 8 bytes each; then of each holder its tier and feed, "cpu" meaning:
+-- ARGV  the chain's keys, 8 bytes each; then of each holder its tier and stream, "cpu" meaning:
 --       on gpu or cpu
 -- Gives the counts, in the order asked
 --
@@ -17,7 +17,7 @@ local chain = ARGV[1]
 local num_blocks = floor(#chain / 8)
 
 local values = {}
-local function value(n) -- of block n, from 1; '' where nobody holds it
+local function value(n) -- of block n, from 1; '' where it has no holder
   local found = values[n]
   if not found then
     local i = n * 8

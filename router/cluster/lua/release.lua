@@ -1,7 +1,7 @@
--- Give a router's leases back, and with "1" the router goes altogether.
+-- Give a router's leases back, and with "1" forget the router.
 --
 -- KEYS  meta
--- ARGV  router, "1" or "0", feeds
+-- ARGV  router, "1" or "0", streams
 local base = string.sub(KEYS[1], 1, -5)
 for i = 3, #ARGV do
   local lease = base .. 'lease:' .. ARGV[i]

@@ -1,4 +1,4 @@
--- Take the bits that belong to no holder any more out of some buckets; drop blocks nobody holds.
+-- Take the bits that belong to no holder any more out of some buckets; drop blocks without holders.
 --
 -- KEYS  meta
 -- ARGV  router, milliseconds of its lease on sweeping, the first bucket, how many blocks are enough
@@ -16,7 +16,7 @@ if sweeper ~= ARGV[1] then
 end
 call('PEXPIRE', base .. 'sweeper', ARGV[2])
 
-local alive = {} -- byte, from 1 -> mask of the bits that somebody has
+local alive = {} -- byte, from 1 -> mask of the bits that a holder has
 local holders = call('HGETALL', base .. 'holders')
 for i = 1, #holders, 2 do
   local number = tonumber(holders[i])

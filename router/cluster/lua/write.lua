@@ -1,17 +1,17 @@
--- Apply one delta, or a piece of one: to the holders' bits, to its feed's state, to the log. All
+-- Apply one delta, or a piece of one: to the holders' bits, to its stream's head, to the log. All
 -- of it or nothing.
 --
 -- KEYS  meta
--- ARGV  1 incarnation            2 router                    3 feed
---       4 how far the feed must be ("41": its delta 41; "41+2": and two pieces of the next), ""
---         for what needs no lease and does not count: what somebody learned of the pool by looking
---       5 how far it is then     6 "1": cleared              7 the pool's feed
+-- ARGV  1 incarnation            2 router                    3 stream
+--       4 how far the stream must be ("41": its delta 41; "41+2": and two pieces of the next), ""
+--         for what needs no lease and does not count: what a router learned of the pool
+--       5 how far it is then     6 "1": cleared              7 the pool's stream
 --       8 position, or ""        9 status,   or ""           (both "": as before; position "-":
 --         there is none any more)
 --       10 entries in the log    11 milliseconds in the log  12 which piece, or ""
 --       13 the delta for the log
 --       14.. of each change: tier, stored, removed, keys of copies, counts of copies ("2,3,1")
--- Gives {verdict, how many keys were skipped because something else lies there}
+-- Gives {result, how many keys were skipped because something else lies there}
 local OK, FENCED, LOST = 0, 1, 2
 local FIRST, STEP = 14, 5
 local call, pcall, sub, byte, char, rep =
@@ -20,8 +20,8 @@ local band = bit.band
 
 local meta = KEYS[1]
 local base = sub(meta, 1, -5)
-local buckets, feeds, holders = base .. 'b:', base .. 'feeds', base .. 'holders'
-local feed, expected, cleared, pool = ARGV[3], ARGV[4], ARGV[6] == '1', ARGV[7]
+local buckets, heads, holders = base .. 'b:', base .. 'feeds', base .. 'holders'
+local stream, expected, cleared, pool = ARGV[3], ARGV[4], ARGV[6] == '1', ARGV[7]
 local counts = expected ~= ''
 local num_skipped = 0
 
@@ -29,11 +29,11 @@ if call('HGET', meta, 'incarnation') ~= ARGV[1] then
   return { LOST, 0 }
 end
 if counts then
-  if call('GET', base .. 'lease:' .. feed) ~= ARGV[2] then
+  if call('GET', base .. 'lease:' .. stream) ~= ARGV[2] then
     return { FENCED, 0 }
   end
-  local reached = call('HGET', feeds, 'n' .. feed) or '0'
-  -- Pieces whose rest never came are in nobody's way if all before is forgotten anyway.
+  local reached = call('HGET', heads, 'n' .. stream) or '0'
+  -- Pieces whose rest never came do not matter if all before is forgotten anyway.
   if reached ~= expected and not (cleared and string.match(reached, '^%d+') == expected) then
     return { LOST, 0 }
   end
@@ -51,7 +51,7 @@ end
 local entry = call('HINCRBY', meta, 'log', 1)
 
 local function retire(tier)
-  local name = tier .. ' ' .. feed
+  local name = tier .. ' ' .. stream
   local number_of_bit = call('HGET', holders, name)
   if number_of_bit then
     call('HDEL', holders, name)
@@ -162,7 +162,7 @@ if cleared then
 end
 for i = FIRST, #ARGV, STEP do
   local tier, stored, removed, copied = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local owner = feed
+  local owner = stream
   if tier == 'pool' then
     owner = pool
   end
@@ -178,14 +178,14 @@ for i = FIRST, #ARGV, STEP do
 end
 
 if counts then
-  call('HSET', feeds, 'n' .. feed, ARGV[5], 'w' .. feed, ARGV[2])
+  call('HSET', heads, 'n' .. stream, ARGV[5], 'w' .. stream, ARGV[2])
   if ARGV[8] == '-' or (cleared and ARGV[8] == '') then
-    call('HDEL', feeds, 'p' .. feed)
+    call('HDEL', heads, 'p' .. stream)
   elseif ARGV[8] ~= '' then
-    call('HSET', feeds, 'p' .. feed, ARGV[8])
+    call('HSET', heads, 'p' .. stream, ARGV[8])
   end
   if ARGV[9] ~= '' then
-    call('HSET', feeds, 's' .. feed, ARGV[9])
+    call('HSET', heads, 's' .. stream, ARGV[9])
   end
 end
 local log = base .. 'log'

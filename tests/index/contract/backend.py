@@ -66,7 +66,7 @@ class Backend(Protocol):
         """Give everything back."""
 
 
-# -- fed by the engines --------------------------------------------------------------------------
+# -- follows the engines -------------------------------------------------------------------------
 
 
 class Router:
@@ -85,7 +85,7 @@ class Router:
         self.caches.hand_over(candidate, stream)
         return stream
 
-    def follow_feed(self, candidate: CandidateId) -> SharedStream:
+    def follow_stream(self, candidate: CandidateId) -> SharedStream:
         stream = SharedStream(
             candidate, self.index, block_size=BLOCK_SIZE, capacity_blocks=CAPACITY
         )
@@ -152,19 +152,19 @@ class LocalIndex:
         pass
 
 
-# -- fed by a router that is fed by the engines --------------------------------------------------
+# -- follows a router that follows the engines ---------------------------------------------------
 
 
 class SharedStore:
-    """What Redis is to routers, in plain dicts: blocks, feed states, log."""
+    """What Redis is to routers, in plain dicts: blocks, heads, log."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[StreamId, Tier], Copies] = {}
-        self.states: dict[StreamId, StreamHead] = {}
+        self.heads: dict[StreamId, StreamHead] = {}
         self.log: list[bytes] = []
 
     def write(self, delta: Delta) -> None:
-        before = self.states.get(delta.stream_id, StreamHead(0, None, None))
+        before = self.heads.get(delta.stream_id, StreamHead(0, None, None))
         assert delta.number == before.number + 1
         for tier in TIERS if delta.cleared else ():
             self.blocks[delta.stream_id, tier] = {}
@@ -176,7 +176,7 @@ class SharedStore:
         if delta.continues or delta.cleared or delta.position is not None:
             position = None if delta.continues else delta.position
         status = before.status if delta.status is None else delta.status
-        self.states[delta.stream_id] = StreamHead(delta.number, position, status)
+        self.heads[delta.stream_id] = StreamHead(delta.number, position, status)
         self.log.append(encode(delta))
 
     @staticmethod
@@ -196,7 +196,7 @@ class SharedStore:
         return list(held), [(key, n) for key, n in held.items() if n > 1]
 
 
-class Feeder:
+class Leader:
     """Writes what a router learns of its engines; as the owner of a journal must."""
 
     def __init__(self, router: Router, store: SharedStore) -> None:
@@ -204,11 +204,11 @@ class Feeder:
         self._store = store
         self._rewrites: dict[CandidateId, Iterator[TierChange]] = {}
 
-    def tell(self, candidate: CandidateId, max_blocks: int) -> bool:
+    def publish(self, candidate: CandidateId, max_blocks: int) -> bool:
         """Write one delta; False: there was nothing to say."""
         index, stream_id = self._router.index, stream_id_of(candidate)
         changes = index.take_changes(candidate, max_blocks)
-        state = self._store.states.get(stream_id, StreamHead(0, None, None))
+        state = self._store.heads.get(stream_id, StreamHead(0, None, None))
         stream = self._router.direct[candidate]
         if changes is None:
             changes = self._next_slice(candidate) or Changes()
@@ -255,7 +255,7 @@ class Feeder:
 
 
 class FollowedIndex:
-    """The index of a router that follows another's feed: snapshots, the log, doubts."""
+    """The index of a router that follows another's stream: snapshots, the log, suspicions."""
 
     def __init__(self, engines: Mapping[CandidateId, PlayedEngine]) -> None:
         self.begun_anew: set[CandidateId] = set()
@@ -265,7 +265,7 @@ class FollowedIndex:
         for candidate in engines:
             self.leader.index.journal(candidate, on=True)
             self.leader.follow_engine(candidate)
-        self.feeder = Feeder(self.leader, self.store)
+        self.publisher = Leader(self.leader, self.store)
         self._join()
         self.settle()
 
@@ -273,7 +273,7 @@ class FollowedIndex:
         """Let a follower come that knows nothing."""
         self.follower = Router(self.engines)
         for candidate in self.engines:
-            self.follower.follow_feed(candidate)
+            self.follower.follow_stream(candidate)
         self.num_read = len(self.store.log)
         self.begun: dict[CandidateId, tuple[StreamHead, StagedBlocks, int]] = {}
 
@@ -287,14 +287,14 @@ class FollowedIndex:
         candidates = list(self.engines)
         candidate = candidates[how % len(candidates)]
         happenings: list[Callable[[], object]] = [
-            lambda: self.feeder.tell(candidate, how),
+            lambda: self.publisher.publish(candidate, how),
             lambda: self._read(how),
             lambda: self._read_again(how),
             lambda: self._miss(how),
             lambda: self._begin_snapshot(candidate),
             lambda: self._end_snapshot(candidate),
             lambda: self.leader.replay(candidate),
-            lambda: self._doubt(candidate) if how == 1 else None,  # they end what went wrong
+            lambda: self._mark_suspect(candidate) if how == 1 else None,  # they end what went wrong
             lambda: self._rename(candidate) if how == 2 else None,
         ]
         happenings[what % len(happenings)]()
@@ -302,31 +302,31 @@ class FollowedIndex:
     def settle(self) -> None:
         self.leader.reconnect()
         self._catch_up()
-        if self._doubts_again():  # a doubt is told until it is gone: its end may have been missed
+        if self._suspects_again():  # sent until it is gone: its end may have been missed
             self.leader.reconnect()
             self._catch_up()
 
-    def _doubts_again(self) -> bool:
-        doubted = [c for c, stream in self.follower.shared.items() if stream.suspicion is not None]
-        for candidate in doubted:
-            self.leader.direct[candidate].mark_suspect("doubted again")
+    def _suspects_again(self) -> bool:
+        suspects = [c for c, stream in self.follower.shared.items() if stream.suspicion is not None]
+        for candidate in suspects:
+            self.leader.direct[candidate].mark_suspect("suspected again")
             self.begun_anew.add(candidate)
-        return bool(doubted)
+        return bool(suspects)
 
     def _catch_up(self) -> None:
         for candidate in self.engines:
-            while self.feeder.tell(candidate, 5) or self.feeder.is_rewriting(candidate):
+            while self.publisher.publish(candidate, 5) or self.publisher.is_rewriting(candidate):
                 pass
         self._follow_to_the_end()
         for candidate, stream in self.follower.shared.items():
             assert stream.has_history
-            assert stream.number == self.store.states[stream_id_of(candidate)].number
-            assert stream.position == self.store.states[stream_id_of(candidate)].position
+            assert stream.number == self.store.heads[stream_id_of(candidate)].number
+            assert stream.position == self.store.heads[stream_id_of(candidate)].position
 
     def _follow_to_the_end(self) -> None:
         self._read(len(self.store.log))
         for candidate, stream in self.follower.shared.items():
-            state = self.store.states.get(stream_id_of(candidate))
+            state = self.store.heads.get(stream_id_of(candidate))
             is_behind = state is not None and stream.number != state.number
             if stream.wants_snapshot or is_behind:  # the log's own numbers show that
                 self._begin_snapshot(candidate)
@@ -362,7 +362,7 @@ class FollowedIndex:
 
     def _begin_snapshot(self, candidate: CandidateId) -> None:
         staged = StagedBlocks()
-        state = self.store.states.get(stream_id_of(candidate))
+        state = self.store.heads.get(stream_id_of(candidate))
         if state is not None:
             self._stage(candidate, staged, 0)
             self.begun[candidate] = state, staged, len(self.store.log)
@@ -372,7 +372,7 @@ class FollowedIndex:
             return
         state, staged, num_read = self.begun.pop(candidate)
         self._stage(candidate, staged, 1)
-        through = self.store.states[stream_id_of(candidate)].number
+        through = self.store.heads[stream_id_of(candidate)].number
         self.follower.shared[candidate].load(state, staged, through=through)
         self.num_read = min(self.num_read, num_read)
 
@@ -380,7 +380,7 @@ class FollowedIndex:
         for tier in TIERS:
             staged.add(tier, *self.store.read(stream_id_of(candidate), tier, half))
 
-    def _doubt(self, candidate: CandidateId) -> None:
+    def _mark_suspect(self, candidate: CandidateId) -> None:
         stream = self.follower.shared[candidate]
         stream.mark_suspect("at random")
         assert stream.suspicion is not None
@@ -396,7 +396,7 @@ class FollowedIndex:
 
 
 class ResumedIndex(FollowedIndex):
-    """The same, but the router that feeds dies now and then, and the follower takes its place."""
+    """The same, but the router that leads dies now and then, and the follower takes its place."""
 
     def disturb(self, what: int, how: int) -> None:
         if what % 10 == 9:
@@ -418,7 +418,7 @@ class ResumedIndex(FollowedIndex):
     def _last_words(self, how: int) -> None:
         """Let it tell a part of what it knows, and the follower hear some of it, or all again."""
         for candidate in self.engines:
-            self.feeder.tell(candidate, how)
+            self.publisher.publish(candidate, how)
         if how >= 3:
             self._read_again(how)
         self._read(how)
@@ -431,7 +431,7 @@ class ResumedIndex(FollowedIndex):
         else:
             self._follow_to_the_end()
         self.leader = self.follower
-        self.feeder = Feeder(self.leader, self.store)
+        self.publisher = Leader(self.leader, self.store)
         for candidate, shared in self.leader.shared.items():
             self.leader.index.journal(candidate, on=True)
             direct = self.leader.follow_engine(candidate)
@@ -441,18 +441,18 @@ class ResumedIndex(FollowedIndex):
                 self.begun_anew.add(candidate)
             direct.connected()
             if with_store:
-                self.feeder.rewrite(candidate)
+                self.publisher.rewrite(candidate)
         self.leader.shared = {}
         self._join()
 
 
 def stream_id_of(candidate: CandidateId) -> StreamId:
-    """Name a candidate's feed."""
+    """Name a candidate's stream."""
     return StreamId(f"{candidate}#0")
 
 
 def candidate_of(stream_id: StreamId) -> CandidateId:
-    """Name a feed's candidate."""
+    """Name a stream's candidate."""
     return CandidateId(stream_id.partition("#")[0])
 
 

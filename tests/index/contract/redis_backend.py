@@ -1,6 +1,6 @@
 """The index of routers that share it in a real Redis, taken one step at a time.
 
-Real are Redis, the store, the feeds, the loops' bodies and what follows a candidate
+Real are Redis, the store, the memberships, the loops' bodies and what follows a candidate
 (`router.cluster`, `router.kv_events.follower`); played are the engines and the order in which
 things happen: each step of a loop is a step of the suite, and whatever waits for an engine's or a
 snapshot's next piece waits until the suite lets it go on. Pieces are made small, so that few blocks
@@ -433,7 +433,7 @@ class SharedInRedis:
 
     Args:
         server: Of its own; it is emptied.
-        keeps_blocks: Whether B keeps blocks that A feeds; else it looks them up, and is asked.
+        keeps_blocks: Whether B keeps blocks that A leads; else it looks them up, and is asked.
         happenings: What `disturb` lets happen, by name; all by default.
     """
 
