@@ -20,6 +20,7 @@ from router.cluster.peers import NULL_PEERS, NullPeers, Peers
 from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.config.hosts import HostRules
+from router.config.secrets import read_secret
 from router.data_path.shadow import Shadows
 from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
@@ -27,7 +28,6 @@ from router.discovery.readiness import Readiness
 from router.discovery.status import PoolStatus, Status, Waiting
 from router.discovery.watch import ReplicaWatch
 from router.discovery.watches import Watches
-from router.engine_key import EngineKey
 from router.errors import ConfigError
 from router.experiments import Experiments
 from router.experiments.trials import Trials
@@ -40,10 +40,10 @@ from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
 from router.pool.readers import PoolReaders
 from router.records.log import DecisionLog
+from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.sessions import Sessions
-from router.secret_file import read_secret
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters

@@ -7,13 +7,13 @@ from typing import Final
 from router.api.clients import Clients
 from router.api.routes import Routes
 from router.assembly.router import Router
+from router.config.secrets import read_secret
 from router.data_path.explain import Explainer
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.http.control import Control
 from router.http.guard import Guard
 from router.http.server import Listener, room_for_connections
-from router.secret_file import read_secret
 
 _ADMIN_CONNECTIONS: Final = 256
 

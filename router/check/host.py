@@ -17,8 +17,8 @@ from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.replica import ReplicaSeen
 from router.config import Config
+from router.config.secrets import read_secret
 from router.errors import ConfigError
-from router.secret_file import read_secret
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)

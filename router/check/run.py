@@ -18,12 +18,12 @@ from router.check.report import Report
 from router.check.tokenizer import Tokenizers
 from router.config import Config
 from router.config.hosts import HostRules
+from router.config.secrets import read_secret
 from router.discovery.engine_api import EngineApi
-from router.engine_key import EngineKey
 from router.errors import ConfigError
 from router.pool.catalog import PoolCatalog
+from router.replicas.engine_key import EngineKey
 from router.replicas.registry import Entry, Registry
-from router.secret_file import read_secret
 from router.tls import client_tls
 
 _PROGRESS_S: Final = (2.0, 0.25)  # before the first message, and between looks

@@ -6,6 +6,7 @@
     loader    defaults, YAML file, variables, flags: the later win  `load`
     checks    what types cannot say                                 `check_replica`
     hosts     patterns of hosts that may be named at run time       `HostRules`
+    secrets   files with an API key, the admin token                `read_secret`
 
 A default exists in one place, the Struct field. Unknown keys are refused with the nearest known
 one. No other module reads the environment; a module receives its section, not the whole.

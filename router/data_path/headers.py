@@ -12,7 +12,7 @@ from router.api.sessions import session_header
 from router.api.withheld import PREFIX, Withheld
 from router.data_path import tenancy
 from router.data_path.job import Job, Placement
-from router.engine_key import EngineKey
+from router.replicas.engine_key import EngineKey
 from router.upstream import Answer, end_to_end
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED

@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_pages as pages
-from router.engine_key import NO_KEY, EngineKey
 from router.errors import (
     BadRequest,
     KeyRefused,
@@ -28,6 +27,7 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.kv_events.subscriber import EventSource
+from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal

@@ -15,9 +15,9 @@ from router.config.hosts import HostRules
 from router.discovery import engine_api, engine_pages
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_pages import EventSource
-from router.engine_key import EngineKey
 from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from router.replicas import ServedModel
+from router.replicas.engine_key import EngineKey
 from tests.conftest import Serve
 from tests.ports import free_port
 
