@@ -36,7 +36,8 @@ from loadtest.generated import Agents
 from loadtest.markdown import table
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
-from loadtest.traces import describe
+from loadtest.timing import Timing
+from loadtest.traces import describe, read_workload
 from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
@@ -182,24 +183,23 @@ def _range(policy: type[Struct], name: str) -> str:
     return f"{low:g} to {high:g}" if high is not None else f"{low:g} or more"
 
 
-def queue_model(trace: Path) -> str:
-    """Do the study on a Mooncake trace; minutes."""
-    from loadtest.queue_study import study
+def conversation(trace: Path) -> str:
+    """Simulate all policies, and weights of `kv_aware`, on a Mooncake trace; minutes."""
+    from loadtest.studies.conversation import policies_report
 
-    return study(trace)
+    return policies_report(read_workload(trace))
 
 
-def staleness(trace: Path) -> str:
-    """Do the study of several routers on a Mooncake trace; minutes."""
-    from loadtest.queue_study import staleness_study
+def routers(trace: Path) -> str:
+    """Simulate several routers on a Mooncake trace; minutes."""
+    from loadtest.studies.conversation import routers_report
 
-    return staleness_study(trace)
+    return routers_report(read_workload(trace, timing=Timing(spread_s=3.0)))
 
 
 def published(trace: Path) -> str:
     """Put published figures beside the simulator's; minutes."""
-    from loadtest.studies.published import report
-    from loadtest.traces import read_workload
+    from loadtest.simulator.published import report
 
     return report(read_workload(trace))
 
@@ -497,8 +497,8 @@ MAKERS: dict[str, Maker] = {
 }
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {
-    "queue-model": queue_model,
-    "staleness": staleness,
+    "conversation": conversation,
+    "routers": routers,
     "published": published,
     "grid": grid,
     "pressure": pressure,

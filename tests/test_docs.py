@@ -18,7 +18,7 @@ import click
 import pytest
 from hypothesis import given
 
-from loadtest import docs, queue_model
+from loadtest import docs
 from loadtest.chaos.cli import main as chaos
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
@@ -195,7 +195,7 @@ def test_a_part_that_nobody_makes_is_refused() -> None:
 
 def test_parts_on_demand_stay_without_their_data() -> None:
     """The study is left alone where there is no trace."""
-    text = "<!-- generated: queue-model -->\nas it was\n<!-- end -->"
+    text = "<!-- generated: conversation -->\nas it was\n<!-- end -->"
 
     assert docs.fill(text, docs.MAKERS) == text
 
@@ -289,7 +289,7 @@ def flags() -> frozenset[str]:
     for command in (*commands(), chaos):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
-    parsers: list[argparse.ArgumentParser] = [queue_model._parser(), docs.argument_parser()]
+    parsers: list[argparse.ArgumentParser] = [docs.argument_parser()]
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)
     return frozenset(known)

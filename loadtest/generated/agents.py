@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from loadtest.agents import MARKUP_TOKENS, Profile, TurnPlan, plan_fork, plan_session
 from loadtest.generated.prefix import Prefix
 from loadtest.generated.script import Done, Script
-from loadtest.traces.timing import poisson
+from loadtest.timing import poisson
 from loadtest.workload import Workload
 
 _SUB_TASK_TOKENS: Final = 40  # of `agent_text.sub_task`, with tiny_model

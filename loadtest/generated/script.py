@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from loadtest.generated.prefix import Prefix
-from loadtest.traces.timing import service_s
+from loadtest.timing import service_s
 from loadtest.workload import Turn, TurnKey, Workload
 
 

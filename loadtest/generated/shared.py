@@ -13,7 +13,7 @@ from msgspec import Struct
 from loadtest.agents import MARKUP_TOKENS, lognormal
 from loadtest.generated.prefix import Prefix
 from loadtest.generated.script import Script
-from loadtest.traces.timing import poisson
+from loadtest.timing import poisson
 from loadtest.workload import Workload
 
 _THINKING_S: Final = 20.0  # of a person between two turns, median

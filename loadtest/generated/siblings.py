@@ -13,7 +13,7 @@ from msgspec import Struct
 from loadtest.agents import MARKUP_TOKENS, lognormal
 from loadtest.generated.prefix import Prefix
 from loadtest.generated.script import Script
-from loadtest.traces.timing import poisson, tool_waits
+from loadtest.timing import poisson, tool_waits
 from loadtest.workload import Workload
 
 

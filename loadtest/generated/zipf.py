@@ -15,7 +15,7 @@ from msgspec import Struct
 from loadtest.agents import MARKUP_TOKENS, lognormal
 from loadtest.generated.prefix import Prefix
 from loadtest.generated.script import Done, Script
-from loadtest.traces.timing import poisson
+from loadtest.timing import poisson
 from loadtest.workload import Workload
 
 

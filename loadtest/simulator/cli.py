@@ -137,7 +137,7 @@ def simulate(
         raise click.UsageError(f"{workload.name}: no turns")
     console = Console()
     if published:
-        from loadtest.studies.published import with_progress
+        from loadtest.simulator.published import with_progress
 
         click.echo(with_progress(workload))
         return

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
@@ -25,6 +24,7 @@ from loadtest.extras import need
 from loadtest.generated import Siblings, Zipf
 from loadtest.markdown import table
 from loadtest.simulator import Setup, Simulated, simulate
+from loadtest.studies.pressure_map import Point, draw_map
 from loadtest.workload import Workload
 from policies import create
 
@@ -45,17 +45,6 @@ SEEDS = (0,)
 Advance = Callable[[int], None]
 
 
-class Point(Struct, frozen=True, kw_only=True):
-    """One policy in one setting. `family`: `skew 1`, or `siblings`; `x`: ratio, or burst size."""
-
-    family: str
-    x: float
-    policy: str
-    good_ratio: float
-    ttft_mean_s: float
-    num_computed_tokens: float  # per request
-
-
 def points(advance: Advance = lambda num: None) -> list[Point]:
     """Simulate the whole map."""
     found = []
@@ -70,7 +59,7 @@ def points(advance: Advance = lambda num: None) -> list[Point]:
 
 
 def num_turns() -> int:
-    """Tell how many turns `points` simulates, about."""
+    """Count the turns that `points` simulates, about."""
     num_runs = len(SKEWS) * len(RATIOS) * len(POLICIES)
     num_runs += len(NUM_SIBLINGS) * (len(POLICIES) + 1)
     return num_runs * NUM_REQUESTS * len(SEEDS)
@@ -162,8 +151,6 @@ def _cell(point: Point) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate the map, print it, draw it; a few minutes."""
-    from loadtest.pictures.pressure import pressure
-
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.studies.pressure", description=(__doc__ or "").split("\n")[0]
     )
@@ -181,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     if args.out is not None:
         for kind in ("svg", "png"):
-            (args.out / f"pressure.{kind}").write_bytes(pressure(found, kind=kind))
+            (args.out / f"pressure.{kind}").write_bytes(draw_map(found, kind=kind))
     return 0
 
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest.timing import Timing, offsets_of, poisson, scaled, service_s, tool_waits
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.request import Draft
 from loadtest.traces.sessions import sessions_of
-from loadtest.traces.timing import Timing, offsets_of, poisson, scaled, service_s, tool_waits
 from loadtest.workload import Turn, TurnKey, Workload
 
 

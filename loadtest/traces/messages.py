@@ -6,7 +6,7 @@
 Optional: `timestamp` and `delay` in ms as AIPerf has them, `pre_gap` in seconds and `input` for
 `messages` as in the LMCache agentic traces, `tools`. Lines of one session follow one another; a
 line without `session_id` is a session of its own. What has no times gets those that
-`loadtest.traces.timing` draws.
+`loadtest.timing` draws.
 Sources: ai-dynamo/aiperf, dataset/loader/models.py; the data set sammshen/lmcache-agentic-traces.
 """
 

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.generated import GENERATORS
+from loadtest.timing import Timing, scaled
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.formats import FORMATS
 from loadtest.traces.reading import read_workload
-from loadtest.traces.timing import Timing, scaled
 from loadtest.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])

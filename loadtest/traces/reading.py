@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from loadtest.timing import Timing
 from loadtest.traces.building import build
 from loadtest.traces.errors import BadLine, WorkloadError
 from loadtest.traces.formats import FORMATS, Format, entries, format_of
-from loadtest.traces.mooncake import Mooncake
-from loadtest.traces.request import TraceRequest
-from loadtest.traces.timing import Timing
 from loadtest.workload import Workload
 
 
@@ -53,30 +51,6 @@ def read_workload(
         timing=timing,
         num_skipped=num_skipped,
     )
-
-
-def read_trace(path: Path, *, max_requests: int | None = None) -> list[TraceRequest]:
-    """Read a Mooncake trace as it is, for the queue model.
-
-    Raises:
-        WorkloadError: The file, a line or a field is wrong; the message says which.
-    """
-    reader = Mooncake()
-    try:
-        _read(path, reader, False, max_requests, lambda _: None)
-    except OSError as error:
-        raise WorkloadError(f"{path}: {error.strerror or error}") from error
-    trace = [
-        TraceRequest(
-            timestamp=draft.timestamp_ms,
-            input_length=draft.num_input_tokens,
-            hash_ids=draft.hash_ids,
-            output_length=draft.num_output_tokens,
-        )
-        for draft in reader.drafts()
-        if draft.timestamp_ms is not None
-    ]
-    return sorted(trace, key=lambda request: request.timestamp)
 
 
 def _read(

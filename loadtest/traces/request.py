@@ -1,4 +1,4 @@
-"""One request of a trace: as a queue model wants it, and as readers hand it over."""
+"""One request of a trace, as its reader found it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ MAX_TIMESTAMP_MS: Final = 1e14  # unix time in ms stays below it until the year 
 MAX_SPAN_MS: Final = 366 * 86_400_000.0  # from the first request to the last
 MAX_DELAY_MS: Final = 7 * 86_400_000.0
 MAX_HASH_ID: Final = (1 << 64) - 1
-
-
-class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """One request of a Mooncake trace; `hash_ids` name prefixes, the last one partial."""
-
-    timestamp: float  # ms
-    input_length: int
-    hash_ids: tuple[int, ...]
-    output_length: int = 0
 
 
 class Draft(Struct, frozen=True, kw_only=True, gc=False):

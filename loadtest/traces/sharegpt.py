@@ -4,7 +4,7 @@
 
 The K-th call sends the first 2K-1 messages; its reply is as long as the message after them. One
 conversation is one session. There are no times: sessions start and tools take as long as
-`loadtest.traces.timing` draws.
+`loadtest.timing` draws.
 Source: the data set Inferact/codex_swebenchpro_traces, as its readers describe it.
 """
 

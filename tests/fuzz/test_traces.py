@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.formats import FORMATS
-from loadtest.traces.reading import read_trace, read_workload
+from loadtest.traces.reading import read_workload
 from tests.fuzz.damage import FIXED, mutated
 from tests.loadtest.traces.samples import bailian, mooncake
 
@@ -77,16 +77,3 @@ def test_any_trace(file: Path, data: bytes, format: str | None, skip_bad: bool) 
         assert turn.num_input_tokens > 0
         assert turn.arrival_s >= 0.0
         assert keys.issuperset(turn.after)
-
-
-@FIXED
-@given(data=mutated((SAMPLES["mooncake"],)))
-def test_any_trace_for_the_queue_model(file: Path, data: bytes) -> None:
-    """As it is, in order of time."""
-    file.write_bytes(data)
-
-    try:
-        trace = read_trace(file)
-    except WorkloadError:
-        return
-    assert trace == sorted(trace, key=lambda request: request.timestamp)

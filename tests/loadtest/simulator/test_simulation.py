@@ -2,20 +2,22 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import subprocess
 import sys
 from hashlib import sha256
+from itertools import accumulate
+from typing import ClassVar
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest import queue_model
 from loadtest.emulator.time_model import TimeModel
 from loadtest.simulator import PoolSetup, Setup, Simulated, simulate
 from loadtest.simulator.setup import coarsened, offered_work_s, stretch
 from loadtest.workload import Turn
-from policies import POLICIES, create
+from policies import POLICIES, Decision, Policy, Snapshot, create
 from tests.loadtest.simulator.workloads import SIZE, conversations, turn, workload
 
 SMALL = Setup(num_replicas=3, num_blocks=120, load=0.9)
@@ -47,10 +49,10 @@ def test_every_policy_answers_every_turn(name: str) -> None:
 
 def test_two_runs_are_equal_and_seeds_are_not() -> None:
     """The same seed gives the same bytes; another one another choice."""
-    given, random = conversations(), create("random")
+    given, policy = conversations(), create("random")
 
-    first, again = simulate(given, random, SMALL), simulate(given, random, SMALL)
-    other = simulate(given, random, replace(SMALL, seed=1))
+    first, again = simulate(given, policy, SMALL), simulate(given, policy, SMALL)
+    other = simulate(given, policy, replace(SMALL, seed=1))
 
     assert digest(first) == digest(again)
     assert first.run.turns != other.run.turns
@@ -274,33 +276,80 @@ def test_joined_blocks_name_the_same_prefixes() -> None:
     assert coarsened(given, 1) is given
 
 
-def test_the_queue_models_setting_gives_the_queue_models_figures() -> None:
-    """Without decoding, lag and step costs: close to the queue model, and hits almost alike."""
-    given = conversations(120, seed=3)
-    trace = [
-        queue_model.TraceRequest(
-            timestamp=1000 * t.arrival_s, input_length=t.num_input_tokens, hash_ids=t.hash_ids
-        )
-        for t in given.turns
+def test_one_replica_is_a_queue_first_come_first_served() -> None:
+    """Prompts of one step each wait for what is left of those before (Lindley's recursion)."""
+    dice = random.Random(4)
+    arrivals_s = list(accumulate(dice.expovariate(1.0) for _ in range(100)))
+    asked = [
+        turn(number, at_s, tuple(range(16 * number, 16 * number + 16)), num_input_tokens=16 * SIZE)
+        for number, at_s in enumerate(arrivals_s)
     ]
-    sessions = [int(t.session_id[1:]) for t in given.turns]
-    model = queue_model.Setup(num_replicas=3, num_blocks=300)
-    setup = Setup(
-        num_replicas=3,
-        num_blocks=300,
-        load=0.9,
-        time_model=TimeModel(ms_per_prefill_token=1.0, ms_per_mtoken2=queue_model.PAIRS_PER_TOKEN),
-        max_num_batched_tokens=1024,
-        decodes=False,
-        event_lag_s=0.0,
+    step = TimeModel(base_ms=10.0, ms_per_prefill_token=0.1)
+
+    found = simulate(
+        workload(*asked), create("random"), replace(ALONE, time_model=step, decodes=False)
     )
-    for name in ("least_loaded", "kv_aware"):
-        expected = queue_model.run(trace, sessions, create(name), model)
-        found = simulate(given, create(name), setup)
-        # The queue model makes the fleet faster, the simulation the arrivals slower.
-        mean_s = found.summary.ttft_mean_s / found.stretch
-        assert mean_s == pytest.approx(expected.mean_s, rel=0.2)
-        assert found.local_ratio == pytest.approx(expected.local_ratio, abs=0.05)
+
+    service_s, free_s = 0.01 + 16 * SIZE * 0.0001, 0.0
+    for at_s, got in zip(arrivals_s, found.run.turns, strict=True):
+        free_s = max(at_s, free_s) + service_s
+        assert got.ttft_s == pytest.approx(free_s - at_s)
+
+
+def test_order_of_the_rules() -> None:
+    """Load beats chance, sessions beat load, and cost in milliseconds needs no sessions."""
+    given = conversations(120, seed=3)
+    fleet = replace(SMALL, num_blocks=300, decodes=False)
+
+    found = {
+        name: simulate(given, create(name), fleet)
+        for name in ("random", "least_loaded", "session_sticky", "kv_aware")
+    }
+
+    means = [simulated.summary.ttft_mean_s for simulated in found.values()]
+    assert means == sorted(means, reverse=True)
+    assert found["kv_aware"].local_ratio > 1.5 * found["random"].local_ratio
+
+
+def test_small_caches_forget() -> None:
+    """A cache that holds one conversation finds less than one that holds many."""
+    given, sticky = conversations(60), create("session_sticky")
+
+    few = simulate(given, sticky, replace(SMALL, num_blocks=80))
+
+    assert few.local_ratio < simulate(given, sticky, replace(SMALL, num_blocks=800)).local_ratio
+
+
+class First(Policy, frozen=True, kw_only=True):
+    """Sends everything to the first replica and keeps what it was shown of it."""
+
+    name: ClassVar[str] = "first"
+    shown: list[tuple[int, bool, int]]
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        first = snapshot.replicas[0]
+        self.shown.append((first.num_requests, first.queue_ms > 0.0, first.num_gpu_tokens))
+        return Decision(candidate=first.id, reason="first")
+
+
+@pytest.mark.parametrize("note_lag_s", [0.0, 0.002, math.inf])
+def test_what_others_sent_is_not_known_in_time(note_lag_s: float) -> None:
+    """Neither their place in the queue nor what they are computing; one's own is, at once."""
+    asked = [turn(number, 0.001 * number, (1, 2, 3)) for number in range(12)]
+    fleet = replace(ALONE, num_replicas=2, num_routers=2, note_lag_s=note_lag_s, event_lag_s=60.0)
+    policy = First(shown=[])
+
+    simulate(workload(*asked), policy, fleet)
+
+    dice = random.Random(fleet.seed)
+    routers = [dice.choice(range(2)) for _ in asked]
+    for number, shown in enumerate(policy.shown):
+        known = [
+            n
+            for n in range(number)
+            if routers[n] == routers[number] or asked[n].arrival_s + note_lag_s <= 0.001 * number
+        ]
+        assert shown == (len(known), bool(known), 3 * SIZE if known else 0)
 
 
 def test_a_batch_must_fit_into_a_step() -> None:

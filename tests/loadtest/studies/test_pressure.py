@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.studies import pressure
-from loadtest.studies.pressure import SETUP, Point, points, report, siblings, zipf
+from loadtest.studies.pressure import SETUP, points, report, siblings, zipf
+from loadtest.studies.pressure_map import Point
 
 
 def test_the_working_set_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.traces import read_trace, read_workload, write_trace
-from loadtest.traces.timing import Timing, service_s
+from loadtest.timing import Timing, service_s
+from loadtest.traces import read_workload, write_trace
 from loadtest.workload import Turn, TurnKey, Workload
 from tests.loadtest.traces.samples import mooncake, write
 
@@ -120,18 +120,6 @@ def test_spread_requests_keep_the_order_of_named_sessions(tmp_path: Path) -> Non
     arrivals = [turn.arrival_s for turn in workload.turns]
     assert arrivals == sorted(arrivals)
     assert len(set(arrivals)) > 8
-
-
-def test_the_queue_model_reads_lines_as_they_are(tmp_path: Path) -> None:
-    """In milliseconds, not moved, and as many as asked for."""
-    lines = [mooncake(3000 + n, 600, [0, n]) for n in range(5)]
-    path = write(tmp_path / "t.jsonl", lines)
-
-    trace = read_trace(path)
-
-    assert [request.timestamp for request in trace] == [3000, 3001, 3002, 3003, 3004]
-    assert trace[2].hash_ids == (0, 2)
-    assert len(read_trace(path, max_requests=2)) == 2
 
 
 @st.composite

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from loadtest.traces import TraceRequest, sessions_of
+from loadtest.traces import sessions_of
+from loadtest.traces.request import Draft
+
+
+def request(*hash_ids: int) -> Draft:
+    return Draft(
+        timestamp_ms=0.0, num_input_tokens=512, num_output_tokens=1, hash_ids=tuple(hash_ids)
+    )
 
 
 def test_sessions_are_joined_by_rare_blocks() -> None:
     """The shared system block joins nobody; a conversation's own blocks do."""
-    trace = [
-        TraceRequest(timestamp=0.0, input_length=1536, hash_ids=(0, 1000 + n % 60, 2000 + n))
-        for n in range(360)
-    ]
+    trace = [request(0, 1000 + n % 60, 2000 + n) for n in range(360)]
 
     sessions = sessions_of(trace)
 
@@ -19,7 +23,7 @@ def test_sessions_are_joined_by_rare_blocks() -> None:
 
 def test_few_requests_may_all_be_one_conversation() -> None:
     """In a short trace even a block that all have may be one conversation's own."""
-    trace = [TraceRequest(timestamp=0.0, input_length=1024, hash_ids=(0, n)) for n in range(1, 48)]
+    trace = [request(0, n) for n in range(1, 48)]
 
     assert set(sessions_of(trace)) == {0}
     assert len(set(sessions_of([*trace, trace[0]]))) == 47

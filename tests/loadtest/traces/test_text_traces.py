@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.timing import Timing
 from loadtest.traces import WorkloadError, read_workload
 from loadtest.traces.blocks import Blocks, load_tokenizer
-from loadtest.traces.timing import Timing
 from tests.loadtest.traces.samples import write
 
 SYSTEM = "You are a coding agent. " * 200

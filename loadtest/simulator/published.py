@@ -1,6 +1,6 @@
 """Published figures beside the simulator's, on Mooncake's conversation trace.
 
-    python -m loadtest.studies.published --trace conversation_trace.jsonl
+    warmroute simulate --trace conversation_trace.jsonl --published
 
 Two checks. Hit rates say whether blocks, eviction and matching are right: they are counted on the
 trace alone, so they must come out equal, within `TOLERANCE`. Mean TTFT by scheduling rule says
@@ -10,9 +10,7 @@ order must come out, and the last step about as large.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,8 +19,9 @@ from rich.progress import Progress
 
 from loadtest.emulator.time_model import TimeModel
 from loadtest.markdown import table
-from loadtest.simulator import PoolSetup, Setup, Simulated, simulate
-from loadtest.traces import read_workload
+from loadtest.simulator.outcome import Simulated
+from loadtest.simulator.setup import PoolSetup, Setup
+from loadtest.simulator.simulation import simulate
 from loadtest.workload import Workload
 from policies import Policy, create
 
@@ -97,7 +96,7 @@ def report(workload: Workload, advance: Advance = lambda num: None) -> str:
 
 
 def num_turns_to_simulate(workload: Workload) -> int:
-    """Tell how many turns `report` simulates in all."""
+    """Count the turns that `report` simulates in all."""
     return len(workload.turns) * (len(HITS) + len(RULES) * len(LOADS))
 
 
@@ -142,14 +141,14 @@ def mean_s(
 
 
 def hit_verdict(hits: dict[int, float]) -> str:
-    """Say how far ours are from what is counted."""
+    """Write how far ours are from what is counted."""
     far = max(abs(hits[num_blocks] - expected) for num_blocks, expected in HITS.items())
     how = "within" if far <= TOLERANCE else "NOT within"
     return f"Largest difference: {far:.2f} points, {how} the tolerance of {TOLERANCE}."
 
 
 def order_verdict(ours: Sequence[Sequence[float]]) -> str:
-    """Say whether the rules come out in the published order, and how large the last step is."""
+    """Write whether the rules come out in the published order, and how large the last step is."""
     columns = list(zip(*ours, strict=True))
     same = all(list(column) == sorted(column, reverse=True) for column in columns)
     steps = ", ".join(
@@ -183,29 +182,8 @@ def _order_table(ours: Sequence[Sequence[float]]) -> str:
     return table(header, rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Read the trace and print the report."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.studies.published", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--trace", type=Path, required=True, help="conversation_trace.jsonl")
-    args = parser.parse_args(argv)
-    console = Console(soft_wrap=True)
-    try:
-        workload = read_workload(args.trace)
-    except (OSError, ValueError) as exc:
-        console.print(str(exc), style="red", markup=False)
-        return 2
-    print(with_progress(workload))
-    return 0
-
-
 def with_progress(workload: Workload) -> str:
     """Make the report with a progress bar."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=num_turns_to_simulate(workload))
         return report(workload, lambda num: progress.advance(task, num))
-
-
-if __name__ == "__main__":  # pragma: no cover
-    raise SystemExit(main())

@@ -8,23 +8,8 @@ from itertools import islice
 
 import pytest
 
-from loadtest.traces import TraceRequest, scaled, spread
-from loadtest.traces.timing import poisson, service_s, tool_waits
+from loadtest.timing import poisson, scaled, service_s, tool_waits
 from loadtest.workload import Turn, Workload
-
-TRACE = [
-    TraceRequest(timestamp=3000.0 * (n // 5), input_length=100, hash_ids=(n,)) for n in range(60)
-]
-
-
-def test_spreading_keeps_each_request_in_its_window() -> None:
-    """In order of arrival, the same for the same seed."""
-    moved = spread(TRACE, 500.0, seed=1)
-
-    assert moved == spread(TRACE, 500.0, seed=1) != spread(TRACE, 500.0, seed=2)
-    assert [r.timestamp for r in moved] == sorted(r.timestamp for r in moved)
-    by_blocks = {r.hash_ids: r.timestamp for r in TRACE}
-    assert all(0.0 <= r.timestamp - by_blocks[r.hash_ids] <= 500.0 for r in moved)
 
 
 def test_poisson_arrivals_have_the_rate() -> None:

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.studies.pressure import Point
+from loadtest.studies.pressure_map import Point, draw_map
 
 pytest.importorskip("matplotlib")
 
 
 def test_a_column_for_each_kind_of_traffic() -> None:
     """The picture names its columns, its rows and its policies; same points, same bytes."""
-    from loadtest.pictures.pressure import pressure
-
     points = [
         Point(
             family=family,
@@ -25,9 +23,9 @@ def test_a_column_for_each_kind_of_traffic() -> None:
         for x in (1.0, 3.0, 8.0)
     ]
 
-    drawn = pressure(points)
+    drawn = draw_map(points)
 
-    assert drawn == pressure(points)
+    assert drawn == draw_map(points)
     assert drawn.startswith(b"<?xml")
     assert drawn.count(b'id="axes_') == 6
-    assert pressure(points, kind="png").startswith(b"\x89PNG")
+    assert draw_map(points, kind="png").startswith(b"\x89PNG")

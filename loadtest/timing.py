@@ -1,17 +1,16 @@
-"""When a trace's requests arrive: spread, scaled, or drawn where it has no times."""
+"""When requests arrive: spread, scaled, or drawn where nothing says."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.agents import Profile, lognormal
-from loadtest.traces.request import TraceRequest
 from loadtest.workload import Workload
 
 PREFILL_TOKENS_PER_S: Final = 10_000.0
@@ -52,20 +51,11 @@ def tool_waits(dice: random.Random) -> Iterator[float]:
         yield lognormal(dice, profile.tool_wait_s, profile.tool_wait_sigma)
 
 
-def spread(
-    trace: Sequence[TraceRequest], window_ms: float = 3000.0, seed: int = 0
-) -> list[TraceRequest]:
-    """Let each request arrive at some moment of the window behind its timestamp.
+def offsets_of(window: float, seed: int) -> Iterator[float]:
+    """Draw moments of a window, without end.
 
     The published traces are rounded to 3 s: what milliseconds do cannot be seen in them.
     """
-    offsets = offsets_of(window_ms, seed)
-    moved = [replace(r, timestamp=r.timestamp + next(offsets)) for r in trace]
-    return sorted(moved, key=lambda request: request.timestamp)
-
-
-def offsets_of(window: float, seed: int) -> Iterator[float]:
-    """Draw moments of a window, without end."""
     dice = random.Random(seed)
     while True:
         yield dice.uniform(0.0, window)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 
-from loadtest.studies import published
-from loadtest.studies.published import HITS, LOADS, RULES, hit_percent, hit_verdict, order_verdict
+from loadtest.simulator import published
+from loadtest.simulator.published import HITS, LOADS, RULES, hit_percent, hit_verdict, order_verdict
 from loadtest.workload import Workload
 from tests.loadtest.simulator.workloads import SIZE, conversations
 
@@ -63,8 +62,3 @@ def test_report_has_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| simulated |" in text
     assert "| KVCache-centric | 3.07 s | 6.26 s |" in text
     assert sum(seen) == published.num_turns_to_simulate(given)
-
-
-def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
-    """Status 2."""
-    assert published.main(["--trace", str(tmp_path / "none.jsonl")]) == 2

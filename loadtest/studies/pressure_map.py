@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from msgspec import Struct
 
 from loadtest.pictures.look import Look, draw, label_ends, looks
-
-if TYPE_CHECKING:
-    from loadtest.studies.pressure import Point
 
 _ROWS: Final = (
     ("good_ratio", "within limits, %", 100.0),
@@ -17,7 +16,18 @@ _ROWS: Final = (
 )
 
 
-def pressure(points: Sequence[Point], *, kind: str = "svg") -> bytes:
+class Point(Struct, frozen=True, kw_only=True):
+    """One policy in one setting. `family`: `skew 1`, or `siblings`; `x`: ratio, or burst size."""
+
+    family: str
+    x: float
+    policy: str
+    good_ratio: float
+    ttft_mean_s: float
+    num_computed_tokens: float  # per request
+
+
+def draw_map(points: Sequence[Point], *, kind: str = "svg") -> bytes:
     """Draw the map; lines are named at the right of each row."""
     families = list(dict.fromkeys(point.family for point in points))
     look_of = looks(dict.fromkeys(point.policy for point in points))
