@@ -3,8 +3,8 @@
 arms        what is compared; order: which arm runs when
 setting     what was asked for, kept beside the runs
 places      where runs happen: simulated, on emulated replicas, on engines, at targets
-study       goes through the rounds; display: what is seen meanwhile
+study       goes through the rounds
 store       the directory of a comparison
 hygiene     what speaks for and against the figures
-report      figures and comparisons; words, terminal, page: how they are told
+report      figures and comparisons; answer, terminal, page: how they are shown
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,17 +136,16 @@ def name_place(*, simulate: bool, replicas: Sequence[str], arms: Sequence[Arm]) 
     return "engines" if replicas else "emulated"
 
 
-def make_place(job: Job, *, logs: Path, advance: Callable[[int], None]) -> Place:
+def make_place(job: Job, *, logs: Path) -> Place:
     """Make the place that the job's setting names.
 
     Args:
         logs: Directory for the logs of processes; made if there are any.
-        advance: Called with turns done in between, where results come at the end of a run only.
     """
     setting, workload, fleet = job.setting, job.workload, job.fleet
     match setting.place:
         case "simulated":
-            return Simulated(workload, _setup(workload, fleet, setting.seed), advance)
+            return Simulated(workload, _setup(workload, fleet, setting.seed))
         case "emulated":
             return Emulated(
                 workload,

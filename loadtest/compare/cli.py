@@ -19,7 +19,6 @@ from rich.console import Console
 
 from loadtest.compare.arms import settle
 from loadtest.compare.asked import Job, make_job, make_place
-from loadtest.compare.display import make_display
 from loadtest.compare.options import compare_options, refuse_with_from
 from loadtest.compare.page import make_page
 from loadtest.compare.report import Report, make_report, write_report
@@ -31,6 +30,7 @@ from loadtest.extras import MissingExtra, need
 from loadtest.pages import render
 from loadtest.results import Run
 from loadtest.runner import ReplayError
+from loadtest.runner.display import make_display
 from loadtest.traces.options import WorkloadError, workload_options
 
 _WIDTH: Final = 140  # where nobody says how wide the screen is
@@ -111,8 +111,8 @@ async def _study(job: Job, logs: Path, out: Path | None, console: Console) -> tu
         if out is not None:
             save_run(out, run)
 
-    with make_display(console, job.setting) as display:
-        place = make_place(job, logs=logs, advance=display.advance)
+    with make_display(console, job.setting.labels, len(job.setting.order)) as display:
+        place = make_place(job, logs=logs)
         runs = await study(job.setting, place, display, keep, stop)
     return runs, stop.reason
 

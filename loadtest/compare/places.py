@@ -46,6 +46,18 @@ class Ran(Struct, frozen=True, kw_only=True):
     cold: str
 
 
+class Meter(Protocol):
+    """Measures a run as it goes on."""
+
+    def add(self, turn: TurnResult) -> None:
+        """Take a turn's result."""
+        ...
+
+    def advance(self, num_turns: int) -> None:
+        """Count turns whose results come at the end; called in another thread."""
+        ...
+
+
 class Place(Protocol):
     """Runs an arm once, from cold caches."""
 
@@ -54,7 +66,7 @@ class Place(Protocol):
         """Whether runs follow one another on the same caches."""
         ...
 
-    async def run(self, arm: Arm, number: int, on_result: OnResult) -> Ran:
+    async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
         """Run an arm in the round of that number, from 1 on.
 
         Cancelled, it returns what there is (as `replay` does) or raises CancelledError. What
@@ -66,27 +78,23 @@ class Place(Protocol):
 class Simulated:
     """Simulated runs, in a thread beside the display."""
 
-    __slots__ = ("_advance", "_setup", "_workload")
+    __slots__ = ("_setup", "_workload")
 
-    def __init__(
-        self, workload: Workload, setup: Setup, advance: Callable[[int], None] = lambda num: None
-    ) -> None:
-        """Simulate a workload; `advance` is called in the thread, with turns done."""
+    def __init__(self, workload: Workload, setup: Setup) -> None:
         self._workload = workload
         self._setup = setup
-        self._advance = advance
 
     @property
     def shares_caches(self) -> bool:
         return False
 
-    async def run(self, arm: Arm, number: int, on_result: OnResult) -> Ran:
+    async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
         stopped = False
 
         def advance(num_turns: int) -> None:
             if stopped:
                 raise _Stopped
-            self._advance(num_turns)
+            meter.advance(num_turns)
 
         setup = replace(self._setup, seed=self._setup.seed + number - 1)
         workload = varied(self._workload, number, seed=self._setup.seed)
@@ -98,7 +106,7 @@ class Simulated:
             stopped = True  # the thread ends at its next turn
             raise
         for turn in done.run.turns:
-            on_result(turn)
+            meter.add(turn)
         info = replace(done.run.info, label=arm.label, round=number, seed=setup.seed)
         info = replace(info, workload=self._workload.name)
         return Ran(run=replace(done.run, info=info), cold="simulated caches start empty")
@@ -156,7 +164,7 @@ class Emulated:
     def shares_caches(self) -> bool:
         return False
 
-    async def run(self, arm: Arm, number: int, on_result: OnResult) -> Ran:
+    async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
         logs = _log_dir(self._logs, arm, number)
         options = _labelled(self._options, arm, number, f"{self._options.seed}.{number}")
         try:
@@ -167,7 +175,7 @@ class Emulated:
                 self._router(replicas, arm, logs) as router,
             ):
                 children = (*replicas, router.child)
-                run = await _watched(children, self._workload, router.url, options, on_result)
+                run = await _watched(children, self._workload, router.url, options, meter.add)
         except ChildDied as died:
             run = _nothing(self._workload, options, "emulated", str(died))
         return Ran(run=run, cold="fresh replicas and router")
@@ -208,7 +216,7 @@ class Engines:
     def shares_caches(self) -> bool:
         return True
 
-    async def run(self, arm: Arm, number: int, on_result: OnResult) -> Ran:
+    async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
         logs = _log_dir(self._logs, arm, number)
         options = _labelled(self._options, arm, number, _own_salt(self._options, arm, number))
         cold = await reset_caches(self._urls)
@@ -217,7 +225,7 @@ class Engines:
                 flags = [*serve_flags(arm), *self._router_flags]
                 router = await stack.enter_async_context(start_router(self._urls, flags, logs))
                 run = await _watched(
-                    (router.child,), self._workload, router.url, options, on_result
+                    (router.child,), self._workload, router.url, options, meter.add
                 )
         except ChildDied as died:
             run = _nothing(self._workload, options, "engines", str(died))
@@ -237,10 +245,10 @@ class Targets:
     def shares_caches(self) -> bool:
         return True
 
-    async def run(self, arm: Arm, number: int, on_result: OnResult) -> Ran:
+    async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
         assert arm.url is not None
         options = _labelled(self._options, arm, number, _own_salt(self._options, arm, number))
-        run = await _sent(self._workload, arm.url, options, on_result)
+        run = await _sent(self._workload, arm.url, options, meter.add)
         return Ran(run=run, cold="bytes of its own for every run")
 
 

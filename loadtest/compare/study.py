@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from typing import Final
 
 from loadtest.compare.busy import Ticks, measure, read_ticks
-from loadtest.compare.display import Display
 from loadtest.compare.facts import annotate
 from loadtest.compare.places import Place
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult
+from loadtest.runner.display import Display
+from loadtest.runner.tally import Tally
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,10 +63,11 @@ async def study(
     for position, (number, label) in enumerate(order):
         if stop.reason:
             break
-        display.begin(label, number)
-        meter = _Meter(display, counts=setting.place != "simulated")
+        meter = _Meter(display, Tally(label, setting.num_turns or 0))
+        if setting.place in ("emulated", "engines"):
+            display.starting(label)
         try:
-            ran = await place.run(arms[label], number, meter.add)
+            ran = await place.run(arms[label], number, meter)
         except asyncio.CancelledError:
             if not stop.reason:
                 raise
@@ -79,29 +82,39 @@ async def study(
         )
         runs.append(run)
         keep(run)
-        display.end(run)
+        note = "" if run.info.is_complete else f"  NOT COMPLETE: {run.info.note}"
+        display.finished(meter.tally, f"round {number}{note}")
     return runs
 
 
 class _Meter:
-    """Passes turns on, and notes the machine's counters at the first one: after all starting.
-
-    A simulation gives its turns at the end and counts them itself.
+    """Counts a run for the display, and reads the machine's counters at its first turn: after all
+    starting. A simulation counts turns as it goes (`advance`) and gives their results at the end.
     """
 
-    __slots__ = ("_counts", "_display", "before")
+    __slots__ = ("_begin_s", "_display", "_is_ahead", "before", "tally")
 
-    def __init__(self, display: Display, *, counts: bool) -> None:
+    def __init__(self, display: Display, tally: Tally) -> None:
         self.before: Ticks | None = None
+        self.tally = tally
         self._display = display
-        self._counts = counts
+        self._begin_s = time.monotonic()
+        self._is_ahead = False
 
     def add(self, turn: TurnResult) -> None:
         if self.before is None:
             self.before = read_ticks()
-        if self._counts:
-            self._display.advance(1)
-        self._display.add(turn)
+        self.tally.add(turn, advances=not self._is_ahead)
+        self._show()
+
+    def advance(self, num_turns: int) -> None:
+        self._is_ahead = True
+        self.tally.advance(num_turns)
+        self._show()
+
+    def _show(self) -> None:
+        self.tally.elapsed_s = time.monotonic() - self._begin_s
+        self._display.update(self.tally)
 
 
 def _forget_cancellation() -> None:

@@ -4,6 +4,5 @@ cli        options, signals, exit status: the story from start to end
 workload   what the agents do, how large the caches are, how fast the clock runs; and why
 stack      the processes of one run: replicas, router; `children` and `leash` keep them
 run        one policy from cold caches to the last turn; what was measured
-tally      running numbers of one run;  display: the same, live on a terminal or in a log
 compare    differences with their spread;  report: table, words, JSON;  picture: PNG and SVG
 """

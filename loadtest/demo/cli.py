@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from loadtest.demo import picture
-from loadtest.demo.display import make_display
 from loadtest.demo.report import make_report, settings, show, write_json
 from loadtest.demo.run import Run, run
 from loadtest.demo.workload import FULL, SHORT, Plan, Workload, plan
 from loadtest.extras import MissingExtra, need
 from loadtest.runner.children import ChildDied
+from loadtest.runner.display import make_display
 from loadtest.runner.stack import Stack
 from policies.registry import POLICIES
 
@@ -170,11 +170,10 @@ async def _run(job: Job, console: Console) -> int:
     ]
     runs: list[Run] = []
     async with AsyncExitStack() as kept:
-        with make_display(console, list(job.policies)) as display:
+        with make_display(console, job.policies, len(job.seeds)) as display:
             for number, (workload, planned, policy) in enumerate(rounds, 1):
                 async with AsyncExitStack() as ended:
                     holder = kept if job.keep and number == len(rounds) else ended
-                    display.starting(policy)
                     done, stack = await holder.enter_async_context(
                         run(
                             workload,
@@ -182,7 +181,7 @@ async def _run(job: Job, console: Console) -> int:
                             policy,
                             _log_dir(job.out, policy, workload.seed),
                             port=job.port if holder is kept else 0,
-                            on_change=display.update,
+                            display=display,
                         )
                     )
                     runs.append(done)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +18,13 @@ from typing import Any, Final
 import httpx
 from msgspec import Struct
 
-from loadtest.demo.tally import ReplicaLoad, Tally
 from loadtest.demo.workload import NUM_REPLICAS, SESSION_HEADER, Plan, Workload
 from loadtest.results import TurnResult
 from loadtest.runner.children import Child, ChildDied
+from loadtest.runner.display import Display
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import Stack, start
+from loadtest.runner.tally import ReplicaLoad, Tally
 
 SAMPLE_S: Final = 0.5
 _LAG_S: Final = 0.05
@@ -65,35 +66,37 @@ async def run(
     log_dir: Path,
     *,
     port: int = 0,
-    on_change: Callable[[Tally], None],
+    display: Display,
 ) -> AsyncIterator[tuple[Run, Stack]]:
     """Play all sessions through a fresh router; processes end with the context.
 
     Args:
         log_dir: Exists; gets one log per process.
         port: The router's; 0: any free one.
-        on_change: Called after every turn and every sample.
+        display: Shown newer figures after every turn and every sample.
 
     Raises:
         ChildDied: a process did not start, or ended before its time.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
+    display.starting(policy)
     flags = workload.replica_flags(plan.num_gpu_blocks)
     async with (
         start(flags, NUM_REPLICAS, policy, log_dir, port=port) as stack,
         httpx.AsyncClient(timeout=5.0, trust_env=False) as client,
     ):
         begin_s = loop.time()
-        tally = Tally(policy, plan.num_turns, NUM_REPLICAS)
+        tally = Tally(policy, plan.num_turns)
+        tally.loads = (ReplicaLoad(),) * NUM_REPLICAS
         children = (*stack.replicas, stack.router)
         cpu_before = _cpu_s(children)
-        probe = _Probe(client, stack, tally, on_change)
+        probe = _Probe(client, stack, tally, display)
 
         def on_result(result: TurnResult) -> None:
             tally.add(result)
             tally.elapsed_s = loop.time() - begin_s
-            on_change(tally)
+            display.update(tally)
 
         results = await _watched(
             children,
@@ -110,6 +113,7 @@ async def run(
         )
         elapsed_s = loop.time() - begin_s
         await probe.sample(begin_s)
+        display.finished(tally)
         cpu_after = _cpu_s(children)
         yield (
             Run(
@@ -159,20 +163,20 @@ async def _watched(
 class _Probe:
     """Asks the processes how they are, beside the drive."""
 
-    __slots__ = ("_client", "_lags", "_on_change", "_stack", "_tally", "samples")
+    __slots__ = ("_client", "_display", "_lags", "_stack", "_tally", "samples")
 
     def __init__(
         self,
         client: httpx.AsyncClient,
         stack: Stack,
         tally: Tally,
-        on_change: Callable[[Tally], None],
+        display: Display,
     ) -> None:
         self.samples: list[Sample] = []
         self._client = client
         self._stack = stack
         self._tally = tally
-        self._on_change = on_change
+        self._display = display
         self._lags: list[float] = []
 
     async def run(self, begin_s: float) -> None:
@@ -181,7 +185,7 @@ class _Probe:
             await asyncio.sleep(SAMPLE_S)
 
     async def sample(self, begin_s: float) -> None:
-        """Read every replica's load; one that does not answer is for `Child.watch` to tell."""
+        """Read every replica's load; keep the last of one that does not answer."""
         loads: list[ReplicaLoad] = []
         for number, url in enumerate(self._stack.replica_urls):
             try:
@@ -193,7 +197,7 @@ class _Probe:
         self._tally.loads = tuple(loads)
         self._tally.elapsed_s = now_s - begin_s
         self.samples.append(Sample(at_s=now_s - begin_s, loads=tuple(loads)))
-        self._on_change(self._tally)
+        self._display.update(self._tally)
 
     async def measure_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -208,7 +212,7 @@ class _Probe:
         return sorted(self._lags)[int(0.99 * (len(self._lags) - 1))]
 
     async def cache_views(self) -> dict[str, str]:
-        """Ask the router how well it knows each replica's cache; empty if it does not say."""
+        """Ask the router how well it knows each replica's cache; empty if it does not answer."""
         try:
             page = (await self._client.get(f"{self._stack.router_url}/metrics")).text
         except httpx.HTTPError:

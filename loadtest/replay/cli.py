@@ -358,7 +358,7 @@ class _Watcher:
         self._task = task
         self.failure = ""
         self._began_s = 0.0
-        self._tally = Tally(0, None)
+        self._tally = Tally("", 0)
         self._display: Display
         self._writer: RunWriter | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -371,8 +371,8 @@ class _Watcher:
             self._writer.begin(started.info)
         for line in _introduction(job, started):
             _say(self._console, line)
-        self._tally = Tally(started.num_turns, started.span_s)
-        self._display = self._stack.enter_context(make_display(self._console))
+        self._tally = Tally(started.info.label, started.num_turns, started.span_s)
+        self._display = self._stack.enter_context(make_display(self._console, [started.info.label]))
         self._began_s = time.monotonic()
         self._tick()
         self._stack.callback(self._stop)
@@ -394,7 +394,7 @@ class _Watcher:
     def end(self, info: RunInfo) -> None:
         """Write down how it ended."""
         self._tally.elapsed_s = time.monotonic() - self._began_s
-        self._display.update(self._tally)
+        self._display.finished(self._tally)
         if self._writer is not None:
             self._writer.end(info)  # in place: needs no room
 

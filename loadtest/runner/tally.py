@@ -1,4 +1,4 @@
-"""Running figures of a replay, for people who wait: cheap enough to keep at every turn."""
+"""Running figures of one run, for those who wait: cheap enough to keep at every turn."""
 
 from __future__ import annotations
 
@@ -7,31 +7,49 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from loadtest import results
 from loadtest.results import TurnResult
 
 RECENT_S: Final = 10.0
 
 
+class ReplicaLoad(Struct, frozen=True, kw_only=True):
+    """What a replica's own `/metrics` said at one moment; token counts since its start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_prompt_tokens: int = 0  # looked up in its cache
+    num_cached_tokens: int = 0  # found there
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return self.num_prompt_tokens - self.num_cached_tokens
+
+
 class Tally:
     """Counts turns as they are sent and done. Warm-up turns are counted, but not timed.
 
-    `elapsed_s` is set by whoever has a clock; `span_s` is when an open loop's last turn is due.
+    Set by the run: `elapsed_s`, `span_s` (when an open loop's last turn is due), and `loads`, where
+    it asks the replicas.
     """
 
-    __slots__ = ("_lates", "_recent", "_ttfts", "elapsed_s", "errors", "num_cached_tokens",
-                 "num_done", "num_prompt_tokens", "num_sent", "span_s",
+    __slots__ = ("_lates", "_recent", "_ttfts", "elapsed_s", "errors", "label", "loads",
+                 "num_cached_tokens", "num_done", "num_prompt_tokens", "num_sent", "span_s",
                  "total_turns")  # fmt: skip
 
-    def __init__(self, total_turns: int, span_s: float | None) -> None:
+    def __init__(self, label: str, total_turns: int, span_s: float | None = None) -> None:
+        self.label = label
         self.total_turns = total_turns
         self.span_s = span_s
         self.num_sent = 0
         self.num_done = 0
         self.errors: dict[str, int] = {}
-        self.num_prompt_tokens = 0  # of turns whose cached tokens were told
+        self.num_prompt_tokens = 0  # of turns whose cached tokens are known
         self.num_cached_tokens = 0
         self.elapsed_s = 0.0
+        self.loads: tuple[ReplicaLoad, ...] = ()
         self._ttfts: list[float] = []
         self._lates: list[float] = []
         self._recent: deque[tuple[float, float]] = deque()  # when done, first-token time
@@ -39,15 +57,36 @@ class Tally:
     @property
     def num_in_flight(self) -> int:
         """Count the turns that were sent and are not done."""
-        return self.num_sent - self.num_done
+        return max(0, self.num_sent - self.num_done)
+
+    @property
+    def num_errors(self) -> int:
+        """Count the turns that failed."""
+        return sum(self.errors.values())
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Count the prompt tokens that were in no cache."""
+        return self.num_prompt_tokens - self.num_cached_tokens
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Cached tokens among prompt tokens; None: not known yet."""
+        if not self.num_prompt_tokens:
+            return None
+        return self.num_cached_tokens / self.num_prompt_tokens
 
     def send(self) -> None:
         """Count a turn that is sent."""
         self.num_sent += 1
 
-    def add(self, result: TurnResult) -> None:
-        """Count a turn that is done."""
-        self.num_done += 1
+    def advance(self, num_turns: int) -> None:
+        """Count turns that are done and whose results come later; may be called in a thread."""
+        self.num_done += num_turns
+
+    def add(self, result: TurnResult, *, advances: bool = True) -> None:
+        """Take a turn's result; without `advances` it was counted before."""
+        self.num_done += advances
         insort(self._lates, result.late_s)
         if result.error is not None:
             self.errors[result.error] = self.errors.get(result.error, 0) + 1
@@ -60,13 +99,6 @@ class Tally:
         if result.ttft_s is not None:
             insort(self._ttfts, result.ttft_s)
             self._recent.append((self.elapsed_s, result.ttft_s))
-
-    @property
-    def hit_ratio(self) -> float | None:
-        """Cached tokens among prompt tokens; None: not told yet."""
-        if not self.num_prompt_tokens:
-            return None
-        return self.num_cached_tokens / self.num_prompt_tokens
 
     def ttft_s(self, share: float) -> float | None:
         """Pick a percentile of all first-token times; None before the first."""
@@ -91,7 +123,7 @@ class Tally:
             return max(0.0, self.span_s - self.elapsed_s)
         if not self.num_done:
             return None
-        return self.elapsed_s / self.num_done * (self.total_turns - self.num_done)
+        return self.elapsed_s / self.num_done * max(0, self.total_turns - self.num_done)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
 from loadtest.compare.arms import Arm
-from loadtest.compare.display import LiveDisplay, PlainDisplay, make_display
 from loadtest.compare.facts import busy_of
-from loadtest.compare.places import OnResult, Ran
-from loadtest.compare.setting import Setting
+from loadtest.compare.places import Meter, Ran
 from loadtest.compare.study import Stop, study
 from loadtest.results import Run
+from loadtest.runner.display import PlainDisplay
 from tests.loadtest.compare.samples import made_run, made_setting
 
 SETTING = made_setting()
@@ -33,11 +31,11 @@ class FakePlace:
         self._hangs_at = hangs_at
         self._has_part = has_part
 
-    async def run(self, arm: Arm, number: int, on_result: OnResult) -> Ran:
+    async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
         self.seen.append((arm.label, number))
         made = made_run(arm.label, number)
         for turn in made.turns:
-            on_result(turn)
+            meter.add(turn)
         if len(self.seen) - 1 == self._hangs_at:
             self.hanging.set()
             try:
@@ -53,7 +51,7 @@ class FakePlace:
 
 
 async def run_study(place: FakePlace, kept: list[Run], stop: Stop) -> list[Run]:
-    display = PlainDisplay(Console(file=io.StringIO()), SETTING)
+    display = PlainDisplay(Console(file=io.StringIO()), SETTING.labels)
     return await study(SETTING, place, display, kept.append, stop)
 
 
@@ -108,45 +106,3 @@ async def test_a_cancellation_that_nobody_announced_is_passed_on() -> None:
         task.cancel()
 
     assert task.cancelled()
-
-
-def seen_by(display: Any, setting: Setting) -> None:
-    with display:
-        for number, labels in enumerate(setting.order, 1):
-            for label in labels:
-                run = made_run(label, number)
-                display.begin(label, number)
-                for turn in run.turns:
-                    display.advance(1)
-                    display.add(turn)
-                display.end(run)
-
-
-def test_logs_get_a_line_for_every_run() -> None:
-    """With figures, and with what went wrong."""
-    console = Console(file=io.StringIO(), width=200)
-    display = make_display(console, SETTING)
-    seen_by(display, SETTING)
-    display.end(made_run("kv_aware", 3, is_complete=False, note="the target is gone"))
-
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) == 5
-    assert "TTFT" in lines[0]
-    assert "the target is gone" in lines[-1]
-
-
-def test_terminals_get_a_table_of_arms() -> None:
-    """With rounds and figures so far."""
-    console = Console(file=io.StringIO(), width=140, force_terminal=True)
-    display = make_display(console, SETTING)
-    assert isinstance(display, LiveDisplay)
-
-    seen_by(display, SETTING)
-
-    plain = Console(file=io.StringIO(), width=140)
-    plain.print(display.render())
-    assert isinstance(plain.file, io.StringIO)
-    text = plain.file.getvalue()
-    assert "2/2" in text
-    assert "144" in text

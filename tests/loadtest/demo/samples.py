@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loadtest.demo.run import Run, Sample
-from loadtest.demo.tally import ReplicaLoad
 from loadtest.results import Predicted, TurnResult
+from loadtest.runner.tally import ReplicaLoad
 
 
 def turn(
