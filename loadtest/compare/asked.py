@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from loadtest.compare.setting import Place as PlaceName
 from loadtest.compare.setting import Setting
 from loadtest.emulator.time_model import PRESETS
 from loadtest.runner import ReplayOptions
+from loadtest.runner.parameters import api_key
 from loadtest.simulator import PoolSetup, Setup
 from loadtest.traces.options import load_workload
 from loadtest.workload import Workload
@@ -80,7 +80,7 @@ def make_job(
     given = {name: options.pop(name) for name in ONLY}
     fleet = Fleet(**{name: given[name] for name in Fleet.__struct_fields__})
     headers = dict(given["headers"])
-    key = _api_key(given["api_key_file"]) if place in ("engines", "targets") else None
+    key = api_key(given["api_key_file"]) if place in ("engines", "targets") else None
     rounds = options.pop("rounds")
     seed = options.pop("seed")
     workload = load_workload(seed=seed, **options)
@@ -217,23 +217,6 @@ def _check_reachable(urls: Sequence[str], headers: dict[str, str]) -> None:
                     f"nothing answers at {url} ({type(exc).__name__}); is it running, and is the "
                     "port the right one?"
                 ) from exc
-
-
-def _api_key(path: Path | None) -> str | None:
-    """Read the key from a file, else from OPENAI_API_KEY.
-
-    Raises:
-        click.UsageError: the file cannot be read, or holds no key.
-    """
-    if path is None:
-        return os.environ.get("OPENAI_API_KEY") or None
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except OSError as exc:
-        raise click.UsageError(f"{path}: {exc.strerror or exc}") from exc
-    if len(key.split()) != 1:
-        raise click.UsageError(f"{path}: an API key is one word on one line")
-    return key
 
 
 def _replay_options(

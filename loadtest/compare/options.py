@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from loadtest.compare.setting import Place
 from loadtest.emulator.time_model import PRESETS
-from loadtest.replay.cli import Header, WarmUp
+from loadtest.runner.parameters import Header, WarmUp
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,7 +7,6 @@ for cannot be done, and nothing was sent.
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import signal
 import sys
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import orjson
 import uvloop
 from msgspec import Struct
 from rich.console import Console
@@ -28,6 +26,7 @@ from loadtest.results import RunInfo, TurnResult
 from loadtest.runner.display import Display, make_display
 from loadtest.runner.driver import Started, replay
 from loadtest.runner.options import ReplayError, ReplayOptions
+from loadtest.runner.parameters import Header, JsonObject, WarmUp, api_key
 from loadtest.runner.requests import num_output_tokens
 from loadtest.runner.run_file import RunWriter
 from loadtest.runner.tally import Tally
@@ -55,61 +54,6 @@ _OWN: Final = (
 )
 """Options that mean the same in `ReplayOptions`."""
 _POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
-
-
-class Header(click.ParamType[tuple[str, str]]):
-    """NAME: VALUE."""
-
-    name = "name: value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, separator, text = str(value).partition(":")
-        if not separator or not name.strip() or any(c.isspace() for c in name.strip()):
-            self.fail("a header is written 'NAME: VALUE'", param, ctx)  # not shown: may be secret
-        return name.strip(), text.strip()
-
-
-class WarmUp(click.ParamType[tuple[int, float]]):
-    """So many turns, or so many seconds: `20`, `30s`."""
-
-    name = "turns|seconds"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        text = str(value).strip()
-        try:
-            turns, seconds = (0, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
-        except ValueError:
-            turns, seconds = -1, -1.0
-        if not (turns >= 0 and 0 <= seconds < float("inf")):
-            self.fail(f"{value!r}: give a number of turns (20) or seconds (30s)", param, ctx)
-        return turns, seconds
-
-
-class JsonObject(click.ParamType[dict[str, Any]]):
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        try:
-            found = orjson.loads(value)
-        except orjson.JSONDecodeError as exc:
-            self.fail(f"{value!r} is not JSON: {exc}", param, ctx)
-        if not isinstance(found, dict):
-            self.fail(f"{value!r} is no JSON object, like '{{\"top_k\": 5}}'", param, ctx)
-        return found
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -258,7 +202,7 @@ def command(
             rate=request_rate,
             load_factor=load_factor,
             headers=dict(headers),
-            api_key=_api_key(api_key_file),
+            api_key=api_key(api_key_file),
             warm_up_turns=warm_up[0],
             warm_up_s=warm_up[1],
             seed=seed,
@@ -286,15 +230,6 @@ def command(
 
 class _Refused(click.ClickException):
     exit_code = 2
-
-
-def _api_key(path: Path | None) -> str | None:
-    if path is None:
-        return os.environ.get("OPENAI_API_KEY") or None
-    key = path.read_text(encoding="utf-8").strip()
-    if not key or len(key.split()) != 1:
-        raise _Refused(f"{path}: an API key is one word on one line")
-    return key
 
 
 def _given(workload_options: dict[str, Any]) -> dict[str, str | int | float | bool]:
