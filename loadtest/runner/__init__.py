@@ -5,6 +5,7 @@
     prompts     what a turn says; requests: how it is sent
     target      what answers at a base URL, asked before anything is sent
     exchange    one request and its streamed answer: bytes in, a result out
+    sending     the HTTP client of both drivers
     driver      `replay`: a workload, every turn known beforehand
     sessions    `drive`: conversations that go on with what the model said
     run_file    results as JSON Lines

@@ -99,7 +99,7 @@ def progress_line(tally: Tally) -> str:
     """Put a run's figures into one line of at most 100 columns (longer with errors)."""
     parts = [
         f"{tally.elapsed_s:4.0f} s",
-        f"{tally.num_done}/{tally.total_turns} turns",
+        f"{tally.num_done}/{tally.total_turns}",
         "TTFT " + " ".join(_percentiles(tally)),
         f"hit {ratio(tally.hit_ratio)}",
     ]
@@ -205,7 +205,10 @@ class LiveDisplay:
         if tally is None:
             return Group()
         loads = [_load_line(number, load) for number, load in enumerate(tally.loads, 1)]
-        return Group(_state(tally), *loads)
+        errors = []
+        if tally.errors:
+            errors.append(Text(f"errors: {error_counts(tally.errors)}", style="bold red"))
+        return Group(_state(tally), *errors, *loads)
 
 
 def _state(tally: Tally) -> Text:
@@ -217,8 +220,6 @@ def _state(tally: Tally) -> Text:
     left_s = tally.left_s()
     if left_s is not None:
         line.append(f"   about {clock(left_s)} left")
-    if tally.errors:
-        line.append(f"   errors: {error_counts(tally.errors)}", style="bold red")
     return line
 
 

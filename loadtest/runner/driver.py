@@ -2,7 +2,7 @@
 
     schedule    says which turn is due when (pure)
     feeder      makes requests ahead of time, waits, and starts one task per turn that is due
-    tasks       send, read the stream, tell the schedule and whoever listens
+    tasks       send, read the stream, report to the schedule and to the caller
 
 How it ends:
 
@@ -21,9 +21,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from msgspec import Struct
@@ -37,16 +37,14 @@ from loadtest.runner.options import ReplayError, ReplayOptions
 from loadtest.runner.prompts import Prompts, make_prompts
 from loadtest.runner.requests import CHAT, COMPLETIONS, Request, Requests
 from loadtest.runner.schedule import Entry, Schedule, make_schedule, time_scale
+from loadtest.runner.sending import make_client, send
 from loadtest.runner.target import Target, base_url, look
 from loadtest.workload import Turn, Workload
 
-KEEPALIVE_S: Final = 2.0  # below what servers allow (uvicorn: 5 s), so that none closes under us
 _LOOKAHEAD: Final = 32  # turns whose requests are made ahead of time
 _MAX_AHEAD: Final = 64  # requests kept; in a closed loop others may come first
 _MARGIN_S: Final = 0.005  # before a turn is due nothing else is begun
 _INLINE_TOKENS: Final = 2_000  # prompts beyond that are made off the loop
-_LARGE_BODY: Final = 1 << 20
-_PIECE: Final = 256 * 1024
 
 
 class Started(Struct, frozen=True, kw_only=True):
@@ -127,16 +125,7 @@ def _client(options: ReplayOptions) -> aiohttp.ClientSession:
     headers = CIMultiDict(options.headers)
     if options.api_key is not None:
         headers["Authorization"] = f"Bearer {options.api_key}"
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=options.timeout_s, sock_read=options.timeout_s
-        ),
-        headers=headers,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        read_bufsize=256 * 1024,
-    )
+    return make_client(timeout_s=options.timeout_s, headers=headers)
 
 
 def _info(
@@ -323,7 +312,7 @@ class _Driver:
         return request
 
     async def _take_turn(self, entry: Entry, request: Request) -> None:
-        """Send a turn, and let everybody know what became of it."""
+        """Send a turn and report its result."""
         turn = self._workload.turns[entry.index]
         self._num_sent += 1
         if self.on_send is not None:
@@ -338,7 +327,7 @@ class _Driver:
 
     async def _send(self, turn: Turn, entry: Entry, request: Request) -> TurnResult:
         options = self._options
-        headers = {"Content-Type": "application/json"}
+        headers = {}
         if options.session_header is not None:
             headers[options.session_header] = turn.session_id
         start_s = self._now_s()
@@ -350,36 +339,11 @@ class _Driver:
             late_s=start_s - entry.due_s,
             secret=options.api_key,
         )
-        try:
-            await self._exchange(exchange, self._urls[request.path], request.body, headers)
-        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as exc:
-            exchange.fail("connect", str(exc))
-        except TimeoutError:
-            exchange.fail("timeout", f"silent for {options.timeout_s:g} s")
-        except (aiohttp.ClientError, OSError) as exc:
-            exchange.fail("broken", f"{type(exc).__name__}: {exc}")
+        url = self._urls[request.path]
+        await send(self._client, url, request.body, exchange, self._now_s, headers=headers)
         result = exchange.result(self._now_s())
         is_warm_up = entry.index < options.warm_up_turns or entry.due_s < options.warm_up_s
         return replace(result, is_warm_up=True) if is_warm_up else result
-
-    async def _exchange(
-        self, exchange: Exchange, url: URL, body: bytes, headers: dict[str, str]
-    ) -> None:
-        data: Any = body
-        if len(body) > _LARGE_BODY:
-            # In pieces: one write of megabytes would hold the loop; the length stays declared.
-            headers["Content-Length"] = str(len(body))
-            data = _pieces(body)
-        async with self._client.post(
-            url, data=data, headers=headers, allow_redirects=False
-        ) as response:
-            exchange.begin(response.status, response.headers)
-            if response.status != 200:
-                exchange.refuse(await response.read())
-                return
-            async for piece in response.content.iter_any():
-                exchange.receive(piece, self._now_s())
-            exchange.close()
 
     def _check_gone(self, result: TurnResult) -> None:
         """Count refused connections; any answer starts anew, one that broke off says nothing."""
@@ -404,9 +368,3 @@ class _Driver:
 
     def _now_s(self) -> float:
         return time.monotonic() - self._origin_s
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    view = memoryview(body)
-    for start in range(0, len(body), _PIECE):
-        yield bytes(view[start : start + _PIECE])

@@ -10,12 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import httpx
+import aiohttp
 import orjson
 
 from loadtest.agents import Session, Turn
 from loadtest.results import TurnResult
 from loadtest.runner.exchange import Exchange
+from loadtest.runner.requests import CHAT
+from loadtest.runner.sending import make_client, send
 
 
 async def drive(
@@ -45,10 +47,7 @@ async def drive(
     A session whose turn fails ends there, its sub-agents excepted; errors are results, not
     exceptions.
     """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency * 4)
-    async with httpx.AsyncClient(
-        base_url=base_url, headers=headers, timeout=timeout_s, limits=limits
-    ) as client:
+    async with make_client(timeout_s=timeout_s, headers=headers, base_url=base_url) as client:
         driver = _Driver(client, session_header, scripted, on_result)
         gate = asyncio.Semaphore(concurrency)
 
@@ -62,8 +61,8 @@ async def drive(
     return driver.results
 
 
-async def send(
-    client: httpx.AsyncClient,
+async def send_turn(
+    client: aiohttp.ClientSession,
     turn: Turn,
     *,
     session_header: str | None = None,
@@ -71,33 +70,19 @@ async def send(
 ) -> tuple[TurnResult, str]:
     """Send one turn as a stream; return what was measured and the reply's text.
 
-    `start_s` of the result counts from `origin_s` on the monotonic clock.
+    Args:
+        client: Of `make_client`, with a base URL.
+        origin_s: `start_s` of the result counts from here, on the monotonic clock.
     """
-    headers = {"content-type": "application/json"}
-    if session_header is not None:
-        headers[session_header] = turn.session_id
+
+    def clock() -> float:
+        return time.monotonic() - origin_s
+
+    headers = {} if session_header is None else {session_header: turn.session_id}
     body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
-    exchange = Exchange(
-        turn.session_id, turn.number, start_s=time.monotonic() - origin_s, keep_text=True
-    )
-    try:
-        async with client.stream(
-            "POST", "/v1/chat/completions", content=orjson.dumps(body), headers=headers
-        ) as response:
-            exchange.begin(response.status_code, response.headers)
-            if response.status_code != 200:
-                exchange.refuse(await response.aread())
-            else:
-                async for data in response.aiter_bytes():
-                    exchange.receive(data, time.monotonic() - origin_s)
-                exchange.close()
-    except httpx.TimeoutException as exc:
-        exchange.fail("timeout", repr(exc))
-    except httpx.ConnectError as exc:
-        exchange.fail("connect", repr(exc))
-    except httpx.HTTPError as exc:
-        exchange.fail("broken", repr(exc))
-    return exchange.result(time.monotonic() - origin_s), exchange.reply
+    exchange = Exchange(turn.session_id, turn.number, start_s=clock(), keep_text=True)
+    await send(client, CHAT, orjson.dumps(body), exchange, clock, headers=headers)
+    return exchange.result(clock()), exchange.reply
 
 
 class _Driver:
@@ -105,7 +90,7 @@ class _Driver:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        client: aiohttp.ClientSession,
         session_header: str | None,
         scripted: bool,
         on_result: Callable[[TurnResult], None] | None,
@@ -120,7 +105,7 @@ class _Driver:
     async def run(self, session: Session) -> None:
         while (turn := session.next_turn()) is not None:
             await asyncio.sleep(turn.wait_s)
-            result, reply = await send(
+            result, reply = await send_turn(
                 self._client, turn, session_header=self._session_header, origin_s=self._start_s
             )
             self.results.append(result)

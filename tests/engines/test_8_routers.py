@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from loadtest.agents import Session, make_sessions
 from loadtest.results import TurnResult
-from loadtest.runner.sessions import send
+from loadtest.runner.sending import make_client
+from loadtest.runner.sessions import send_turn
 from tests.engines.harness import (
     ENGINE_READY_S,
     MASTER_READY_S,
@@ -424,7 +425,7 @@ class Load:
         start_s = time.monotonic()
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(httpx.AsyncClient(base_url=r.url, timeout=120))
+                await stack.enter_async_context(make_client(base_url=r.url, timeout_s=120))
                 for r in self.routers
             ]
 
@@ -433,10 +434,10 @@ class Load:
                     while not self._stopped and (turn := session.next_turn()) is not None:
                         await asyncio.sleep(turn.wait_s + self.pause_s)
                         index = (position + turn.number) % len(clients)
-                        result, reply = await send(clients[index], turn, origin_s=start_s)
+                        result, reply = await send_turn(clients[index], turn, origin_s=start_s)
                         if self._may_retry(result, index):
                             other = clients[(index + 1) % len(clients)]
-                            result, reply = await send(other, turn, origin_s=start_s)
+                            result, reply = await send_turn(other, turn, origin_s=start_s)
                         self.results.append(result)
                         if result.error is not None:
                             return

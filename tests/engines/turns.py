@@ -15,12 +15,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 
-import httpx
 from msgspec.structs import replace
 
 from loadtest.agents import Profile, Session, Turn, make_sessions
 from loadtest.results import TurnResult
-from loadtest.runner.sessions import send
+from loadtest.runner.sending import make_client
+from loadtest.runner.sessions import send_turn
 
 SETTLE_S = 0.05
 MIN_EXACT_RATIO = 0.99  # DESIGN, section 15
@@ -78,7 +78,7 @@ async def take_turns(
     rounds = 0
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
+            await stack.enter_async_context(make_client(base_url=url, timeout_s=120))
             for url in ([base_url] if isinstance(base_url, str) else base_url)
         ]
         while running and rounds != max_rounds:
@@ -87,7 +87,7 @@ async def take_turns(
                 if turn is None:
                     running.remove((position, session))
                     continue
-                result, reply = await send(clients[(position + rounds) % len(clients)], turn)
+                result, reply = await send_turn(clients[(position + rounds) % len(clients)], turn)
                 assert result.error is None, f"{result.error}: {result.error_message}"
                 session.advance(None if scripted else reply)
                 taken.append((turn, result))
