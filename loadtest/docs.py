@@ -61,7 +61,7 @@ def fill(text: str, makers: Mapping[str, Maker]) -> str:
     """Make every generated part of a document anew; those without a maker stay.
 
     Raises:
-        ValueError: A part has a name that nobody makes, not even on demand.
+        ValueError: A part has a name that has no maker, not even on demand.
     """
 
     def part(found: re.Match[str]) -> str:
@@ -70,7 +70,7 @@ def fill(text: str, makers: Mapping[str, Maker]) -> str:
             return f"{begin}\n{makers[name]().strip()}\n\n{end}"
         if name in ON_DEMAND:
             return found[0]
-        raise ValueError(f"nobody makes {name!r}; known: {', '.join([*makers, *ON_DEMAND])}")
+        raise ValueError(f"no maker of {name!r}; known: {', '.join([*makers, *ON_DEMAND])}")
 
     return _PART.sub(part, text)
 
@@ -186,15 +186,19 @@ def _range(policy: type[Struct], name: str) -> str:
 def conversation(trace: Path) -> str:
     """Simulate all policies, and weights of `kv_aware`, on a Mooncake trace; minutes."""
     from loadtest.studies.conversation import policies_report
+    from loadtest.studies.grid import NUM_TRACE_TURNS
 
-    return policies_report(read_workload(trace))
+    return policies_report(read_workload(trace, max_requests=NUM_TRACE_TURNS))
 
 
 def routers(trace: Path) -> str:
     """Simulate several routers on a Mooncake trace; minutes."""
     from loadtest.studies.conversation import routers_report
+    from loadtest.studies.grid import NUM_TRACE_TURNS
 
-    return routers_report(read_workload(trace, timing=Timing(spread_s=3.0)))
+    return routers_report(
+        read_workload(trace, max_requests=NUM_TRACE_TURNS, timing=Timing(spread_s=3.0))
+    )
 
 
 def published(trace: Path) -> str:
@@ -450,7 +454,7 @@ def _dedented(text: str) -> str:
 
 
 def alert_sections() -> str:
-    """Say of each alert what is wrong and what to do, from the rules themselves."""
+    """Describe of each alert what is wrong and what to do, from the rules themselves."""
     rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text())
     return "\n\n".join(_alert(rule) for group in rules["groups"] for rule in group["rules"])
 

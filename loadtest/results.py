@@ -1,7 +1,7 @@
 """What a drive measured: one result per turn, a run of them, and a summary of many.
 
-Runs that were sent and runs that were simulated look alike, so that whoever compares them need
-not know which they are.
+Runs that were sent and runs that were simulated look alike, so that comparing them needs
+no knowledge of which they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Predicted(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TurnResult(Struct, frozen=True, kw_only=True):
-    """One turn as its client saw it; None: not told (no such header, no usage, failed before).
+    """One turn as its client saw it; None: not known (no such header, no usage, failed before).
 
     Times are seconds; `start_s` counts from the start of the drive. `error` is None or one of
     `connect`, `timeout`, `broken` (the answer broke off), `stream` (an error event in it),

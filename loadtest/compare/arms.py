@@ -79,7 +79,7 @@ def parse_url(text: str, hint: str) -> str:
         raise click.BadParameter(str(exc), param_hint=hint) from exc
 
 
-def settle(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ...], str]:
+def check_arms(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ...], str]:
     """Check that there is something to compare, and with what.
 
     Returns:

@@ -10,7 +10,7 @@ import click
 import httpx
 from msgspec import Struct
 
-from loadtest.compare.arms import Arm, parse_policies, parse_targets, parse_url, settle
+from loadtest.compare.arms import Arm, check_arms, parse_policies, parse_targets, parse_url
 from loadtest.compare.options import ONLY, refuse_elsewhere
 from loadtest.compare.order import make_order
 from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets
@@ -70,7 +70,7 @@ def make_job(
         click.UsageError: options contradict each other, or nothing answers where something should.
         WorkloadError: the trace is wrong; the message names file, line and field.
     """
-    arms, baseline = settle(
+    arms, baseline = check_arms(
         [*parse_policies(options.pop("policies")), *parse_targets(options.pop("targets"))],
         baseline,
     )
@@ -115,7 +115,7 @@ def make_job(
 
 
 def name_place(*, simulate: bool, replicas: Sequence[str], arms: Sequence[Arm]) -> PlaceName:
-    """Say where runs happen.
+    """Return where runs happen.
 
     Raises:
         click.UsageError: options contradict each other.
@@ -168,7 +168,7 @@ def make_place(job: Job, *, logs: Path) -> Place:
 def _details(
     place: PlaceName, workload: Workload, fleet: Fleet, replicas: Sequence[str]
 ) -> dict[str, str | int | float | bool]:
-    """Say of the place what a reader would ask."""
+    """Describe the place for the report."""
     if place == "targets":
         return {}
     if place == "engines":
@@ -203,7 +203,7 @@ def _replica_urls(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_reachable(urls: Sequence[str], headers: dict[str, str]) -> None:
-    """Ask everybody once before anything is sent.
+    """Ask every URL once before anything is sent.
 
     Raises:
         click.UsageError: nothing answers at one of them.

@@ -17,7 +17,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from loadtest.compare.arms import settle
+from loadtest.compare.arms import check_arms
 from loadtest.compare.asked import Job, make_job, make_place
 from loadtest.compare.options import compare_options, refuse_with_from
 from loadtest.compare.page import make_page
@@ -33,7 +33,7 @@ from loadtest.runner import ReplayError
 from loadtest.runner.display import make_display
 from loadtest.traces.options import WorkloadError, workload_options
 
-_WIDTH: Final = 140  # where nobody says how wide the screen is
+_WIDTH: Final = 140  # where the width of the screen is unknown
 
 
 @click.command("compare", context_settings={"max_content_width": 100, "show_default": True})
@@ -86,10 +86,10 @@ def _read(
 ) -> tuple[Setting, list[Run]]:
     """Read a comparison, with another baseline or SLO where one is given."""
     setting, runs = load(source, baseline=baseline)
-    arms, settled = settle(setting.arms, baseline or setting.baseline)
+    arms, chosen = check_arms(setting.arms, baseline or setting.baseline)
     if slo == (None, None):
         slo = setting.slo_ttft_s, setting.slo_tbt_s
-    changed = replace(setting, arms=arms, baseline=settled, slo_ttft_s=slo[0], slo_tbt_s=slo[1])
+    changed = replace(setting, arms=arms, baseline=chosen, slo_ttft_s=slo[0], slo_tbt_s=slo[1])
     return changed, runs
 
 
@@ -120,7 +120,7 @@ async def _study(job: Job, logs: Path, out: Path | None, console: Console) -> tu
 def _finish(
     setting: Setting, runs: list[Run], out: Path | None, console: Console, *, note: str = ""
 ) -> int:
-    """Report what there is, and settle the exit status."""
+    """Report what there is; return the exit status."""
     if not runs:
         console.print(f"Nothing ran: {note}." if note else "Nothing ran.", markup=False)
         return 1

@@ -65,7 +65,7 @@ def check(
 
 
 def lateness(runs: Sequence[Run]) -> str:
-    """Say why times of these runs mean little; "": they do mean something."""
+    """Return why times of these runs mean little; "": they do mean something."""
     for run in runs:
         late_s = late_p99_s(run)
         if late_s > _allowed_s(run):

@@ -1,4 +1,4 @@
-"""A report as one HTML file: the answer, the doubts, pictures, every figure."""
+"""A report as one HTML file: the answer, what limits it, pictures, every figure."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
         alt="Prompt tokens per turn by where they came from",
         caption="Where prompt tokens came from: how many were cached is the engines' word, in "
         "which tier the router's.",
-        absent="No engine told how many tokens were cached.",
+        absent="No engine reported how many tokens were cached.",
     )
     yield from _picture(
         lambda: pictures.load(arms),

@@ -270,7 +270,7 @@ async def reset_caches(urls: Sequence[str]) -> str:
 
 
 class _Stopped(Exception):
-    """Ends a simulation nobody waits for any more."""
+    """Ends a simulation that was stopped."""
 
 
 async def _watched(
@@ -280,7 +280,7 @@ async def _watched(
     options: ReplayOptions,
     on_result: OnResult,
 ) -> Run:
-    """Replay while processes are watched; one that dies is told in the run's note."""
+    """Replay while processes are watched; one that dies is named in the run's note."""
     died: list[str] = []
 
     async def watch(child: Child) -> None:
@@ -310,7 +310,7 @@ async def _sent(workload: Workload, url: str, options: ReplayOptions, on_result:
 
 
 def _nothing(workload: Workload, options: ReplayOptions, target: str, note: str) -> Run:
-    """Say that a run did not come about."""
+    """Return an empty run that says why it did not come about."""
     return Run(
         info=RunInfo(
             label=options.label,

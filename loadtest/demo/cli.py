@@ -132,7 +132,7 @@ def parse_policies(names: str) -> tuple[str, ...]:
 
 
 async def _run_until_signalled(job: Job, console: Console) -> int:
-    """Do the job; the first SIGINT, SIGTERM or SIGHUP ends it in order, others are not heard."""
+    """Do the job; the first SIGINT, SIGTERM or SIGHUP ends it in order, others are ignored."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
@@ -193,7 +193,7 @@ async def _run(job: Job, console: Console) -> int:
 
 
 def _ask_for_matplotlib(console: Console) -> None:
-    """Say before the runs, not after, that there will be no picture."""
+    """Print before the runs, not after, that there will be no picture."""
     try:
         need("matplotlib")
     except MissingExtra as error:
@@ -207,7 +207,7 @@ def _log_dir(out: Path, policy: str, seed: int) -> Path:
 
 
 def _finish(job: Job, plans: list[Plan], runs: list[Run], console: Console) -> int:
-    """Write everything, say what was seen, and settle the exit status."""
+    """Write and show the report; return the exit status."""
     report = make_report(job.workload, job.seeds, plans, runs)
     write_json(report, runs, job.out)
     show(report, console)
@@ -221,7 +221,7 @@ def _finish(job: Job, plans: list[Plan], runs: list[Run], console: Console) -> i
 
 
 def _tell_how_to_use(stack: Stack, policy: str, console: Console) -> None:
-    """Say how to talk to what was kept, and how to end it."""
+    """Print how to use what was kept, and how to end it."""
     url = stack.router_url
     console.print(
         f"""

@@ -103,7 +103,7 @@ def least_tokens(results: Sequence[TurnResult]) -> int:
 
     Of a turn that is what its prompt has beyond the last one and its reply. A first turn counts
     beyond what the engine found cached at best: the shared preamble, or the parent's context,
-    which is told by the parent's turn before the fork. Replies count as cached.
+    which is that of the parent's turn before the fork. Replies count as cached.
     """
     turns = {(turn.session_id, turn.number): turn for turn in results if turn.error is None}
     first = min(

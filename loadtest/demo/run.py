@@ -44,7 +44,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
     `cache_views` is the router's own word on how it knows each replica's cache (exact, degraded,
     blind); `driver_lag_p99_s` how late the driver's own timers were: what this machine was too
-    busy for. `cpu_s` is processor time per process, None where the system does not tell.
+    busy for. `cpu_s` is processor time per process, None where the system does not report it.
     """
 
     policy: str

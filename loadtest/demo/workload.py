@@ -18,8 +18,8 @@ start three sub-agents at once, from their own context, with session ids of thei
 
 The caches follow from the sessions: all replicas together hold half of what the agents ever write.
 Undivided, that is nearly as good as an unlimited cache (92.8 % hits against 93.5 %, 36 sessions
-of 12 turns on one replica three times as large and fast). Divided by three it is not: whoever keeps
-copies on several replicas, or fills one and leaves another, evicts what is needed again.
+of 12 turns on one replica three times as large and fast). Divided by three it is not: a policy that
+keeps copies on several replicas, or fills one and leaves another, evicts what is needed again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     speed: float = SPEED
 
     def profile(self) -> Profile:
-        """Say what the sessions look like."""
+        """Return what the sessions look like."""
         return Profile(
             num_sessions=self.num_sessions,
             num_turns=self.num_turns,

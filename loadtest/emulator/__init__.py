@@ -7,5 +7,5 @@
         ...  # replica.url
 
 Same routes, block manager, KV events and replay as vLLM 0.32.0; a time model instead of a GPU.
-Nothing is imported here: who wants the time model alone need not wait for a tokenizer.
+Nothing is imported here: the time model needs no tokenizer.
 """

@@ -216,7 +216,7 @@ class BlockManager:
         *,
         whole: bool = False,
     ) -> bool:
-        """Give the sequence slots for its first `num_tokens` tokens and cache what fills up.
+        """Allocate slots for the sequence's first `num_tokens` tokens and cache what fills up.
 
         Args:
             sequence: New (then `hit` is what `match` returned) or already holding blocks.
@@ -247,7 +247,7 @@ class BlockManager:
         return True
 
     def free(self, sequence: CachedSequence) -> None:
-        """Give the sequence's blocks back; cached ones stay findable until evicted."""
+        """Free the sequence's blocks; cached ones stay findable until evicted."""
         cached: list[Block] = []
         blank: list[Block] = []
         for block in reversed(sequence.blocks):

@@ -1,6 +1,6 @@
 """One rank in motion: the scheduler's steps laid on the clock.
 
-What must live here: when steps start and end, and who hears of it. What must not: what a step
+What must live here: when steps start and end, and who is notified. What must not: what a step
 contains (scheduler), what it costs (time_model), HTTP.
 
 Steps follow each other on a time line of their own. A step that ends at 12.000 is followed by one
@@ -105,7 +105,7 @@ class Engine:
             self.scheduler.abort(generation.request)
 
     def fail_all(self) -> None:
-        """Give up every request: their readers learn that they failed."""
+        """Fail every request."""
         for generation in list(self._generations.values()):
             generation.failed = True
             self.abort(generation)
@@ -113,7 +113,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether there is nothing left to compute, to save and to publish."""
+        """Return whether there is nothing left to compute, to save and to publish."""
         return not self._wake.is_set()
 
     async def run(self) -> None:

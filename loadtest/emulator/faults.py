@@ -104,7 +104,7 @@ class Faults:
         ]
 
     def next(self, body: bytes = b"", *, is_pooled: bool = False) -> Fault | None:
-        """Say what befalls the next request; None: nothing.
+        """Return what befalls the next request; None: nothing.
 
         Asked twice per request: with its body, and again if it reads from the pool.
         """

@@ -44,15 +44,15 @@ _EMPTY_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 
 
 class _Choice:
-    """One reply on its way: how much the engine has made of it, how much is told."""
+    """One reply on its way: how much the engine has made of it, how much was sent."""
 
-    __slots__ = ("chunks", "generation", "num_told", "prompt", "reply")
+    __slots__ = ("chunks", "generation", "num_sent", "prompt", "reply")
 
     def __init__(self, prompt: Prompt, reply: Reply, generation: Generation) -> None:
         self.prompt = prompt
         self.reply = reply
         self.generation = generation
-        self.num_told = 0
+        self.num_sent = 0
         self.chunks: ChunkWriter
 
     @property
@@ -61,7 +61,7 @@ class _Choice:
 
     @property
     def is_done(self) -> bool:
-        return self.num_told == len(self.reply.ids)
+        return self.num_sent == len(self.reply.ids)
 
 
 class Generate:
@@ -250,17 +250,17 @@ class Generate:
             return response
         while not all(choice.is_done for choice in choices):
             ready.clear()
-            if not any(choice.num_ready > choice.num_told for choice in choices):
+            if not any(choice.num_ready > choice.num_sent for choice in choices):
                 await ready.wait()
                 _raise_if_failed(choices)
-            told = b"".join(_tell(head, params, choice) for choice in choices)
-            if told:
-                await response.write(told)
-            if fault is not None and choices[0].num_told >= fault.after_tokens:
+            unsent = b"".join(_unsent(head, params, choice) for choice in choices)
+            if unsent:
+                await response.write(unsent)
+            if fault is not None and choices[0].num_sent >= fault.after_tokens:
                 await _hang_up(request)
         tail = DONE
         if params.include_usage:
-            usage = _usage(head.api, choices, [choice.num_told for choice in choices])
+            usage = _usage(head.api, choices, [choice.num_sent for choice in choices])
             tail = usage_chunk(head, usage) + DONE
         await response.write(tail)
         await response.write_eof()
@@ -401,20 +401,20 @@ def _event_stream(request: web.BaseRequest) -> web.StreamResponse:
     return web.StreamResponse(headers=headers)
 
 
-def _tell(head: Head, params: GenerationParams, choice: _Choice) -> bytes:
+def _unsent(head: Head, params: GenerationParams, choice: _Choice) -> bytes:
     """Write what is new of one choice."""
     ready = choice.num_ready
-    told = choice.num_told
-    if ready == told:
+    sent = choice.num_sent
+    if ready == sent:
         return b""
-    choice.num_told = ready
-    prompt_ids = choice.prompt.ids if params.return_token_ids and told == 0 else None
+    choice.num_sent = ready
+    prompt_ids = choice.prompt.ids if params.return_token_ids and sent == 0 else None
     opening = b""
-    if head.api == "chat" and told == 0:
+    if head.api == "chat" and sent == 0:
         usage = _usage(head.api, [choice], [0]) if params.continuous_usage else None
         opening = choice.chunks.role(usage, prompt_ids)
     usage = _usage(head.api, [choice], [ready]) if params.continuous_usage else None
-    return opening + choice.chunks.tokens(told, ready, usage, prompt_ids)
+    return opening + choice.chunks.tokens(sent, ready, usage, prompt_ids)
 
 
 def _usage(api: Api, choices: list[_Choice], num_completion_tokens: list[int]) -> Usage:
@@ -471,7 +471,7 @@ async def _suffer(request: web.BaseRequest, fault: Fault) -> None:
 
 
 async def _poisoned(request: web.BaseRequest, params: GenerationParams) -> Fault | None:
-    """Let a request fail wherever it goes: `"emulator": {"poison": KIND}`, a fault of requests."""
+    """Fail a request wherever it goes: `"emulator": {"poison": KIND}`, a fault of requests."""
     kind = params.extension.get("poison")
     if kind not in REQUEST_FAULTS:
         return None

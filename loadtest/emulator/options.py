@@ -1,4 +1,4 @@
-"""Everything an emulated replica can be told, with the defaults, in one frozen struct."""
+"""Every option of an emulated replica, with the defaults, in one frozen struct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ReplyKind = Literal["words", "echo", "greedy"]
 
 
 class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One replica. Ports of 0 are chosen by the system and told by the running `Emulator`.
+    """One replica. Ports of 0 are chosen by the system and known to the running `Emulator`.
 
     `num_gpu_blocks` counts the null block. `max_model_len` None: what the model's config and the
     cache allow. `events_port` and `replay_port` are rank 0's; rank r adds r to them.
@@ -72,7 +72,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     may_kill: bool = False  # whether the `kill` fault ends the process, or just the replica
 
     def contract(self) -> HashContract:
-        """Say how this replica names its blocks."""
+        """Return how this replica names its blocks."""
         return HashContract(
             algorithm=self.hash_algorithm,
             block_size=self.block_size,

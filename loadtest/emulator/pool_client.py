@@ -1,4 +1,4 @@
-"""One emulated replica's connector: what it asks and tells an emulated pool, over HTTP.
+"""One emulated replica's connector: what it asks of and writes to an emulated pool, over HTTP.
 
 Source of the rules: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store, 0.32.0. A look-up
 takes the whole chain from block 0; prompts are saved, replies are not; what is there already is not
@@ -47,7 +47,7 @@ class PoolClient:
         ]
 
     def fetch_s(self, num_tokens: int) -> float:
-        """Tell how long it takes to fetch so many tokens' KV."""
+        """Return how long it takes to fetch so many tokens' KV."""
         return max(0, num_tokens) * self._ms_per_token * 1e-3
 
     async def close(self) -> None:

@@ -110,7 +110,7 @@ class ReplyWriter:
         return self._finish(ids, texts, False, rules)
 
     def echo(self, text: str, rules: ReplyRules) -> Reply:
-        """Say the text again, token by token, up to `max_tokens`."""
+        """Repeat the text, token by token, up to `max_tokens`."""
         ids = self._tokenizer.encode(text).ids if text else []
         ends = len(ids) < rules.max_tokens and not rules.ignore_eos
         if not ids or (not ends and len(ids) < rules.max_tokens):

@@ -1,6 +1,6 @@
 """What an engine was asked to generate, and what came of it: one JSON line each, never buffered.
 
-For whoever counts afterwards how often a request was computed; a line that was written outlives
+It serves to count afterwards how often a request was computed; a line that was written outlives
 the process, however that ends.
 """
 

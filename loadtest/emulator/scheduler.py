@@ -153,7 +153,7 @@ class Scheduler:
         self._blocks.free(request.sequence)
 
     def next_arrival_s(self) -> float | None:
-        """Say when the first waiting request came; None: none waits."""
+        """Return when the first waiting request came; None: none waits."""
         return self.waiting[0].arrival_s if self.waiting else None
 
     def schedule(self, now_s: float) -> Step | None:
@@ -199,7 +199,7 @@ class Scheduler:
         return self._blocks.reset()
 
     def _schedule_running(self, step: Step) -> tuple[int, bool]:
-        """Give running requests their tokens; return the budget left and whether one lost."""
+        """Schedule tokens of running requests; return the budget left and whether one lost."""
         budget = self._max_num_batched_tokens
         size = self._contract.block_size
         preempted = False

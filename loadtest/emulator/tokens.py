@@ -176,7 +176,7 @@ class ChatTokenizer:
         return ids
 
     def special_prefix(self) -> list[int]:
-        """Say which ids the tokenizer puts before a plain text (BOS, mostly none)."""
+        """Return the ids the tokenizer puts before a plain text (BOS, mostly none)."""
         ids: list[int] = self._backend.encode("", add_special_tokens=True).ids
         return ids
 

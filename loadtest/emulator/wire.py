@@ -35,13 +35,13 @@ class ApiError(Exception):
 
 
 def invalid_value(message: str, param: str, value: Any = None) -> ApiError:
-    """Say that a field's value is out of range, as vLLM's VLLMValidationError does."""
+    """Return the error of a value out of range, as vLLM's VLLMValidationError has it."""
     detail = f"parameter={param}" + ("" if value is None else f", value={value}")
     return ApiError(400, f"{message} ({detail})", param=param)
 
 
 def invalid_type(kind: str, field: str, message: str, given: Any) -> ApiError:
-    """Say that a field is missing or of the wrong type, as the request models do."""
+    """Return the error of a missing or mistyped field, as the request models have it."""
     shown = f"<dict of {len(given)} items>" if isinstance(given, dict) else given
     detail = {"type": kind, "loc": f"body.{field}", "msg": message, "input": shown}
     return ApiError(
@@ -50,7 +50,7 @@ def invalid_type(kind: str, field: str, message: str, given: Any) -> ApiError:
 
 
 def missing_fields(fields: list[str], body: Mapping[str, Any]) -> ApiError:
-    """Say that a body has none of several alternative fields."""
+    """Return the error of a body that has none of several alternative fields."""
     details = [
         {
             "type": "missing",
@@ -135,7 +135,7 @@ class GenerationParams(Struct, frozen=True, kw_only=True):
 
 
 def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
-    """Check and read the fields that say how much to generate and how to tell it.
+    """Check and read the fields that say how much to generate and how to send it.
 
     Raises:
         ApiError: As vLLM words it.
@@ -205,7 +205,7 @@ def _integer(body: Mapping[str, Any], name: str) -> int | None:
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts of one answer. `num_created_tokens` None: not told (completions)."""
+    """Token counts of one answer. `num_created_tokens` None: not reported (completions)."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -374,7 +374,7 @@ class ChunkWriter:
     def tokens(
         self, start: int, stop: int, usage: Usage | None, prompt_ids: list[int] | None = None
     ) -> bytes:
-        """Tell tokens [start, stop) of the reply, the end with the last of them.
+        """Write tokens [start, stop) of the reply, the end with the last of them.
 
         `prompt_ids` go with a completion's first chunk where they were asked for.
         """
@@ -410,7 +410,7 @@ class ChunkWriter:
         return chunk + b"}\n\n"
 
     def _payloads(self, start: int, stop: int, ends: bool) -> list[bytes]:
-        """Build the deltas or the text of tokens [start, stop); none: nothing to tell yet."""
+        """Build the deltas or the text of tokens [start, stop); none: nothing to send yet."""
         if self._head.api == "completion":
             return [orjson.dumps(self._reply.text(start, stop))]
         if self._reply.tool_call is None:
@@ -420,7 +420,7 @@ class ChunkWriter:
         return [*payloads, b"{}"] if ends else payloads
 
     def _tool_deltas(self, stop: int) -> list[dict[str, Any]]:
-        """Tell the call's name once its part is out, then its arguments as they grow."""
+        """Write the call's name once its part is out, then its arguments as they grow."""
         call = self._reply.tool_call
         assert call is not None
         deltas: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Which lines of a file of decision records are none, and why: named, for whoever has to look.
+"""Which lines of a file of decision records are none, and why.
 
 The query engine counts them in seconds; finding them again, with their numbers, is a plain read
 of the files that have some.
@@ -85,7 +85,7 @@ def _open(path: Path) -> IO[bytes]:
 def _reason(
     line: bytes, core: msgspec.json.Decoder[_Core], version: msgspec.json.Decoder[_Version]
 ) -> str | None:
-    """Say what is wrong with a line; None: it is a record."""
+    """Return what is wrong with a line; None: it is a record."""
     try:
         schema = version.decode(line).schema
     except msgspec.ValidationError as exc:

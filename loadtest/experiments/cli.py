@@ -26,7 +26,7 @@ from loadtest.experiments.records import Progress
 from loadtest.extras import MissingExtra, need
 
 _PATIENCE_S: Final = 2.0  # until progress is shown
-_WIDE: Final = 160  # columns, where nobody says how wide the screen is
+_WIDE: Final = 160  # columns, where the width of the screen is unknown
 
 
 class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -150,7 +150,7 @@ def report(
     html_file: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Say which arm of a live experiment is better, and whether to believe it.
+    """Find out which arm of a live experiment is better, and whether to believe it.
 
     RECORDS are decision records (`log.decisions`) of all routers: files, globs or directories,
     plain or .gz. Look as often as you like, also while it runs: the verdict holds at every look.

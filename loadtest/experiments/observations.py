@@ -112,7 +112,7 @@ class Observations(Struct, frozen=True, kw_only=True):
         return max(begin for begin, _ in windows), min(end for _, end in windows)
 
     def counted(self, window: Window) -> Bools:
-        """Say which requests count and began in a window, of units that did."""
+        """Select the requests that count and began in a window, of units that did."""
         begin_s, end_s = window
         is_in = (self.unit_first_s[self.unit] >= begin_s) & (self.started_s <= end_s)
         return self.counts & is_in
@@ -233,7 +233,7 @@ def _window(records: Records, arm: str, own: Ints, first_s: Floats, share: Float
 
 
 def _timelines(records: Records, arms: tuple[str, ...]) -> tuple[tuple[Floats, Floats], ...]:
-    """List how each arm's share changed, as its own requests tell."""
+    """List how each arm's share changed, as its own requests have it."""
     lines = []
     for arm in arms:
         changes = records.columns(

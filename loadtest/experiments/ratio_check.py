@@ -51,7 +51,7 @@ def check(observations: Observations) -> RatioCheck:
 
 
 def _chances(observations: Observations) -> Floats:
-    """Tell each unit's chance to come to each arm, given that it came; (num_units, num_arms).
+    """Return each unit's chance to come to each arm, given that it came; (num_units, num_arms).
 
     A record knows its own arm's share; the others' are those that their last records before had.
     """

@@ -103,7 +103,7 @@ class Named(Struct, frozen=True, kw_only=True):
     num_requests: int
     arms: tuple[str, ...]
     trials: tuple[str, ...]
-    control: str | None  # the arm that its definition holds others against; None: not told
+    control: str | None  # the arm that its definition holds others against; None: not recorded
     begin_s: float  # its first request came, unix seconds
     end_s: float  # its last one did
 
@@ -282,7 +282,7 @@ def load(
 
 
 def _run(connection: Any, query: str, parameters: list[Any], progress: Progress) -> None:
-    """Run a long query beside, so that its progress can be told and Ctrl-C ends it."""
+    """Run a long query in a thread, so that its progress can be shown and Ctrl-C ends it."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(connection.execute, query, parameters)
         try:
@@ -298,7 +298,7 @@ def _bad_lines(connection: Any, skip_bad: bool, progress: Progress) -> list[BadL
     """Name the bad lines.
 
     Raises:
-        RecordsError: there are some that are not torn, and nobody said to skip them.
+        RecordsError: there are some that are not torn, and `skip_bad` is not set.
     """
     files = connection.execute(
         "SELECT file, count(*) FROM lines WHERE NOT is_good GROUP BY file ORDER BY file"

@@ -35,7 +35,7 @@ _ORDER: Final = {"broken": 0, "warning": 1, "note": 2}
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `experiment` None: the records know of none, only shadows are told.
+    """What `--json` writes. `experiment` None: the records know of none, only shadows are reported.
 
     Shares and relative differences are fractions of 1, times of day unix seconds.
     """
@@ -87,13 +87,13 @@ def make_report(
         name: The experiment; None: the only one there is.
         trials: Ids of its starts, which count as one experiment; none: the newest only.
         baseline: The arm that others are held against; None: the control arm of the definition.
-            Records that do not tell it: the one called control, baseline or default, else the
+            Where records do not name it: the one called control, baseline or default, else the
             first by name.
         options: What is asked.
         progress: Told what is being done, and how much of it is.
 
     Raises:
-        RecordsError: no such experiment or arm, or not to be told which.
+        RecordsError: no such experiment or arm, or not clear which.
         MissingExtra: scipy is not installed.
     """
     options = options or Options()

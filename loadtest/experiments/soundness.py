@@ -124,7 +124,7 @@ def _missing(
 
 
 def _not_counted(records: Records) -> Iterator[Finding]:
-    """Say what routers marked as not to be counted, beyond the wash-out that was planned."""
+    """Report what routers marked as not to be counted, beyond the wash-out that was planned."""
     rows = records.rows(
         "SELECT not_counted, arm, count(*), count(*) / any_value(num) FROM chosen JOIN "
         "(SELECT arm, count(*) AS num FROM chosen GROUP BY arm) USING (arm) "

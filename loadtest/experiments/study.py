@@ -191,15 +191,15 @@ def _by_request(look: Look) -> Floats:
 # -------------------------------------------------------------------- the table
 
 
-def study(*, quick: bool = False, tell: Callable[[str], None] = lambda what: None) -> str:
+def study(*, quick: bool = False, progress: Callable[[str], None] = lambda what: None) -> str:
     """Run all cases and lay them out as Markdown."""
     options = Options()
     none, some = [], []
     for case in CASES:
-        tell(f"A/A: {case.label}")
+        progress(f"A/A: {case.label}")
         none.append(_row_without(_scaled(case, quick), options))
     for case, effect, num_repetitions in EFFECTS:
-        tell(f"effect of {effect:.0%}: {case.label}")
+        progress(f"effect of {effect:.0%}: {case.label}")
         repeated = replace(case, num_repetitions=num_repetitions)
         some.append(_row_with(_scaled(repeated, quick), effect, options))
     return "\n\n".join(
@@ -276,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     import sys
 
     args = argument_parser().parse_args(argv)
-    print(study(quick=args.quick, tell=lambda what: print(what, file=sys.stderr, flush=True)))
+    print(study(quick=args.quick, progress=lambda what: print(what, file=sys.stderr, flush=True)))
 
 
 if __name__ == "__main__":

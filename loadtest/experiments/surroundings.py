@@ -34,7 +34,7 @@ def _left_out(records: Records) -> Iterator[Finding]:
 
 
 def _lost(records: Records) -> Iterator[Finding]:
-    """Count the decisions that a router numbered and no record tells of.
+    """Count the decisions that a router numbered and no record has.
 
     A router numbers its decisions of each model, tries again included; its seed tells processes
     apart. Where seeds were configured alike, the file does.

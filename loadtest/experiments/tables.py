@@ -146,7 +146,7 @@ def redecided_table(found: Redecided) -> Table:
 
 
 def heading(report: Report) -> str:
-    """Say in a line what the report is about."""
+    """Describe in a line what the report is about."""
     experiment = report.experiment
     if experiment is None or report.begin_s is None or report.end_s is None:
         return f"{report.num_records:,} records, no experiment"

@@ -28,7 +28,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 def judge(
     evidence: Evidence, findings: tuple[Finding, ...], design: str, options: Options
 ) -> Verdict:
-    """Say what the comparison says."""
+    """Conclude from an arm's evidence and from what limits it."""
     metric = METRICS[evidence.metric]
     kind, text = _judged(evidence, findings, design, options, metric)
     return Verdict(

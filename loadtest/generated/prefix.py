@@ -23,7 +23,7 @@ class Prefix:
         self._ids: list[int] = []
 
     def grow(self, num_tokens: int) -> Self:
-        """Say more."""
+        """Append new blocks to the prompt."""
         self.num_tokens += num_tokens
         self._ids += islice(self._fresh, self.num_tokens // self.block_size - len(self._ids))
         return self

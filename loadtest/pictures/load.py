@@ -86,14 +86,14 @@ def _smoothed(series: Floats) -> Floats:
 def imbalance(turns: Iterable[TurnResult]) -> float:
     """Compare the replica that computed most prompt tokens with the mean; 1.0 is even.
 
-    Where engines do not tell what was cached, requests are counted instead.
+    Where engines do not report what was cached, requests are counted instead.
     """
     known = [turn for turn in turns if turn.replica is not None and turn.error is None]
-    told = all(turn.num_cached_tokens is not None for turn in known)
+    is_known = all(turn.num_cached_tokens is not None for turn in known)
     work: dict[str, float] = {}
     for turn in known:
         assert turn.replica is not None
-        part = float(turn.num_recomputed_tokens) if told else 1.0
+        part = float(turn.num_recomputed_tokens) if is_known else 1.0
         work[turn.replica] = work.get(turn.replica, 0.0) + part
     mean = sum(work.values()) / len(work) if work else 0.0
     return max(work.values()) / mean if mean else 1.0

@@ -83,7 +83,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Give every arm a look of its own; known policies keep their colour in every picture."""
+    """Choose a look for every arm; known policies keep their colour in every picture."""
     wanted = list(dict.fromkeys(labels))
     found = {name: Look(colour=_OF_POLICIES[name]) for name in wanted if name in _OF_POLICIES}
     taken = {look.colour for look in found.values()}

@@ -14,7 +14,7 @@ _KINDS: Final = (
     ("gpu", "GPU cache", "#009E73", "white"),
     ("cpu", "CPU cache", "#56B4E9", INK),
     ("pool", "pool", "#0072B2", "white"),
-    ("unknown", "cached, tier not told", "#B9C3CC", INK),
+    ("unknown", "cached, tier unknown", "#B9C3CC", INK),
     ("recomputed", "computed", "#E69F00", INK),
 )
 _ROOM: Final = 0.055  # share of the picture's width that a number needs
@@ -43,7 +43,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 def origin(turns: Iterable[TurnResult]) -> Origin:
     """Split the prompts: engines say how much was cached, the router in which tier.
 
-    What is told by neither is not guessed: turns without both token counts are left out, and
+    What neither reports is not guessed: turns without both token counts are left out, and
     cached tokens beyond the prediction are of unknown tier.
     """
     sums = dict.fromkeys(("gpu", "cpu", "pool", "unknown", "recomputed"), 0)
@@ -64,7 +64,7 @@ def origin(turns: Iterable[TurnResult]) -> Origin:
 
 
 def origins(arms: Rounds) -> bytes | None:
-    """Draw one bar per arm, in tokens per turn. None: no turn tells."""
+    """Draw one bar per arm, in tokens per turn. None: no turn reports them."""
     found = {
         label: origin(turn for turns in rounds for turn in turns) for label, rounds in arms.items()
     }

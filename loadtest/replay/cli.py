@@ -36,7 +36,7 @@ from loadtest.words import clock
 from loadtest.workload import Turn, TurnKey, Workload
 
 _REFRESH_S: Final = 0.5
-_WIDTH: Final = 120  # where nobody says how wide the screen is
+_WIDTH: Final = 120  # where the width of the screen is unknown
 _NUM_FILES: Final = 65_536
 _OWN: Final = (
     "api",
@@ -247,7 +247,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 async def _run(job: Job, console: Console, progress: Console) -> int:
-    """Replay until the end or the first signal; report; settle the exit status."""
+    """Replay until the end or the first signal; report; return the exit status."""
     _allow_many_files()
     with ExitStack() as stack:
         watcher = _Watcher(job, progress, stack)
@@ -345,7 +345,7 @@ class _Watcher:
 
 @contextmanager
 def _signals(console: Console) -> Iterator[None]:
-    """Let the first signal cancel the calling task; the next one does what it always does."""
+    """Cancel the calling task at the first signal; the next one does what it always does."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -369,7 +369,7 @@ def _signals(console: Console) -> Iterator[None]:
 
 
 def _introduction(job: Job, started: Started) -> Iterator[str]:
-    """Say what is about to be sent, and what about it is likely to surprise."""
+    """Describe what is about to be sent, and what about it is likely to surprise."""
     workload, target = job.workload, started.target
     span = "" if started.span_s is None else f" over {clock(started.span_s)}"
     skipped = f" ({workload.num_skipped:,} bad lines left out)" if workload.num_skipped else ""
@@ -400,7 +400,7 @@ def _introduction(job: Job, started: Started) -> Iterator[str]:
 
 
 def _asked(job: Job) -> dict[TurnKey, Asked]:
-    """Say how long every prompt and reply is meant to be."""
+    """Return how long every prompt and reply is meant to be."""
     options = job.options
     return {
         turn.key: Asked(

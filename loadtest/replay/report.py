@@ -31,7 +31,7 @@ class Times(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaRow(Struct, frozen=True, kw_only=True):
-    """What one replica did, as the router's headers tell."""
+    """What one replica did, by the router's headers."""
 
     name: str
     num_turns: int
@@ -59,7 +59,7 @@ class Report(Struct, frozen=True, kw_only=True):
     num_errors: int
     duration_s: float
     requests_per_s: float | None
-    num_prompt_tokens: int | None  # None: not told
+    num_prompt_tokens: int | None  # None: not reported
     num_output_tokens: int | None
     hit_ratio: float | None
     times: tuple[Times, ...]
@@ -152,7 +152,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _hit_ratio(turns: Sequence[TurnResult]) -> float | None:
-    """Cached tokens among the prompt tokens of turns that tell both; None: none does."""
+    """Return cached by prompt tokens of the turns that report both; None: none does."""
     told = [
         (turn.num_cached_tokens, turn.num_prompt_tokens)
         for turn in turns
@@ -228,7 +228,7 @@ def _warnings(
 
 
 def _wrong_lengths(good: Sequence[TurnResult], asked: dict[TurnKey, Asked]) -> Iterable[str]:
-    """Say where the target counted other tokens than the workload has."""
+    """Report where the target counted other tokens than the workload has."""
     pairs = [
         (turn, asked[key]) for turn in good if (key := (turn.session_id, turn.number)) in asked
     ]

@@ -65,7 +65,7 @@ class Child:
         raise ChildDied(f"{self.name} was not ready after {timeout_s:g} s; {self._log_tail()}")
 
     async def watch(self) -> None:
-        """Wait for an end that nobody asked for. Cancel it to stop watching.
+        """Wait for an end that was not asked for. Cancel it to stop watching.
 
         Raises:
             ChildDied: always, as soon as the process has ended.
@@ -86,7 +86,7 @@ class Child:
             await self._process.wait()
 
     def cpu_s(self) -> float | None:
-        """Read the processor time used so far; None where the system does not tell (/proc)."""
+        """Read the processor time used so far; None where the system has no /proc."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:

@@ -123,7 +123,7 @@ class Exchange:
             self.fail("broken", "the stream ended without [DONE]")
 
     def result(self, now_s: float) -> TurnResult:
-        """Say what was measured; the answer ended at `now_s`."""
+        """Return what was measured; the answer ended at `now_s`."""
         first_s = self._first_event_s if self._first_token_s is None else self._first_token_s
         num_output_tokens = self._usage.get("num_output_tokens")
         mean_s, tail_s = self._time_between_tokens(num_output_tokens)

@@ -53,6 +53,6 @@ class Requests:
 
 
 def num_output_tokens(turn: Turn, options: ReplayOptions) -> int:
-    """Say how many tokens a turn asks for; an engine computes at least one."""
+    """Return how many tokens a turn asks for; an engine computes at least one."""
     wanted = max(1, turn.num_output_tokens)
     return wanted if options.max_tokens is None else min(wanted, options.max_tokens)

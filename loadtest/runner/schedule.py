@@ -5,7 +5,7 @@
               turns with nothing to come after at their arrival, but only when their session may
               run: `concurrency` run at once, each with its sub-agents and whatever hangs on it
 
-Ask `next_due`, wait until then or until a turn is done, then `take` what is due and tell `finish`
+Ask `next_due`, wait until then or until a turn is done, then `take` what is due and call `finish`
 when it is done. Seconds count from the start of the replay.
 """
 
@@ -38,7 +38,7 @@ class Schedule(Protocol):
         ...
 
     def next_due(self) -> float | None:
-        """Say when the next turn is due; None: when another is done, or never again."""
+        """Return when the next turn is due; None: when another is done, or never again."""
         ...
 
     def upcoming(self, count: int) -> Sequence[int]:
@@ -176,7 +176,7 @@ class ClosedSchedule:
             self._admit(now_s)
 
     def _admit(self, now_s: float) -> None:
-        """Let families run, as many as may; their first turns not before now."""
+        """Start as many families as may run; their first turns not before now."""
         while self._num_free and self._waiting:
             self._num_free -= 1
             for index in self._waiting.popleft().roots:

@@ -25,7 +25,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
     url: str
     model: str
-    max_model_len: int | None  # None: not told
+    max_model_len: int | None  # None: not reported
 
 
 def base_url(url: str) -> str:
@@ -54,7 +54,7 @@ def base_url(url: str) -> str:
 async def look(
     client: aiohttp.ClientSession, url: str, *, model: str | None, has_key: bool
 ) -> Target:
-    """Ask `/v1/models` once, and settle the model.
+    """Ask `/v1/models` once, and choose the model.
 
     Args:
         client: Sends the key and the headers of the replay.
@@ -63,7 +63,7 @@ async def look(
         has_key: Whether an API key goes along.
 
     Raises:
-        TargetError: nobody answers, or not as an OpenAI API, or the model is not served.
+        TargetError: nothing answers, or not as an OpenAI API, or the model is not served.
     """
     asked = f"{url}/v1/models"
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
@@ -83,7 +83,7 @@ async def look(
         ) from exc
     if status != 200:
         raise TargetError(_refused(asked, status, body, has_key=has_key))
-    return _settle(url, _cards(asked, body), model)
+    return _choose(url, _cards(asked, body), model)
 
 
 def _refused(asked: str, status: int, body: bytes, *, has_key: bool) -> str:
@@ -103,7 +103,7 @@ def _refused(asked: str, status: int, body: bytes, *, has_key: bool) -> str:
 
 
 def _cards(asked: str, body: bytes) -> dict[str, int | None]:
-    """Read the models' names, and the longest sequence of each where it is told."""
+    """Read the models' names, and the longest sequence of each where it is given."""
     try:
         found: Any = orjson.loads(body)
         cards = {str(card["id"]): card.get("max_model_len") for card in found["data"]}
@@ -115,7 +115,7 @@ def _cards(asked: str, body: bytes) -> dict[str, int | None]:
     return {name: length if isinstance(length, int) else None for name, length in cards.items()}
 
 
-def _settle(url: str, served: dict[str, int | None], model: str | None) -> Target:
+def _choose(url: str, served: dict[str, int | None], model: str | None) -> Target:
     shown = ", ".join(list(served)[:_MAX_SHOWN]) + (", …" if len(served) > _MAX_SHOWN else "")
     if not served:
         raise TargetError(f"{url} serves no model yet")

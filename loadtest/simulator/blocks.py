@@ -105,7 +105,7 @@ class Blocks:
         whole: bool = False,
         caches: bool = True,
     ) -> bool:
-        """Give the sequence slots for its first `num_tokens` tokens and cache what fills up.
+        """Allocate slots for the sequence's first `num_tokens` tokens and cache what fills up.
 
         Args:
             sequence: New (then `hit` is what `match` returned) or already holding blocks.
@@ -167,7 +167,7 @@ class Blocks:
         self._changes.append(Change(True, stored))
 
     def free(self, sequence: Held) -> None:
-        """Give the sequence's blocks back, its tail first; cached ones stay until evicted."""
+        """Free the sequence's blocks, its tail first; cached ones stay until evicted."""
         references, key_of, free = self._num_references, self._key_of, self._free
         for block in reversed(sequence.blocks):
             references[block] -= 1

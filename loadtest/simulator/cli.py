@@ -90,7 +90,7 @@ _SETUP = Setup()
     type=click.FloatRange(min=0.0),
     default=0.0,
     metavar="MS",
-    help="Until the other routers hear of a request; inf: never.",
+    help="Until the other routers know of a request; inf: never.",
 )
 @click.option(
     "--slo-ttft", type=_POSITIVE, default=_SETUP.slo_ttft_s, metavar="S", help="For goodput."

@@ -15,7 +15,7 @@ number of steps. A leap ends with the step in which
 
 Two facts of the rules are relied on. The budget is larger than the batch, so every decode gets
 its token. And at most one running request is in the middle of its prefill, the last: it got what
-was left of the budget, so nobody was admitted behind it.
+was left of the budget, so no request was admitted behind it.
 
 Reads from the pool follow vLLM's asynchronous load (Scheduler.schedule, WAITING_FOR_REMOTE_KVS):
 when the scheduler first reaches a request for which the pool has more than the cache, it gives it
@@ -224,7 +224,7 @@ class Engine:
         self._begin(now_s)
 
     def between_tokens(self, request: Request) -> tuple[float, float] | None:
-        """Tell a finished request's mean time between tokens, and that of its longest tenth.
+        """Return a finished request's mean time between tokens, and that of its longest tenth.
 
         None: it had one token. Steps of one leap count as equally long: they differ by the
         reading of one token's KV each.
@@ -298,7 +298,7 @@ class Engine:
         heappush(self._fills, (step, request.admission, request))
 
     def _finish(self, request: Request, now_s: float) -> None:
-        """Let a decode go that has its last token."""
+        """Remove a decode that has its last token."""
         self._num_decodes -= 1
         self._num_context_tokens -= request.origin + self._step + 1
         request.num_tokens = request.num_prompt_tokens + request.num_output_tokens
@@ -381,9 +381,9 @@ class Engine:
         return num_steps
 
     def _fill_blocks(self) -> bool:
-        """Give decodes the blocks that they begin in this step, cache those that they fill.
+        """Allocate the blocks that decodes begin in this step, cache those that they fill.
 
-        Returns whether somebody was preempted for it: the last admitted, again and again.
+        Returns whether a request was preempted for it: the last admitted, again and again.
         """
         step, fills = self._step + 1, self._fills
         preempted = False
@@ -483,7 +483,7 @@ class Engine:
     def _make_room(self) -> bool:
         """Take the blocks from the last request that was read and does not fit any more.
 
-        Only where nothing runs: then nobody else will ever give any back.
+        Only where nothing runs: then no other request will ever free any.
         """
         for request in reversed(self.waiting):
             if request.is_read:
@@ -504,12 +504,12 @@ class Engine:
         self._max_spans = max(_MIN_SPANS, 2 * len(self._span_ends))
 
     def _end_of(self, num_steps: int) -> float:
-        """Tell when the leap's step `num_steps` ends."""
+        """Return when the leap's step `num_steps` ends."""
         n = num_steps
         return self._start_s + 1e-3 * (n * self._first_ms + 0.5 * n * (n - 1) * self._more_ms)
 
     def _cut(self, now_s: float) -> None:
-        """Let the leap end with the step that is under way at `now_s`."""
+        """Cut the leap short after the step that is under way at `now_s`."""
         if self.end_s is None or self._num_steps == 1:
             return
         passed_ms = 1e3 * (now_s - self._start_s)

@@ -106,7 +106,7 @@ class Reads(Generic[T]):
         self.num_tokens += num_tokens
 
     def next_s(self) -> float | None:
-        """Say when the next read is done if none begins before; None: none is in progress."""
+        """Return when the next read is done if none begins before; None: none is in progress."""
         if not self._by_replica:
             return None
         share = self._share()

@@ -2,7 +2,7 @@
 
 What must live here: matching, deciding and observing as in `router.data_path.pipeline`, as far as
 they concern placing. What must not: engines, the order of events. The objects are the router's
-own; only what feeds them is simulated. The pool's contents are known exactly, as verification
+own; only their inputs are simulated. The pool's contents are known exactly, as verification
 makes them live.
 """
 
@@ -51,7 +51,7 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Note(Struct, frozen=True, gc=False):
-    """What another router is told of a placement: `router.messages.Began`."""
+    """What another router learns of a placement: `router.messages.Began`."""
 
     ask: Ask
     candidate: CandidateId
@@ -132,14 +132,14 @@ class Router:
         self._fleet.first_token(placement.lease, now_s)
 
     def end(self, placement: Placement, now_s: float) -> None:
-        """Give a request's claims back."""
+        """Release a request's claims."""
         self._fleet.end(placement.lease, now_s, Outcome.OK)
         self._caches.release(placement.claim, computed=True, now_s=now_s)
 
     # -- other routers' requests ---------------------------------------------------------------
 
     def note_of(self, ask: Ask, placement: Placement) -> Note:
-        """Tell others of a placement."""
+        """Return what other routers learn of a placement."""
         lease = placement.lease
         return Note(
             ask=ask,
@@ -160,7 +160,7 @@ class Router:
         self._fleet.first_token_elsewhere(lease, now_s, 1e3 * ttft_s)
 
     def ended_elsewhere(self, lease: Lease, claim: Claim, now_s: float) -> None:
-        """Give another router's lease and claim back."""
+        """Release another router's lease and claim."""
         self._fleet.end_elsewhere(lease, now_s)
         self._caches.release(claim, computed=True, now_s=now_s)
 

@@ -48,7 +48,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     decodes: bool = True  # False: every reply is one token, as on a prefill instance
     event_lag_s: float = 0.1  # from a step's end until the router has its events
     num_routers: int = 1  # each request comes to one of them by chance
-    note_lag_s: float = 0.0  # until the others hear of it; math.inf: never
+    note_lag_s: float = 0.0  # until the others know of it; math.inf: never
     speculates: bool = True  # False: routers know what is held, not what is being computed
     first_blocks_tokens: int = 2048  # of `first_blocks_hash`, as in router.config
     slo_ttft_s: float = 30.0  # Source: FAST'25 Mooncake, 5.1; for goodput only
@@ -70,7 +70,7 @@ class Setup(Struct, frozen=True, kw_only=True):
         return PRESETS[self.engine]
 
     def cache_blocks(self, block_size: int) -> int:
-        """Tell how many blocks a replica's cache has, the null block not counted."""
+        """Count the blocks of a replica's cache, the null block not counted."""
         return self.num_blocks or max(1, CACHE_TOKENS // block_size)
 
 

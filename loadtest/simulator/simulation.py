@@ -1,8 +1,8 @@
 """A fleet's day in discrete events: turns arrive, a router places them, engines step.
 
-What must live here: the order of events, and who tells whom. What must not: how an engine steps
-(engine), how a router decides (router), what is shown (table). Deterministic: whatever happens at
-one moment happens in the order of `_Kind`, then in the order it was planned.
+What must live here: the order of events, and what each part learns of them. What must not: how an
+engine steps (engine), how a router decides (router), what is shown (table). Deterministic: events
+of one moment happen in the order of `_Kind`, then in the order they were planned.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def simulate(
 class _Kind(IntEnum):
     """What can happen, in the order in which it does at one and the same moment."""
 
-    NOTE = 0  # another router's request is heard of
+    NOTE = 0  # another router's request becomes known
     TURN = 1  # a turn arrives
     READ = 2  # a read from the pool is done
     ENGINE = 3  # a leap ends, or an idle engine begins
@@ -77,7 +77,7 @@ class _Keys(dict[int, BlockKey]):
 
 
 class _Elsewhere(Struct):
-    """One request as another router has booked it; None: it has not heard of it yet."""
+    """One request as another router has booked it; None: it does not know of it yet."""
 
     router: Router
     lease: Lease | None = None
@@ -128,7 +128,7 @@ class _Simulation:
         self._span_s = 0.0
 
     def run(self) -> Simulated:
-        """Let everything happen."""
+        """Process all events and return the outcome."""
         self._plan_turns()
         events = self._events
         while events:
@@ -277,10 +277,10 @@ class _Simulation:
         self._tell(ticket, now_s, began)
 
     def _tell(
-        self, ticket: _Ticket, now_s: float, hear: Callable[[_Elsewhere, float], None]
+        self, ticket: _Ticket, now_s: float, learn: Callable[[_Elsewhere, float], None]
     ) -> None:
         for other in ticket.elsewhere:
-            self._plan(now_s + self._setup.note_lag_s, _Kind.NOTE, partial(hear, other))
+            self._plan(now_s + self._setup.note_lag_s, _Kind.NOTE, partial(learn, other))
 
     # -- results -----------------------------------------------------------------------------
 

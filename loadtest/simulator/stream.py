@@ -1,4 +1,4 @@
-"""A simulated engine's events as a router hears them: in order, some time after they happened.
+"""A simulated engine's events as a router receives them: in order, some time after they happened.
 
 Takes the place of `router.kv_events.stream` in front of the same index: the contract is known
 from the start, nothing is lost, and there is no wire. What is late is not applied before its time.
@@ -78,7 +78,7 @@ class SimulatedStream:
             self.on_applied(candidate)
 
     def state_and_reason(self) -> tuple[StreamState, str]:
-        """Tell state and reason."""
+        """Return state and reason."""
         return self.state, self.reason
 
     def mark_suspect(self, reason: str) -> None:

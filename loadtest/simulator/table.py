@@ -15,7 +15,7 @@ SCHEMA = "warmroute.simulated/1"
 
 
 def title_of(simulated: Simulated) -> str:
-    """Say in one line what was simulated."""
+    """Describe in one line what was simulated."""
     setup = simulated.setup
     num_turns = len(simulated.run.turns)
     pool = "no pool" if setup.pool is None else f"pool {setup.pool.speed:g}x"

@@ -173,7 +173,7 @@ def _by_block(values: Floats, block: NDArray[np.int64]) -> Floats:
 
 
 def _complete(counts: Floats, is_treated: Mask, block: NDArray[np.int64]) -> Mask:
-    """Say which units are of blocks in which both arms have something."""
+    """Select the units of blocks in which both arms have something."""
     has_both = (_by_block(counts * is_treated, block) > 0) & (
         _by_block(counts * ~is_treated, block) > 0
     )

@@ -15,7 +15,7 @@ Unit = Literal["s", "tokens", "share"]
 class Measure(Struct, frozen=True, kw_only=True):
     """One figure of an arm.
 
-    `value` is a turn's part in it; None: the turn does not tell, and is left out with its pair.
+    `value` is a turn's part in it; None: not known of this turn, which is left out with its pair.
     `percentile`, in (0, 1): compare that one; None: the mean. With `counts_failures` a turn that
     failed, or never came because an earlier one had failed, has a value too.
     """
@@ -30,7 +30,7 @@ class Measure(Struct, frozen=True, kw_only=True):
 
 
 def is_good(turn: TurnResult, ttft_s: float | None, tbt_s: float | None) -> bool:
-    """Say whether a turn kept the SLO: it succeeded, and each bound that is given was kept.
+    """Return whether a turn kept the SLO: it succeeded, and each bound that is given was kept.
 
     A reply of one token has no time between tokens and keeps that bound; a success without a
     first-token time does not keep a bound on it.
@@ -43,7 +43,7 @@ def is_good(turn: TurnResult, ttft_s: float | None, tbt_s: float | None) -> bool
 
 
 def within_slo(ttft_s: float | None, tbt_s: float | None) -> Measure:
-    """Make the measure of goodput: the share of turns that kept the SLO, failures among them."""
+    """Return the measure of goodput: the share of turns that kept the SLO, failures among them."""
     return Measure(
         name="within SLO",
         unit="share",

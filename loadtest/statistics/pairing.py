@@ -31,7 +31,7 @@ class Pairs(Struct, frozen=True, kw_only=True):
 
     `cluster` is in [0, num_clusters); `round` is the index of the round given. `num_left_out`
     counts the turns that either arm sent and that are no pair: one of the two failed, did not
-    come, or told nothing.
+    come, or has no value.
     """
 
     ours: Floats
@@ -85,7 +85,7 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
 def roots(session_ids: Iterable[str]) -> dict[str, str]:
     """Find the session that each one descends from; its own id if it is no sub-agent.
 
-    Sub-agents are named after their parents (`s3.2.0` is one of `s3`). A dot alone says nothing:
+    Sub-agents are named after their parents (`s3.2.0` is one of `s3`). A dot is not enough:
     the part before it must be a session too.
     """
     known = set(session_ids)
@@ -96,7 +96,7 @@ def num_differing_tokens(runs: Sequence[Iterable[TurnResult]]) -> tuple[int, int
     """Count turns whose prompt, and whose reply, had another length in another run.
 
     (0, 0): the same work everywhere. Turns that failed or never came are not counted here: they
-    are errors. So is a length that nobody told.
+    are errors. Lengths that were not reported are not compared.
     """
     seen: tuple[dict[TurnKey, int], dict[TurnKey, int]] = ({}, {})
     differing: tuple[set[TurnKey], set[TurnKey]] = (set(), set())

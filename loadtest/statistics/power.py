@@ -1,7 +1,7 @@
 """How small a difference is found, and how many units and hours more it takes to find another.
 
 What must live here: arithmetic on a standard error that shrinks with the square root of units at
-present variance and traffic. The power is that of the last look alone; whoever looks earlier as
+present variance and traffic. The power is that of the last look alone; looking earlier as
 well finds the effect at least as often, so the needs are on the safe side.
 """
 

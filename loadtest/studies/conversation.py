@@ -1,6 +1,7 @@
 """Every policy, the weights of `kv_aware` and several routers, on Mooncake's conversation trace.
 
-Simulated, as prefill instances: every reply is one token. The tables of docs/policies.md, made by
+Simulated, as prefill instances: every reply is one token. Its beginning on small caches, as in
+`loadtest.studies.grid`: pressure as with all of it on large ones. The tables of docs/policies.md:
 `python -m loadtest.docs --trace FILE --only conversation --only routers`.
 """
 
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from loadtest.markdown import table
 from loadtest.simulator import Setup, Simulated, simulate
+from loadtest.studies.grid import NUM_TRACE_BLOCKS
 from loadtest.workload import Workload
 from policies import POLICIES, Policy, create
 from policies.cost import KvAware, MinTtft
@@ -35,7 +37,7 @@ ROUTERS = (
 )
 """Label, number of routers, how late each learns of the others' requests in seconds."""
 
-SETUP = Setup(decodes=False)
+SETUP = Setup(num_blocks=NUM_TRACE_BLOCKS, decodes=False)
 _CELLS = (
     "In each cell: mean and 90th percentile of the time to first token in seconds; share of prompt "
     "tokens found in the replica's own cache."

@@ -134,7 +134,7 @@ def report(cells: Sequence[Cell]) -> str:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    """Say where `kv_aware` is worse than the best other policy by more than the margin."""
+    """Describe where `kv_aware` is worse than the best other policy by more than the margin."""
     lost = [cell for cell in cells if cell.is_lost]
     worst = max(cells, key=lambda cell: cell.ratio)
     if not lost:

@@ -15,7 +15,7 @@ from loadtest.workload import Turn, Workload
 CAPACITIES_TOKENS: Final = tuple(
     512 * num_blocks for num_blocks in (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
 )
-"""Sizes of the one cache whose hit ratio is told: those of Mooncake's papers, in its blocks."""
+"""Sizes of the one cache whose hit ratio is given: those of Mooncake's papers, in its blocks."""
 
 LATE_TURN: Final = 30
 """The turn at which agents' contexts are compared."""
@@ -48,7 +48,7 @@ class Description(Struct, frozen=True, kw_only=True):
     output_tokens: Spread
     input_per_output: float
     late_context_tokens: float | None  # median prompt of the 30th turns; None: there are none
-    wait_s: Spread | None  # None: nobody waits for anybody
+    wait_s: Spread | None  # None: no turn waits for another
     num_blocks: int  # uses
     num_unique_blocks: int
     ideal_hit_ratio: float  # of prompt tokens, in a cache that forgets nothing

@@ -48,7 +48,7 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes, allowed: Mapping[str, 
 
 
 def _bad_line(error: Exception, allowed: Mapping[str, str]) -> BadLine:
-    """Say which field a decoder stumbled over, and what the format allows there."""
+    """Describe which field a decoder failed at, and what the format allows there."""
     text = str(error)
     if missing := _MISSING.search(text):
         return BadLine(missing[1], f"missing; allowed: {allowed.get(missing[1], 'any')}")

@@ -143,7 +143,7 @@ class Mooncake:
 
 
 def _has_deltas(lines: Iterable[MooncakeLine]) -> bool:
-    """Tell whether follow-ups hold only what was added: see above."""
+    """Return whether follow-ups hold only what was added: see above."""
     firsts: dict[str | int, int] = {}
     modes: set[ContextMode | None] = set()
     has_follow_ups = False

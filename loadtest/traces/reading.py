@@ -60,7 +60,7 @@ def _read(
     max_requests: int | None,
     advance: Callable[[int], None],
 ) -> int:
-    """Let a format take a file; return the number of bad lines left out."""
+    """Read a file into a format; return the number of bad lines left out."""
     num_skipped = 0
     first_bad = ""
     for number, raw in entries(path, advance):

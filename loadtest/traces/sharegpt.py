@@ -72,12 +72,12 @@ class ShareGpt:
         """Take one conversation.
 
         Raises:
-            BadLine: It is not one, or nobody answers in it; nothing of it is kept.
+            BadLine: It is not one, or it has no answer; nothing of it is kept.
         """
         entry = decoded(self._decoder, raw, _ALLOWED)
         drafts = self._calls(entry, self._session_id(entry))
         if not drafts:
-            raise BadLine("conversations", "nobody answers; allowed: a human's and a gpt's turns")
+            raise BadLine("conversations", "no answer in it; allowed: a human's and a gpt's turns")
         self._session_ids.add(drafts[0].session_id or "")
         self._drafts += drafts
 

@@ -65,7 +65,7 @@ async def test_what_one_computes_the_other_fetches() -> None:
 
 
 async def test_a_hole_ends_what_is_fetched() -> None:
-    """And what is missing is written again by whoever has it."""
+    """And what is missing is written again by a replica that has it."""
     async with PoolMaster() as master, Emulator(options(master)) as one:
         prompt = list(range(100, 260))
         await complete(one, prompt)

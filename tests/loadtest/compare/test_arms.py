@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from loadtest.compare.arms import Arm, parse_policies, parse_targets, serve_flags, settle
+from loadtest.compare.arms import Arm, check_arms, parse_policies, parse_targets, serve_flags
 from policies import POLICIES
 
 
@@ -51,13 +51,13 @@ def test_a_comparison_needs_two_different_arms() -> None:
     """None, one, or one twice is no comparison; neither is a baseline that is no arm."""
     one, two = Arm(label="kv_aware"), Arm(label="least_loaded")
 
-    assert settle([one, two], None)[1] == "kv_aware"
-    assert settle([one, two], "least_loaded")[1] == "least_loaded"
+    assert check_arms([one, two], None)[1] == "kv_aware"
+    assert check_arms([one, two], "least_loaded")[1] == "least_loaded"
     with pytest.raises(click.UsageError, match="there is none"):
-        settle([], None)
+        check_arms([], None)
     with pytest.raises(click.UsageError, match="only 'kv_aware'"):
-        settle([one], None)
+        check_arms([one], None)
     with pytest.raises(click.UsageError, match="two arms are called 'kv_aware'"):
-        settle([one, two, one], None)
+        check_arms([one, two, one], None)
     with pytest.raises(click.UsageError, match="did you mean 'kv_aware'"):
-        settle([one, two], "kv_awar")
+        check_arms([one, two], "kv_awar")

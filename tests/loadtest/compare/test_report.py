@@ -48,7 +48,7 @@ def test_every_arm_is_compared_with_the_baseline_by_every_measure() -> None:
 
 
 def test_a_single_round_gets_no_verdict() -> None:
-    """However clear it looks: nobody knows how far an arm differs from itself."""
+    """However clear it looks: how far an arm differs from itself is unknown."""
     setting = made_setting(num_rounds=1)
 
     report = make_report(setting, made_runs(setting, TTFTS))
@@ -161,4 +161,4 @@ def test_other_routers_that_tell_nothing_are_reported() -> None:
     assert answer.hit_ratio(report.arms[0]) is None
     assert "recomputed tokens" not in {c.measure for c in report.comparisons}
     assert "Answers do not name the replica" in html
-    assert "No engine told how many tokens were cached" in html
+    assert "No engine reported how many tokens were cached" in html

@@ -140,7 +140,7 @@ def test_sub_agents_start_from_their_parents_context() -> None:
 
 
 def test_siblings_arrive_together_and_share_what_is_new() -> None:
-    """Each burst has a prefix that nobody had before, and every sibling a task of its own."""
+    """Each burst has a prefix that no turn had before, and every sibling a task of its own."""
     workload = Siblings(num_bursts=4, num_siblings=3, block_size=16).workload()
     bursts: dict[float, list[tuple[int, ...]]] = {}
     for turn in workload.turns:

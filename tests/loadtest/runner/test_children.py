@@ -26,7 +26,7 @@ STUBBORN = (
 
 
 def _is_gone(pid: int) -> bool:
-    """Say whether no such process runs (a zombie does not)."""
+    """Return whether no such process runs (a zombie does not)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

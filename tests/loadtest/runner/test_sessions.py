@@ -152,7 +152,7 @@ async def test_errors_are_results(
 
 
 async def test_unreachable_is_a_result() -> None:
-    """Nobody listening is the error `connect`."""
+    """A port that nothing listens on is the error `connect`."""
     results = await drive(f"http://127.0.0.1:{free_port()}", make_sessions(PROFILE))
 
     assert [turn.error for turn in results] == ["connect"] * 3

@@ -96,7 +96,7 @@ def test_two_at_once_leave_two_copies() -> None:
 
 
 def test_replies_are_named_when_they_fill_a_block() -> None:
-    """A block of the reply gets a name of its own, so nobody else finds it."""
+    """A block of the reply gets a name of its own, so no other prompt finds it."""
     names = iter(range(100, 200))
     blocks = Blocks(10, SIZE, lambda: BlockKey(next(names)))
     held = Held([BlockKey(1)], 2 * SIZE)

@@ -200,7 +200,7 @@ def test_a_small_pool_forgets() -> None:
 
 
 def test_siblings_join_the_one_that_computes_their_prefix() -> None:
-    """Owned speculation: whoever comes while the prefix is computed is sent there, too."""
+    """Owned speculation: a request that comes while the prefix is computed is sent there, too."""
     ids = tuple(range(1, 60))
     asked = [turn(number, 0.01 * number, ids) for number in range(6)]
     fleet = replace(ALONE, num_replicas=3, event_lag_s=5.0)

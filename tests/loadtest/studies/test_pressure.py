@@ -22,7 +22,7 @@ def test_the_working_set_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_siblings_share_what_is_new() -> None:
-    """A burst's members have most of their blocks in common, with nobody else."""
+    """A burst's members have most of their blocks in common, with no other burst."""
     drawn = siblings(4, 0)
 
     first, second = drawn.turns[0], drawn.turns[1]

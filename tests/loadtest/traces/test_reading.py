@@ -78,7 +78,7 @@ BAD = [
     (
         "sharegpt",
         {"conversations": [{"from": "human", "value": "a"}]},
-        "conversations: nobody answers",
+        "conversations: no answer in it",
     ),
     ("sharegpt", {"conversations": [{"from": "human"}]}, "value: missing"),
     (
