@@ -18,6 +18,7 @@ from loadtest.compare.order import mean_places
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult, summarize
 from loadtest.statistics import Comparison, across, num_differing_tokens, roots, within
+from loadtest.words import milliseconds
 
 LATE_S: Final = 0.01  # as late as a quiet driver is at its P99
 _LATE_SHARE: Final = 0.1  # of the median first-token time: less blurs nothing
@@ -69,7 +70,7 @@ def lateness(runs: Sequence[Run]) -> str:
     for run in runs:
         late_s = late_p99_s(run)
         if late_s > _allowed_s(run):
-            return f"the driver was {_ms(late_s)} late (P99, {run.info.label})"
+            return f"the driver was {milliseconds(late_s)} late (P99, {run.info.label})"
     return ""
 
 
@@ -205,7 +206,8 @@ def _on_time(case: _Case) -> Check:
     return Check(
         name=name,
         outcome="warned" if why else "passed",
-        figure=f"at most {_ms(late_p99_s(late))} late at the P99 of a run ({late.info.loop} loop)",
+        figure=f"at most {milliseconds(late_p99_s(late))} late at the P99 of a run "
+        f"({late.info.loop} loop)",
         meaning="times are compared without a verdict; token counts hold" if why else "",
     )
 
@@ -396,7 +398,3 @@ def _allowed_s(run: Run) -> float:
 
 def _ttfts(run: Run) -> Iterator[float]:
     return (turn.ttft_s for turn in run.turns if turn.ttft_s is not None)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f} ms"
