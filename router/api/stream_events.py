@@ -45,7 +45,6 @@ class Choice(Struct):
     index: int = 0
     text: str | None = None
     delta: Delta | None = None
-    logprobs: Any = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId
@@ -41,7 +41,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     """One rank's event stream. None: not reported, or there was no time to find out."""
 
     rank: int
-    told: str  # the endpoint as the engine or the configuration has it
+    reported: str = field(name="told")  # the endpoint as the engine or the configuration has it
     endpoint: str  # to connect to
     reach: Reach
     has_handshake: bool = False  # what listens there speaks ZeroMQ
@@ -98,7 +98,7 @@ async def look(
     """
     url = entry.replica.url.rstrip("/")
     seen = RankSeen(
-        rank=rank, told=source.endpoint, endpoint=source.endpoint, reach="not an address"
+        rank=rank, reported=source.endpoint, endpoint=source.endpoint, reach="not an address"
     )
     try:
         endpoint = reachable_endpoint(source.endpoint, url)
@@ -262,7 +262,7 @@ def _rank(subject: Subject, seen: EventsSeen, rank: RankSeen) -> Iterator[Findin
 def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
     """Return what is wrong with an endpoint, and what to do; None: a publisher answers there."""
     if rank.reach == "not an address":
-        text = rank.reason or f"{rank.told!r} is not tcp://HOST:PORT or ipc://PATH"
+        text = rank.reason or f"{rank.reported!r} is not tcp://HOST:PORT or ipc://PATH"
         return text, _endpoint_hint(seen)
     if rank.reach == "open" and rank.has_handshake:
         return None

@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, Literal
 
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from router.errors import (
 )
 from router.kv_events.subscriber import EventSource
 from router.pool.catalog import PoolCatalog
+from router.pool.keys import names_in_keys
 from router.replicas.registry import Entry
 
 Failure = Literal["api key", "no answer", "other"]
@@ -90,7 +90,9 @@ async def look(
     seen = _with_facts(seen, facts, publishers)
     pool_stored = None
     if pool is not None:
-        base = _add_to_pool(pool, facts)
+        bases = [model.id for model in facts.models if model.parent is None]
+        base = bases[0] if bases else facts.models[0].id
+        pool.add_model(base, names_in_keys(facts.models))
         pool_stored = partial(pool.stored, base)
     async with asyncio.TaskGroup() as tg:
         models = [
@@ -157,16 +159,6 @@ def _with_facts(
         ),
         has_pool_connector=facts.has_pool_connector,
     )
-
-
-def _add_to_pool(pool: PoolCatalog, facts: EngineFacts) -> str:
-    """Add the model and its possible names in the pool, as router.discovery.watch does."""
-    own = [model for model in facts.models if model.parent is None]
-    base = own[0].id if own else facts.models[0].id
-    roots = [model.root for model in own if model.root]
-    names = [model.id for model in own]
-    pool.add_model(base, [*names, *roots, *(Path(root).name for root in roots)])
-    return base
 
 
 # -- judge ---------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
 from router.pool.catalog import PoolCatalog
+from router.pool.keys import names_in_keys
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.health import ProbeFailure
@@ -199,11 +200,7 @@ class ReplicaWatch:
         """Note what the replica's objects in the pool may be called; forget whether it reads it."""
         if self._pool is None:
             return
-        base = replica.base_model
-        roots = [m.root for m in replica.models if m.parent is None and m.root]
-        names = [m.id for m in replica.models if m.parent is None]
-        # The connector takes the last part of the path it was given.
-        self._pool.add_model(base, [*names, *roots, *(Path(root).name for root in roots)])
+        self._pool.add_model(replica.base_model, names_in_keys(replica.models))
         for candidate in candidates_of(replica):
             self._readers.forget(candidate.id)
 

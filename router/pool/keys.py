@@ -11,10 +11,12 @@ in a rank's number are recognised, and everything else is taken as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from router.contracts import KEY_MASK, BlockKey
+from router.replicas.replica import ServedModel
 
 _RANK: Final = re.compile(r"((?:head_or_)?(?:tp|pcp|dcp|pp|ep)(?:_rank)?:?)\d+")
 _MIN_DIGEST_CHARS: Final = 16  # hex; a block key is the last 60 bits of it
@@ -144,3 +146,13 @@ class PatternTable:
             pattern = self._by_text[text] = KeyPattern(text)
         known = self._by_head[head] = (pattern, pattern.add_rank(head))
         return known
+
+
+def names_in_keys(models: Iterable[ServedModel]) -> list[str]:
+    """List the names that a replica's objects may have in their keys.
+
+    The connector takes the last part of the path that its engine was given.
+    """
+    own = [model for model in models if model.parent is None]
+    roots = [model.root for model in own if model.root]
+    return [*(model.id for model in own), *roots, *(PurePath(root).name for root in roots)]

@@ -38,11 +38,10 @@ class _Roots(NamedTuple):
 class EncodePlan(Struct, frozen=True, kw_only=True):
     """What is left to encode of one prompt.
 
-    num_chars, num_new_chars: Length of the text in UTF-8 bytes, and what of it is not known yet:
-        the measure of the work in `encode`. 0 for a prompt of token ids.
+    num_new_chars: What of the text is not known yet, in UTF-8 bytes: the measure of the work in
+        `encode`. 0 for a prompt of token ids.
     """
 
-    num_chars: int
     num_new_chars: int
     walk: Walk
     data: bytes
@@ -217,7 +216,6 @@ class Prompter:
         cuts = IdCuts(0) if is_whole else encoder.cuts(data)
         walk = self._tree.walk(root, data, cuts)
         return EncodePlan(
-            num_chars=len(data),
             num_new_chars=len(data) - walk.new[0].start if walk.new else 0,
             walk=walk,
             data=data,
@@ -234,9 +232,7 @@ class Prompter:
         """
         data = (ids if isinstance(ids, array) else array("I", ids)).tobytes()
         walk = self._tree.walk(self._roots_of(owner).ids, data, IdCuts(len(data)))
-        return EncodePlan(
-            num_chars=0, num_new_chars=0, walk=walk, data=data, encoder=None, suffix=_NO_IDS
-        )
+        return EncodePlan(num_new_chars=0, walk=walk, data=data, encoder=None, suffix=_NO_IDS)
 
     def commit(self, plan: EncodePlan, encoded: Sequence[TokenIds]) -> Tokens:
         """Remember what `plan.encode()` returned, and return the prompt's tokens."""

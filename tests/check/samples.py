@@ -14,7 +14,7 @@ from router.messages import StreamId
 
 RANK = RankSeen(
     rank=0,
-    told="tcp://*:5557",
+    reported="tcp://*:5557",
     endpoint="tcp://10.0.0.5:5557",
     reach="open",
     has_handshake=True,

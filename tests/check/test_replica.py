@@ -63,7 +63,7 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (rank(reach="silent"), "error", "events", "does not answer", "firewall"),
     (rank(reach="unknown host"), "error", "events", "is unknown", "engine"),
     (rank(reach="not an address", reason="x"), "error", "events", "BLIND: x", "engine"),
-    (rank(reach="not an address", told="y"), "error", "events", "'y' is not tcp://", "engine"),
+    (rank(reach="not an address", reported="y"), "error", "events", "'y' is not tcp://", "engine"),
     (rank(has_handshake=False), "error", "events", "no event publisher", "another port"),
     (
         rank(reach="refused", endpoint="tcp://127.0.0.1:5557"),
