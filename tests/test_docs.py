@@ -367,8 +367,8 @@ def test_the_formula_is_the_policys() -> None:
 
 def test_reasons_are_what_the_router_says() -> None:
     """The reasons that docs/exactness.md explains are those of the code."""
-    files = ("rank_stream.py", "caches.py")
-    source = "".join((ROOT / "router/index" / file).read_text() for file in files)
+    files = ("index/candidate_stream.py", "kv_events/stream.py", "index/cache_view.py")
+    source = "".join((ROOT / "router" / file).read_text() for file in files)
     rows = re.findall(r"^\| `([^`]+)` \| (?:BLIND|DEGRADED)", DOCUMENTS["docs/exactness.md"], re.M)
 
     assert len(rows) >= 8

@@ -73,8 +73,9 @@ def markdown(report: Report) -> str:
     parts = [
         "# Benchmarks",
         "",
-        f"Made by `{report.command}` (`make bench`); the same figures are in "
-        "[benchmarks.json](benchmarks.json).",
+        "For whoever asks what a router costs: every budget, measured, and how it is measured. "
+        f"Made by `{report.command}`",
+        "(`make bench`); the same figures are in [benchmarks.json](benchmarks.json).",
         "",
         f"{report.date}{f', commit {report.commit}' if report.commit else ''} · "
         f"{machine.num_cores} cores, {machine.cpu} · {machine.system} · {machine.python} · "
