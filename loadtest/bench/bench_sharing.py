@@ -34,6 +34,7 @@ from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig, ReplicaConfig
 from router.contracts import KEY_BITS, BlockKey, HashContract
+from router.experiments.runner import ExperimentRunner
 from router.garbage import collect_garbage
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -261,6 +262,7 @@ class _Router:
             lease_s=3.0,
             session_ttl_s=60.0,
             keeps_blocks=True,
+            experiments=ExperimentRunner(Metrics()),
         )
         for replica in _names():
             self.fleet.add(

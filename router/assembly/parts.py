@@ -29,8 +29,7 @@ from router.discovery.status import PoolStatus, Status, Waiting
 from router.discovery.watch import ReplicaWatch
 from router.discovery.watches import Watches
 from router.errors import ConfigError
-from router.experiments import Experiments
-from router.experiments.trials import Trials
+from router.experiments.runner import ExperimentRunner
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -104,10 +103,10 @@ class Parts:
     def _build_experiments(self) -> None:
         """Build what compares policies, and what records decisions."""
         config = self.config
-        self.trials = Trials(Experiments(), metrics=self.metrics)
+        self.experiments = ExperimentRunner(self.metrics)
         for definition in config.experiment.definitions:
-            self.trials.start(definition, configured=True)
-        self.metrics.watch_experiments(self.trials.metric_states)
+            self.experiments.start(definition, time.time(), configured=True)
+        self.metrics.watch_experiments(lambda: self.experiments.metric_states(time.time()))
         self.shadows = Shadows(
             [create(shadow.name, shadow.params) for shadow in config.shadow.policies],
             share=config.shadow.share,
@@ -222,7 +221,7 @@ class Parts:
             lease_s=config.redis.lease_s,
             session_ttl_s=config.session.ttl_s,
             keeps_blocks=config.index.mode == "local",
-            trials=self.trials,
+            experiments=self.experiments,
             accounts=self.tenants.accounts if self.tenants is not None else None,
             count_failure=self.count_failure,
         )

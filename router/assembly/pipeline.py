@@ -61,7 +61,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         fleet=parts.fleet,
         matcher=matcher,
         sessions=parts.sessions,
-        trials=parts.trials,
+        experiments=parts.experiments,
         policy=_policy(config.policy),
         seed=random.SystemRandom().getrandbits(63),
     )
@@ -113,7 +113,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             ),
             pool=verifier,
             decision_log=parts.decision_log,
-            trials=parts.trials,
+            experiments=parts.experiments,
             shadows=parts.shadows,
         ),
     )

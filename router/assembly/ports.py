@@ -71,7 +71,7 @@ def _admin_app(router: Router) -> AdminApp:
         explainer=Explainer(router.pipeline, router.caches),
         registry=router.registry,
         watches=router.watches,
-        trials=router.trials,
+        experiments=router.experiments,
         status=router.status,
         config=config,
         guard=Guard(token, config.admin.hosts),

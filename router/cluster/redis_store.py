@@ -43,7 +43,7 @@ from router.cluster.redis_scripts import Scripts
 from router.cluster.redis_snapshot import NUM_BUCKETS, Snapshot, begin_snapshot
 from router.config import RedisConfig
 from router.errors import StoreRefused
-from router.experiments import State, decode_state, encode_state
+from router.experiments.state import State, decode_state, encode_state
 from router.messages import (
     MAX_RECORDS,
     SCHEMA,

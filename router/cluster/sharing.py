@@ -29,7 +29,7 @@ from router.cluster.pool_share import LISTER, PoolShare
 from router.cluster.redis_store import RedisStore, StoreFacts
 from router.cluster.shared_stream import SharedStream
 from router.errors import StoreError, StoreFull
-from router.experiments.trials import Trials
+from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
@@ -61,7 +61,7 @@ class Sharing:
         me: This router's name among the others, unique to the process.
         names: What candidates are called among routers.
         apply_records: Makes the registry follow what is stored.
-        trials: Experiments, shared as the registry is; None: there are none to share.
+        experiments: Their orders are shared as the registry's are.
         accounts: What tenants used; None: there are none.
         keeps_blocks: Whether blocks that other routers lead are kept here (index.mode local).
     """
@@ -80,7 +80,7 @@ class Sharing:
         lease_s: float,
         session_ttl_s: float,
         keeps_blocks: bool,
-        trials: Trials | None = None,
+        experiments: ExperimentRunner,
         accounts: Accounts | None = None,
         count_failure: Callable[[str], None] = ignore,
     ) -> None:
@@ -95,7 +95,7 @@ class Sharing:
         self._registry = registry
         self._apply_records = apply_records
         self._pool = pool
-        self._trials = trials
+        self._experiments = experiments
         self._accounts = accounts
         self._count_failure = count_failure
         self._session_ttl_s = session_ttl_s
@@ -311,21 +311,18 @@ class Sharing:
             await self._store.put_replica(identity, record)
             self._registry.saved(identity, record)
             await self._store.publish((Registered(),))
-        if self._trials is not None:
-            experiments = self._trials.experiments
-            for name, state in list(experiments.unsaved.items()):
-                await self._store.put_experiment(name, state)
-                experiments.saved(name, state)
-                await self._store.publish((Registered(),))
+        for name, state in list(self._experiments.unsaved.items()):
+            await self._store.put_experiment(name, state)
+            self._experiments.saved(name, state)
+            await self._store.publish((Registered(),))
 
     async def _read_registry(self) -> None:
         """Follow what was ordered elsewhere; what Redis has lost of it is stored again."""
-        if self._trials is not None:
-            states = await self._store.experiments()
-            self._trials.apply(states)
-            for name, state in self._trials.experiments.records.items():
-                if name not in states:
-                    self._trials.experiments.unsaved.setdefault(name, state)
+        states = await self._store.experiments()
+        self._experiments.apply(states, time.time())
+        for name, state in self._experiments.states.items():
+            if name not in states:
+                self._experiments.unsaved.setdefault(name, state)
         stored = await self._store.replicas()
         self._apply_records(stored)
         for identity, record in self._registry.records.items():

@@ -8,51 +8,52 @@ without a session id has nothing that stays, and takes part in switchbacks only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic, time
 
 import orjson
 import xxhash
 
 from router.data_path.job import Job
-from router.experiments.assignment import Enrolment
-from router.experiments.trials import BEYOND, Trials
-from router.records.record import Assignment
+from router.experiments.assignment import Assignment
+from router.experiments.runner import BEYOND, ExperimentRunner
+from router.records.record import AssignmentRecord
 from router.replicas.replica import Candidate
 
 
-def enrol(trials: Trials, job: Job) -> Enrolment | None:
-    """Find a prompt's place; it keeps it, however often it is decided."""
-    if trials.experiments.is_empty or job.prompt is None:
+def assign(experiments: ExperimentRunner, job: Job) -> Assignment | None:
+    """Find a prompt's arm; it keeps it, however often it is decided."""
+    if experiments.is_empty or job.prompt is None:
         return None
-    return trials.enrol(job.model or "", digest_of(job))
+    return experiments.assign(job.model or "", digest_of(job), time(), monotonic())
 
 
-def assignment_of(enrolment: Enrolment, *, is_beyond: bool) -> Assignment | None:
-    """Write down an enrolment for the record; None: the request is in no arm."""
-    if enrolment.arm is None:
+def record_of(assignment: Assignment, *, is_beyond: bool) -> AssignmentRecord | None:
+    """Write down an assignment for the record; None: the request is in no arm."""
+    if assignment.arm is None:
         return None
-    not_counted = enrolment.not_counted
+    not_counted = assignment.not_counted
     if is_beyond and not_counted is None:
         not_counted = BEYOND
-    return Assignment(
-        experiment=enrolment.experiment,
-        design=enrolment.design,
-        arm=enrolment.arm,
-        unit=enrolment.unit,
-        share=enrolment.share,
-        slot=enrolment.slot,
+    return AssignmentRecord(
+        experiment=assignment.experiment,
+        design=assignment.design,
+        arm=assignment.arm,
+        unit=assignment.unit,
+        share=assignment.share,
+        slot=assignment.slot,
         is_wash_out=not_counted is not None,
         not_counted=not_counted,
-        stop_reason=enrolment.stop_reason,
-        control=enrolment.control,
-        trial=enrolment.trial,
+        stop_reason=assignment.stop_reason,
+        control=assignment.control,
+        trial=assignment.trial,
     )
 
 
 def narrowed(
-    enrolment: Enrolment, candidates: Sequence[Candidate]
+    assignment: Assignment, candidates: Sequence[Candidate]
 ) -> tuple[Sequence[Candidate], bool]:
-    """Leave out replicas that are not for a request; True: none would be left, so all stay."""
-    allows = enrolment.allows
+    """Leave out replicas that a request may not use; True: none would be left, so all stay."""
+    allows = assignment.allows
     own = [c for c in candidates if allows(c.replica.name, c.replica.url.rstrip("/"))]
     return (own, False) if own else (candidates, True)
 

@@ -12,10 +12,10 @@ from time import monotonic
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
-from router.data_path.assign import assignment_of, enrol, narrowed
+from router.data_path.assign import assign, narrowed, record_of
 from router.data_path.job import Choice, Job
 from router.data_path.match import Matcher
-from router.experiments.trials import Trials
+from router.experiments.runner import ExperimentRunner
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
 from router.replicas.sessions import Sessions
@@ -35,22 +35,22 @@ class Decider:
         fleet: Fleet,
         matcher: Matcher,
         sessions: Sessions,
-        trials: Trials,
+        experiments: ExperimentRunner,
         policy: Policy,
         seed: int,
     ) -> None:
         self._fleet = fleet
         self._matcher = matcher
         self._sessions = sessions
-        self._trials = trials
+        self._experiments = experiments
         self._policy = policy
         self._plain_policy = create("session_sticky", {})  # of what is only passed through
         self._seed = seed
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
     def assign(self, job: Job) -> None:
-        """Give a prompt its place in an experiment; it keeps it, however often it is decided."""
-        job.enrolment = enrol(self._trials, job)
+        """Give a prompt its arm of an experiment; it keeps it, however often it is decided."""
+        job.assigned = assign(self._experiments, job)
 
     def decide(self, job: Job) -> Choice:
         """Choose a candidate among those that were not tried.
@@ -61,12 +61,12 @@ class Decider:
         now_s = monotonic()
         candidates: Sequence[Candidate]
         candidates = self._fleet.candidates(job.model, now_s, exclude=job.tried)
-        enrolment, assignment = job.enrolment, None
-        if enrolment is not None:
+        assigned, assignment = job.assigned, None
+        if assigned is not None:
             is_beyond = False
-            if enrolment.is_narrow:
-                candidates, is_beyond = narrowed(enrolment, candidates)
-            assignment = assignment_of(enrolment, is_beyond=is_beyond)
+            if assigned.is_narrow:
+                candidates, is_beyond = narrowed(assigned, candidates)
+            assignment = record_of(assigned, is_beyond=is_beyond)
         found = self._matcher.match(job, candidates)
         pool = found.pool
         session = (
@@ -87,8 +87,8 @@ class Decider:
             num_pool_tokens=pool.num_tokens if pool is not None else None,
         )
         policy = self._policy if job.prompt is not None else self._plain_policy
-        if enrolment is not None and enrolment.policy is not None:
-            policy = enrolment.policy
+        if assigned is not None and assigned.policy is not None:
+            policy = assigned.policy
         decision = policy.decide(snapshot)
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
         return Choice(

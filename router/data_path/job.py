@@ -17,10 +17,10 @@ from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.data_path.terms import Terms
-from router.experiments import Enrolment
+from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
-from router.records.record import Assignment, Try
+from router.records.record import AssignmentRecord, Try
 from router.replicas.fleet import Match
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
@@ -67,7 +67,7 @@ class Job(Struct, kw_only=True):
     num_tokens: int = 0
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked
-    enrolment: Enrolment | None = None  # its place in an experiment; None: in none
+    assigned: Assignment | None = None  # its arm of an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
     skips_pool: bool = False  # under a salt of its own, since a read from the pool failed
@@ -162,7 +162,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     policy: Policy
     pool: PoolMatch | None  # None: no pool, or not to be counted on
-    assignment: Assignment | None = None
+    assignment: AssignmentRecord | None = None
 
     @property
     def num_pool_tokens(self) -> int:
@@ -197,7 +197,7 @@ class Placement(Struct, kw_only=True):
     decision: Decision
     snapshot: Snapshot
     policy: Policy
-    assignment: Assignment | None = None
+    assignment: AssignmentRecord | None = None
     lease: Lease
     claim: Claim | None
     num_gpu_tokens: int  # predicted to be reused from the GPU

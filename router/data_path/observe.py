@@ -11,7 +11,7 @@ from router.data_path.job import Job, Placement
 from router.data_path.shadow import Shadows
 from router.data_path.token_audit import TokenAudit
 from router.data_path.verify import PoolVerifier
-from router.experiments.trials import Trials
+from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.log import DecisionLog
@@ -32,7 +32,7 @@ class Observer:
         token_audit: TokenAudit,
         pool: PoolVerifier | None,
         decision_log: DecisionLog | None,
-        trials: Trials,
+        experiments: ExperimentRunner,
         shadows: Shadows,
     ) -> None:
         self._metrics = metrics
@@ -40,7 +40,7 @@ class Observer:
         self._token_audit = token_audit
         self._pool = pool
         self._decision_log = decision_log
-        self._trials = trials
+        self._experiments = experiments
         self._shadows = shadows
         self._stages = _StageMetrics(metrics)
         self._by_candidate: dict[str, _CandidateMetrics] = {}
@@ -67,11 +67,11 @@ class Observer:
             now_s=now_s,
         )
         self._count(job, placement, record, first_s)
-        if job.enrolment is not None:
+        if job.assigned is not None:
             ttft_s = None
             if first_s is not None and record.ttft_ms is not None:
                 ttft_s = first_s - job.inbound.arrived_s
-            self._trials.observed(job.enrolment, record, ttft_s)
+            self._experiments.observe(job.assigned, record, ttft_s)
         if usage is not None:
             self._audit(job, placement, usage)
         assigned = record.assignment

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from router.experiments.definition import UNIT
 
-NOBODY = -1
+NO_ARM = -1
 """Owner of points that no arm has (yet)."""
 
 
@@ -27,16 +27,16 @@ class Layout:
 
     __slots__ = ("_owners", "_starts", "size")
 
-    def __init__(self, size: int, parts: Iterable[tuple[int, int]] = ((0, NOBODY),)) -> None:
+    def __init__(self, size: int, parts: Iterable[tuple[int, int]] = ((0, NO_ARM),)) -> None:
         self.size = size
         laid = list(parts)
         self._starts = [start for start, _ in laid]
         self._owners = [owner for _, owner in laid]
 
     def owner(self, point: int) -> int:
-        """Find the arm at a point, NOBODY where there is none; O(log parts)."""
+        """Find the arm at a point, NO_ARM where there is none; O(log parts)."""
         if point >= self.size:
-            return NOBODY
+            return NO_ARM
         return self._owners[bisect_right(self._starts, point) - 1]
 
     def moved(self, shares: Sequence[float]) -> Layout:
@@ -55,7 +55,7 @@ class Layout:
         counts: dict[int, int] = {}
         for start, end, owner in self._parts():
             counts[owner] = counts.get(owner, 0) + end - start
-        rest = counts.pop(NOBODY, 0)
+        rest = counts.pop(NO_ARM, 0)
         arms = tuple(sorted(counts))
         return arms if rest < len(arms) and len(set(counts.values())) == 1 else ()
 
@@ -63,7 +63,7 @@ class Layout:
         """Count the points of each arm."""
         counts = [0] * num_arms
         for start, end, owner in self._parts():
-            if owner != NOBODY:
+            if owner != NO_ARM:
                 counts[owner] += end - start
         return counts
 
@@ -75,10 +75,10 @@ class Layout:
         """Free the surplus of each arm, from the end of the line."""
         parts: list[tuple[int, int, int]] = []
         for start, end, owner in reversed(self._parts()):
-            freed = min(surplus[owner], end - start) if owner != NOBODY else 0
+            freed = min(surplus[owner], end - start) if owner != NO_ARM else 0
             if freed:
                 surplus[owner] -= freed
-                parts.append((end - freed, end, NOBODY))
+                parts.append((end - freed, end, NO_ARM))
             if start < end - freed:
                 parts.append((start, end - freed, owner))
         return parts[::-1]
@@ -89,14 +89,14 @@ def _taken(parts: list[tuple[int, int, int]], missing: list[int]) -> list[tuple[
     laid: list[tuple[int, int]] = []
     arm = 0
     for start, end, owner in parts:
-        if owner != NOBODY:
+        if owner != NO_ARM:
             laid.append((start, owner))
             continue
         while start < end:
             while arm < len(missing) and not missing[arm]:
                 arm += 1
             if arm == len(missing):
-                laid.append((start, NOBODY))
+                laid.append((start, NO_ARM))
                 break
             num = min(missing[arm], end - start)
             missing[arm] -= num

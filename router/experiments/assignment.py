@@ -11,7 +11,7 @@ from policies.policy import Policy
 NotCounted = Literal["wash_out", "clock_step", "beyond_partition", "stopped"]
 
 
-class Enrolment(Struct, frozen=True, kw_only=True, gc=False):
+class Assignment(Struct, frozen=True, kw_only=True, gc=False):
     """One request's place. `arm` None: it is in no arm, but some replicas may not be its.
 
     `unit` is what was randomised: the digest of a session, or a slot's number. `policy` None: the

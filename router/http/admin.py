@@ -35,7 +35,7 @@ from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
 from router.experiments.definition import check, check_replicas
-from router.experiments.trials import Trials
+from router.experiments.runner import ExperimentRunner
 from router.http.answers import error_answer
 from router.http.control import Control, Order
 from router.http.guard import Guard
@@ -75,7 +75,7 @@ class AdminApp:
         explainer: Explainer,
         registry: Registry,
         watches: Watches,
-        trials: Trials,
+        experiments: ExperimentRunner,
         status: Status,
         config: Config,
         guard: Guard,
@@ -85,7 +85,7 @@ class AdminApp:
         self._explainer = explainer
         self._registry = registry
         self._watches = watches
-        self._trials = trials
+        self._runner = experiments
         self._status = status
         self._config = config
         self._guard = guard
@@ -148,10 +148,11 @@ class AdminApp:
         return _json({"name": entry.name, "leaving": entry.leaving}, status=202)
 
     async def _experiments(self, _: web.Request) -> web.Response:
-        return _json({"experiments": self._trials.describe_all()})
+        names = [trial.state.definition.name for trial in self._runner.trials]
+        return _json({"experiments": [self._described(name) for name in names]})
 
     async def _experiment(self, request: web.Request) -> web.Response:
-        return _json(self._trials.describe(request.match_info["name"]))
+        return _json(self._described(request.match_info["name"]))
 
     async def _start(self, request: web.Request) -> web.Response:
         tree = await _read(request, dict[str, Any], '{"name": …, "arms": [{…}, {…}]}')
@@ -161,24 +162,30 @@ class AdminApp:
             entries = self._registry.entries
             known = [(e.name, e.identity, e.replica.url.rstrip("/")) for e in entries]
             check_replicas(definition, known)
-            started = self._trials.start(definition)
-        return _json(started, status=201)
+            self._runner.start(definition, time.time())
+        return _json(self._described(definition.name), status=201)
 
     async def _ramp(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Ramp, '{"shares": {"ARM": 0.5}}')
+        name = request.match_info["name"]
         with _as_bad_request():
-            return _json(self._trials.ramp(request.match_info["name"], wanted.shares))
+            self._runner.ramp(name, wanted.shares, time.time())
+        return _json(self._described(name))
 
     async def _stop(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Stop, '{}, or {"arm": "ARM", "reason": "why"}')
+        name = request.match_info["name"]
         with _as_bad_request():
-            name = request.match_info["name"]
-            return _json(self._trials.stop(name, arm=wanted.arm, reason=wanted.reason))
+            self._runner.stop(name, time.time(), wanted.reason, arm=wanted.arm)
+        return _json(self._described(name))
 
     async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        self._trials.remove(name)
+        self._runner.remove(name, time.time())
         return _json({"name": name, "removed": True})
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return self._runner.describe(name, time.time())
 
     async def _explain(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -38,7 +38,7 @@ class ShadowDecision(Struct, frozen=True, kw_only=True):
     regret_ms: float
 
 
-class Assignment(Struct, frozen=True, kw_only=True):
+class AssignmentRecord(Struct, frozen=True, kw_only=True):
     """Which arm of which experiment a request was in, and why it may be counted.
 
     `unit` is what was randomised, and what statistics must resample: a session's digest (split,
@@ -76,7 +76,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     tenant: str | None = None  # its name; None: clients were not told apart
     policy: str
     policy_params: dict[str, Any] = {}  # with the name: the very policy, see `policies.create`
-    assignment: Assignment | None = None  # None: in no experiment
+    assignment: AssignmentRecord | None = None  # None: in no experiment
     state: str  # exact | degraded | blind: how well the chosen replica's cache was known
     snapshot: Snapshot
     decision: Decision

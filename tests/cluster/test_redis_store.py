@@ -13,7 +13,7 @@ from router.cluster.redis_log import Cursor
 from router.cluster.redis_store import RedisStore, Swept, Written
 from router.contracts import HashContract
 from router.errors import EMPTIED, StoreRefused, StoreUnavailable
-from router.experiments import State, Stopped, encode_state
+from router.experiments.state import State, Stopped, encode_state
 from router.messages import (
     SCHEMA,
     Alive,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.experiments.allocation import NOBODY, Layout
+from router.experiments.allocation import NO_ARM, Layout
 from router.experiments.definition import UNIT
 from tests.policies.snapshots import quick
 
@@ -33,7 +33,7 @@ def test_every_arm_has_its_share_and_the_holdout_stays(history: list[list[float]
         layout = layout.moved(shares)
 
         assert layout.counts(3) == [round(share * UNIT) for share in shares]
-    assert all(layout.owner(point) == NOBODY for point in range(UNIT * 9 // 10, UNIT, 997))
+    assert all(layout.owner(point) == NO_ARM for point in range(UNIT * 9 // 10, UNIT, 997))
 
 
 @quick
@@ -60,7 +60,7 @@ def test_growing_arms_take_nothing_from_one_another() -> None:
     large = small.moved([0.2, 0.1]).moved([0.5, 0.5])
 
     for point in POINTS:
-        if small.owner(point) != NOBODY:
+        if small.owner(point) != NO_ARM:
             assert large.owner(point) == small.owner(point)
 
 

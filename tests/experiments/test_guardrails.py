@@ -182,5 +182,5 @@ def test_sessions_are_forgotten_when_there_are_too_many() -> None:
 
 
 def test_a_switchback_without_a_slot_tells_nothing() -> None:
-    """Whatever was enrolled before the design was another."""
+    """Whatever was assigned before the design was another."""
     assert guard("switchback", max_ttft_s=1.0).answered("a", "1", None, 9.0) is None

@@ -14,8 +14,9 @@ from router.cluster.redis_log import Cursor, read_entries, read_heads
 from router.cluster.redis_snapshot import Snapshot, _named_bits
 from router.cluster.shared_stream import SharedStream
 from router.config import ReplicaConfig
-from router.experiments import Experiments, decode_state
-from router.experiments.status import refused as refused_experiment
+from router.experiments.runner import ExperimentRunner
+from router.experiments.runner import refused as refused_experiment
+from router.experiments.state import decode_state
 from router.index.block_index import BlockIndex
 from router.index.staged_blocks import StagedBlocks
 from router.messages import (
@@ -46,6 +47,7 @@ from router.messages import (
     encode,
     pack_keys,
 )
+from router.metrics import Metrics
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE, CONTRACT
 from tests.fuzz.budget import fuzz
@@ -197,13 +199,13 @@ def test_records(some: list[tuple[str, bytes]]) -> None:
 @fuzz(st.lists(packed(st.just(EXPERIMENT)), max_size=3))
 def test_experiments(some: list[bytes]) -> None:
     """Experiments in the store: followed or refused with a reason."""
-    experiments = Experiments()
+    experiments = ExperimentRunner(Metrics())
     for state in some:
         with suppress(ValueError):
             found = decode_state(state)
             name = found.definition.name
             if refused_experiment(name, found) is None:
-                experiments.apply({name: found})
+                experiments.apply({name: found}, 0.0)
                 found.layouts()
 
 

@@ -39,6 +39,7 @@ from router.cluster.shared_stream import SharedStream
 from router.config import RedisConfig, ReplicaConfig
 from router.contracts import BlockKey
 from router.errors import EMPTIED, StoreError, StoreUnavailable
+from router.experiments.runner import ExperimentRunner
 from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
@@ -285,6 +286,7 @@ class Node:
             lease_s=60.0,
             session_ttl_s=60.0,
             keeps_blocks=keeps_blocks,
+            experiments=ExperimentRunner(Metrics()),
         )
         self.sources = {
             c: PlayedSource(engine, self.index, self.replays) for c, engine in engines.items()

@@ -18,7 +18,7 @@ from numpy.random import Generator
 
 from policies import CandidateId, Policy, ReplicaView, RequestView, Snapshot, create
 from policies.cost import candidate_costs
-from router.records.record import Assignment, DecisionRecord, ShadowDecision, Try
+from router.records.record import AssignmentRecord, DecisionRecord, ShadowDecision, Try
 from tests.policies.snapshots import PLAIN
 
 START_S = 1_800_000_000.0
@@ -102,7 +102,9 @@ def write(path: Path, made: Iterable[DecisionRecord]) -> Path:
     return path
 
 
-def _arm(scene: Scene, point: float, begin: float, at: float) -> tuple[Arm, Assignment] | None:
+def _arm(
+    scene: Scene, point: float, begin: float, at: float
+) -> tuple[Arm, AssignmentRecord] | None:
     """Assign as a router does: a point on a line of shares, of the session or of the slot."""
     slot = None
     is_wash_out = False
@@ -119,7 +121,7 @@ def _arm(scene: Scene, point: float, begin: float, at: float) -> tuple[Arm, Assi
     for arm in scene.arms:
         end += arm.share(begin)
         if point < end:
-            return arm, Assignment(
+            return arm, AssignmentRecord(
                 experiment=scene.name,
                 design=scene.design,
                 arm=arm.name,
@@ -175,7 +177,7 @@ def _record(
     scene: Scene,
     arm: Arm,
     policy: Policy,
-    assignment: Assignment,
+    assignment: AssignmentRecord,
     snapshot: Snapshot,
     at: float,
     noise: float,

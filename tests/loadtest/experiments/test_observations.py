@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.records import load
-from router.experiments import Experiments
 from router.experiments.definition import Arm, Experiment
+from router.experiments.runner import ExperimentRunner
+from router.metrics import Metrics
 from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, records, write
 
@@ -142,7 +143,7 @@ def test_pairs_are_those_that_routers_draw(
         for name, share in zip(("control", "treatment"), shares, strict=True)
     )
     definition = Experiment(name="trial", design="switchback", slot_s=scene.slot_s, arms=arms)
-    experiments = Experiments()
+    experiments = ExperimentRunner(Metrics())
     experiments.start(definition, START_S)
     trial = experiments.find("trial")
 

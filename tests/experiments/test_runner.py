@@ -1,4 +1,4 @@
-"""router.experiments.standing: who gets which arm, alike on every router; orders, others' too."""
+"""router.experiments.runner: who gets which arm, alike on every router; orders, others' too."""
 
 from __future__ import annotations
 
@@ -9,35 +9,50 @@ import pytest
 from msgspec.structs import replace
 
 from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
-from router.experiments import Enrolment, Experiments, State, decode_state, encode_state
+from router.experiments.assignment import Assignment
 from router.experiments.definition import Arm, Experiment, Guardrails
-from router.experiments.standing import MAX_EXPERIMENTS, Trial, refused
+from router.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused
+from router.experiments.state import State, decode_state, encode_state
+from router.experiments.trial import Trial
+from router.metrics import Metrics
 from tests.experiments.samples import NOW_S, arms, experiment, partition, step
 
 DIGESTS = [random.Random(number).getrandbits(63) for number in range(4000)]
 
 
-def started(definition: Experiment | None = None, at_s: float = NOW_S) -> Experiments:
-    experiments = Experiments()
+def runner() -> ExperimentRunner:
+    return ExperimentRunner(Metrics())
+
+
+def started(definition: Experiment | None = None, at_s: float = NOW_S) -> ExperimentRunner:
+    experiments = runner()
     experiments.start(definition or experiment(), at_s)
     return experiments
 
 
-def arm_of(experiments: Experiments, digest: int | None, at_s: float = NOW_S) -> str | None:
-    enrolment = experiments.enrol("m", digest, at_s)
-    return enrolment.arm if enrolment is not None else None
+def assign(
+    experiments: ExperimentRunner, model: str, digest: int | None, at_s: float, off_s: float = 0.0
+) -> Assignment | None:
+    """Assign at a time; `off_s`: by how much the wall clock was set since the beginning."""
+    return experiments.assign(model, digest, at_s, at_s - off_s)
 
 
-def counts(experiments: Experiments, at_s: float = NOW_S) -> Counter[str | None]:
+def arm_of(experiments: ExperimentRunner, digest: int | None, at_s: float = NOW_S) -> str | None:
+    assignment = assign(experiments, "m", digest, at_s)
+    return assignment.arm if assignment is not None else None
+
+
+def counts(experiments: ExperimentRunner, at_s: float = NOW_S) -> Counter[str | None]:
     return Counter(arm_of(experiments, digest, at_s) for digest in DIGESTS)
 
 
-def heard(*routers: Experiments) -> None:
-    """Let all routers hear of all, over the wire, until nothing is new."""
+def shared(*routers: ExperimentRunner) -> None:
+    """Let all routers know of all, over the wire, until nothing is new."""
     store: dict[str, State] = {}
     for _ in range(4):
         for router in routers:
-            router.apply({name: decode_state(encode_state(s)) for name, s in store.items()})
+            states = {name: decode_state(encode_state(s)) for name, s in store.items()}
+            router.apply(states, NOW_S)
             for name, state in list(router.unsaved.items()):
                 store[name] = state
                 router.saved(name, state)
@@ -61,13 +76,13 @@ def test_every_router_assigns_alike() -> None:
     one, other = started(), started()
 
     for digest in DIGESTS[:200]:
-        assert replace_trial(one.enrol("m", digest, NOW_S)) == replace_trial(
-            other.enrol("m", digest, NOW_S)
+        assert replace_trial(assign(one, "m", digest, NOW_S)) == replace_trial(
+            assign(other, "m", digest, NOW_S)
         )
 
 
-def replace_trial(enrolment: Enrolment | None) -> Enrolment | None:
-    return replace(enrolment, trial="") if enrolment is not None else None
+def replace_trial(assignment: Assignment | None) -> Assignment | None:
+    return replace(assignment, trial="") if assignment is not None else None
 
 
 def test_experiments_do_not_share_their_draws() -> None:
@@ -99,14 +114,14 @@ def test_what_is_not_in_scope_is_in_no_arm() -> None:
     experiments = started(experiment(models=("m",), start_at=NOW_S + 10))
     (digest,) = DIGESTS[:1]
 
-    assert experiments.enrol("m", digest, NOW_S) is None
-    assert experiments.enrol("n", digest, NOW_S + 10) is None
-    assert experiments.enrol("m", None, NOW_S + 10) is None
-    assert experiments.enrol("m", digest, NOW_S + 10) is not None
+    assert assign(experiments, "m", digest, NOW_S) is None
+    assert assign(experiments, "n", digest, NOW_S + 10) is None
+    assert assign(experiments, "m", None, NOW_S + 10) is None
+    assert assign(experiments, "m", digest, NOW_S + 10) is not None
     assert trial_of(experiments).shares(NOW_S) == {"a": 0.5, "b": 0.5}
     experiments.stop("e", NOW_S + 20, "enough")
-    assert trial_of(experiments).enrol(digest, NOW_S + 20) is None
-    assert experiments.enrol("m", digest, NOW_S + 20) is None
+    assert trial_of(experiments).assign(digest, NOW_S + 20) is None
+    assert assign(experiments, "m", digest, NOW_S + 20) is None
     assert experiments.is_empty
 
 
@@ -116,15 +131,15 @@ def test_two_experiments_divide_the_models() -> None:
     experiments.start(experiment(name="f", models=("n",)), NOW_S)
 
     for model, name in (("m", "e"), ("n", "f")):
-        enrolment = experiments.enrol(model, DIGESTS[0], NOW_S)
-        assert enrolment is not None
-        assert enrolment.experiment == name
+        assignment = assign(experiments, model, DIGESTS[0], NOW_S)
+        assert assignment is not None
+        assert assignment.experiment == name
 
 
 # -- switchback ----------------------------------------------------------------------------------
 
 
-def switchback(**fields: object) -> Experiments:
+def switchback(**fields: object) -> ExperimentRunner:
     return started(experiment(design="switchback", slot_s=60.0, wash_out_s=6.0, **fields))
 
 
@@ -135,16 +150,16 @@ def test_all_requests_of_a_slot_have_one_arm() -> None:
     first = int(NOW_S // 60) + 1
     found: Counter[str | None] = Counter()
     for slot in range(first, first + 1000):
-        enrolments = [
-            experiments.enrol("m", digest, slot * 60.0 + at_s)
+        assignments = [
+            assign(experiments, "m", digest, slot * 60.0 + at_s)
             for digest, at_s in ((None, 10.0), (DIGESTS[0], 20.0), (DIGESTS[1], 59.9))
         ]
-        assert len(set(map(id, enrolments))) == 1
-        (enrolment, *_) = enrolments
-        assert enrolment is not None
-        assert (enrolment.unit, enrolment.slot) == (str(slot), slot)
-        assert enrolment.arm == trial.arm_of_slot(slot)
-        found[enrolment.arm] += 1
+        assert len(set(map(id, assignments))) == 1
+        (assignment, *_) = assignments
+        assert assignment is not None
+        assert (assignment.unit, assignment.slot) == (str(slot), slot)
+        assert assignment.arm == trial.arm_of_slot(slot)
+        found[assignment.arm] += 1
 
     assert abs(found["a"] - 500) < 60
 
@@ -191,13 +206,13 @@ def test_the_beginning_of_a_slot_is_washed_out_where_the_arm_changes() -> None:
     first = int(NOW_S // 60)
     for slot in range(first + 1, first + 60):
         changes = trial.arm_of_slot(slot) != trial.arm_of_slot(slot - 1)
-        early = experiments.enrol("m", None, slot * 60.0 + 5.9)
-        late = experiments.enrol("m", None, slot * 60.0 + 6.1)
+        early = assign(experiments, "m", None, slot * 60.0 + 5.9)
+        late = assign(experiments, "m", None, slot * 60.0 + 6.1)
         assert early is not None
         assert late is not None
         assert early.not_counted == ("wash_out" if changes else None)
         assert late.not_counted is None
-    begun = experiments.enrol("m", None, NOW_S + 1)
+    begun = assign(experiments, "m", None, NOW_S + 1)
     assert begun is not None
     assert begun.not_counted == "wash_out"
 
@@ -206,10 +221,13 @@ def test_a_slot_in_which_the_clock_was_set_does_not_count() -> None:
     """From its beginning to its end, in the new time; the next one does."""
     experiments = switchback()
     slot = int(NOW_S // 60) + 10
-    stepped_at_s = slot * 60.0 + 30
+    assign(experiments, "m", None, slot * 60.0 + 10)
 
-    inside = experiments.enrol("m", None, slot * 60.0 + 40, stepped_at_s)
-    after = experiments.enrol("m", None, slot * 60.0 + 70, stepped_at_s)
+    moved = assign(experiments, "m", None, slot * 60.0 + 30, off_s=9.0)
+    inside = assign(experiments, "m", None, slot * 60.0 + 40, off_s=9.0)
+    after = assign(experiments, "m", None, slot * 60.0 + 70, off_s=9.0)
+    assert moved is not None
+    assert moved.not_counted == "clock_step"
     assert inside is not None
     assert after is not None
     assert inside.not_counted == "clock_step"
@@ -234,15 +252,15 @@ def test_slots_of_a_stopped_arm_do_not_count() -> None:
     slot = next(s for s in range(first, first + 50) if trial.arm_of_slot(s) == "b")
     experiments.stop("e", NOW_S, "slow", arm="b")
     for at_s in (0.1, 30.0):
-        enrolment = experiments.enrol("m", None, slot * 60.0 + at_s)
-        assert enrolment is not None
-        assert (enrolment.arm, enrolment.not_counted) == ("b", "stopped")
-        assert enrolment.policy == trial._policies[0]
-    nobodys = next(s for s in range(first, first + 200) if trial.arm_of_slot(s) is None)
-    assert experiments.enrol("m", None, nobodys * 60.0) is None
+        assignment = assign(experiments, "m", None, slot * 60.0 + at_s)
+        assert assignment is not None
+        assert (assignment.arm, assignment.not_counted) == ("b", "stopped")
+        assert assignment.policy == trial._policies[0]
+    unowned = next(s for s in range(first, first + 200) if trial.arm_of_slot(s) is None)
+    assert assign(experiments, "m", None, unowned * 60.0) is None
 
 
-def test_slots_may_be_nobodys_and_sessions_held_out() -> None:
+def test_slots_may_be_unowned_and_sessions_held_out() -> None:
     """Shares below 1 leave slots to the default policy; the holdout is by session."""
     experiments = switchback(arms=arms(a=0.3, b=0.3), holdout=0.2)
     trial = experiments.find("e")
@@ -265,20 +283,20 @@ def test_an_arm_may_use_its_replicas_only() -> None:
     found = {arm_of(experiments, digest): digest for digest in DIGESTS[:50]}
     allowed = {}
     for arm in ("a", "b"):
-        enrolment = experiments.enrol("m", found[arm], NOW_S)
-        assert enrolment is not None
-        assert enrolment.is_narrow
-        allowed[arm] = [n for n in (1, 2, 3, 4) if enrolment.allows(f"r{n}", f"http://h{n}")]
-    outside = experiments.enrol("m", None, NOW_S)
+        assignment = assign(experiments, "m", found[arm], NOW_S)
+        assert assignment is not None
+        assert assignment.is_narrow
+        allowed[arm] = [n for n in (1, 2, 3, 4) if assignment.allows(f"r{n}", f"http://h{n}")]
+    outside = assign(experiments, "m", None, NOW_S)
     assert outside is not None
     assert outside.arm is None
 
     assert allowed == {"a": [1, 2], "b": [3]}
-    assert trial_of(experiments).enrol(None, NOW_S - 1) is None
+    assert trial_of(experiments).assign(None, NOW_S - 1) is None
     assert [n for n in (1, 2, 3, 4) if outside.allows(f"r{n}", f"http://h{n}")] == [4]
 
 
-def trial_of(experiments: Experiments) -> Trial:
+def trial_of(experiments: ExperimentRunner) -> Trial:
     (trial,) = experiments.trials
     return trial
 
@@ -302,7 +320,7 @@ def test_claimed_traffic_is_refused(other: Experiment, said: str) -> None:
 
 def test_only_so_many_experiments_are_kept() -> None:
     """Their names are labels; ended ones count until they are removed."""
-    experiments = Experiments()
+    experiments = runner()
     for number in range(MAX_EXPERIMENTS):
         experiments.start(experiment(name=f"e{number}", models=(f"m{number}",)), NOW_S)
     with pytest.raises(ExperimentConflict, match="remove one"):
@@ -331,18 +349,18 @@ def test_a_stopped_arm_leaves_its_traffic_to_the_control_policy() -> None:
     state = experiments.stop("e", NOW_S, "slow", arm="b")
     assert state.is_running
     for digest, arm in before.items():
-        enrolment = experiments.enrol("m", digest, NOW_S)
+        assignment = assign(experiments, "m", digest, NOW_S)
         if arm is None:
-            assert enrolment is None
+            assert assignment is None
             continue
-        assert enrolment is not None
-        assert enrolment.policy is not None
-        assert enrolment.arm == arm
-        assert enrolment.not_counted == ("stopped" if arm == "b" else None)
-        assert enrolment.stop_reason == ("slow" if arm == "b" else None)
-        assert enrolment.control == "a"
-        assert experiments.observe(enrolment, NOW_S, is_error=True, ttft_s=9.0) is None
-        assert enrolment.policy.name == ("kv_aware" if arm in "ab" else "random")
+        assert assignment is not None
+        assert assignment.policy is not None
+        assert assignment.arm == arm
+        assert assignment.not_counted == ("stopped" if arm == "b" else None)
+        assert assignment.stop_reason == ("slow" if arm == "b" else None)
+        assert assignment.control == "a"
+        assert experiments.judge(assignment, NOW_S, is_error=True, ttft_s=9.0) is None
+        assert assignment.policy.name == ("kv_aware" if arm in "ab" else "random")
     assert experiments.stop("e", NOW_S + 9, "again", arm="b") == state  # said once
     with pytest.raises(ExperimentConflict, match="arm 'b' is stopped"):
         experiments.ramp("e", {"b": 0.1}, NOW_S)
@@ -358,20 +376,20 @@ def test_an_experiment_with_one_arm_left_has_ended(arm: str) -> None:
 
 
 def test_a_guardrail_stops_its_arm() -> None:
-    """By what was observed; what others' starts enrolled is left out."""
+    """By what was observed; what other starts assigned is left out."""
     definition = experiment(guardrails=Guardrails(max_error_rate=0.1, min_samples=5))
     experiments = started(definition)
     digest = next(d for d in DIGESTS if arm_of(experiments, d) == "b")
-    enrolment = experiments.enrol("m", digest, NOW_S)
-    assert enrolment is not None
-    stranger = replace(enrolment, trial="another")
+    assignment = assign(experiments, "m", digest, NOW_S)
+    assert assignment is not None
+    stranger = replace(assignment, trial="another")
     for _ in range(50):
-        assert experiments.observe(stranger, NOW_S, is_error=True, ttft_s=None) is None
-        assert experiments.observe(enrolment, NOW_S, is_error=None, ttft_s=None) is None
-    found = [experiments.observe(enrolment, NOW_S, is_error=True, ttft_s=None) for _ in range(9)]
-    stopped = next(each for each in found if each is not None)
+        assert experiments.judge(stranger, NOW_S, is_error=True, ttft_s=None) is None
+        assert experiments.judge(assignment, NOW_S, is_error=None, ttft_s=None) is None
+    found = [experiments.judge(assignment, NOW_S, is_error=True, ttft_s=None) for _ in range(9)]
+    verdict = next(each for each in found if each is not None)
 
-    state, verdict = stopped
+    state = experiments.find("e").state
     assert (verdict.arm, verdict.guardrail) == ("b", "errors")
     assert state.stopped["b"].guardrail == "errors"
     assert not state.is_running
@@ -382,9 +400,9 @@ def test_evidence_outlives_a_ramp() -> None:
     """But not another start."""
     definition = experiment(guardrails=Guardrails(max_error_rate=0.1))
     experiments = started(definition)
-    enrolment = experiments.enrol("m", DIGESTS[0], NOW_S)
-    assert enrolment is not None
-    experiments.observe(enrolment, NOW_S, is_error=True, ttft_s=None)
+    assignment = assign(experiments, "m", DIGESTS[0], NOW_S)
+    assert assignment is not None
+    experiments.judge(assignment, NOW_S, is_error=True, ttft_s=None)
     experiments.ramp("e", {"a": 0.4}, NOW_S)
     assert sum(r.num_samples for r in experiments.find("e").readings()) == 1
     experiments.stop("e", NOW_S, "enough")
@@ -444,12 +462,12 @@ def test_an_experiment_is_not_ramped_for_ever() -> None:
 
 def test_a_stop_on_one_router_stops_all() -> None:
     """Also on one that comes later, and on one that has ordered something else meanwhile."""
-    one, other, late = started(), Experiments(), Experiments()
-    heard(one, other)
+    one, other, late = started(), runner(), runner()
+    shared(one, other)
     assert other.find("e").state == one.find("e").state
     other.ramp("e", {"a": 0.1}, NOW_S + 1)
     one.stop("e", NOW_S + 2, "slow", arm="b", guardrail="ttft")
-    heard(one, other, late)
+    shared(one, other, late)
 
     for router in (one, other, late):
         state = router.find("e").state
@@ -461,14 +479,14 @@ def test_a_stop_on_one_router_stops_all() -> None:
 
 def test_a_configured_experiment_is_one_start_on_all_routers() -> None:
     """The earliest; and what was stopped stays stopped when a router restarts."""
-    one, other, again = Experiments(), Experiments(), Experiments()
+    one, other, again = runner(), runner(), runner()
     one.start(experiment(), NOW_S, configured=True)
     other.start(experiment(), NOW_S + 5, configured=True)
-    heard(one, other)
+    shared(one, other)
     assert {r.find("e").state.started_s for r in (one, other)} == {NOW_S}
     one.stop("e", NOW_S + 9, "slow", arm="b")
     again.start(experiment(), NOW_S + 20, configured=True)
-    heard(one, other, again)
+    shared(one, other, again)
 
     assert not again.find("e").state.is_running
 
@@ -476,12 +494,12 @@ def test_a_configured_experiment_is_one_start_on_all_routers() -> None:
 def test_of_two_that_claim_alike_the_first_has_the_traffic() -> None:
     """Started at two routers at once; both see it so."""
     one, other = started(at_s=NOW_S + 1), started(experiment(name="f"), NOW_S)
-    heard(one, other)
+    shared(one, other)
 
     for router in (one, other):
-        enrolment = router.enrol("m", DIGESTS[0], NOW_S + 2)
-        assert enrolment is not None
-        assert enrolment.experiment == "f"
+        assignment = assign(router, "m", DIGESTS[0], NOW_S + 2)
+        assert assignment is not None
+        assert assignment.experiment == "f"
         assert router.overruled_by(router.find("e")) == "f"
         assert router.overruled_by(router.find("f")) is None
 
@@ -495,7 +513,7 @@ def test_those_that_share_nothing_do_not_overrule() -> None:
     ended = experiments.find("e")
     experiments.remove("e", NOW_S + 2)
     assert experiments.overruled_by(ended) is None
-    assert set(experiments.records) == {"e", "f"}
+    assert set(experiments.states) == {"e", "f"}
 
 
 def test_a_store_that_lost_a_state_gets_it_again() -> None:
@@ -508,7 +526,7 @@ def test_a_store_that_lost_a_state_gets_it_again() -> None:
     experiments.saved("e", state)  # an older one: the newer one still is not
     assert experiments.unsaved == {"e": stopped}
     experiments.saved("e", stopped)
-    assert experiments.apply({"e": state}) == ()
+    assert experiments.apply({"e": state}, NOW_S) == ()
 
     assert experiments.unsaved == {"e": stopped}
 
@@ -521,9 +539,9 @@ def test_nonsense_in_the_store_is_not_followed() -> None:
         "e": State(id="1", definition=unknown, started_s=NOW_S),
         "x": good,
     }
-    experiments = Experiments()
+    experiments = runner()
 
-    assert experiments.apply(states) == ()
+    assert experiments.apply(states, NOW_S) == ()
     assert "'ours'" in str(refused("e", states["e"]))
     assert "is not its name" in str(refused("x", good))
     assert refused("e", good) is None

@@ -1,12 +1,14 @@
-"""router.experiments.trials: experiments in a whole router, from the header to the record."""
+"""router.experiments.runner: experiments in a whole router, from the header to the record."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -194,10 +196,11 @@ async def test_failing_over_leaves_the_partition_last() -> None:
 
 
 def arm_of(stage: Stage, session: int) -> str | None:
-    """Tell a session's arm without a request."""
+    """Find a session's arm without a request."""
     digest = session_hash(f"{SECRET}-{session}", "tiny")
-    enrolment = stage.router.trials.experiments.enrol("tiny", digest, 4e9)
-    return enrolment.arm if enrolment is not None else None
+    (trial,) = stage.router.experiments.trials
+    assignment = trial.assign(digest, 4e9)
+    return assignment.arm if assignment is not None else None
 
 
 # -- guardrails ----------------------------------------------------------------------------------
@@ -294,8 +297,8 @@ async def test_a_switchback_is_ended_by_its_guardrail(tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
     rules = {"max_ttft_s": 0.4, "ttft_quantile": 0.9, "min_samples": 2}
     async with slow_homes(file, guardrails=rules) as stage:
-        trials = stage.router.trials
-        await traffic(stage, lambda: trials.experiments.is_empty)
+        experiments = stage.router.experiments
+        await traffic(stage, lambda: experiments.is_empty)
         told = await described(stage)
         reply = await turn(stage, 20)
 
@@ -314,7 +317,7 @@ async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
     homely = {"time_model": TimeModel(base_ms=200.0), "slot_s": 0.4, "wash_out_s": 0.04}
     async with slow_homes(file, **homely) as stage:
-        trials = stage.router.trials
+        experiments = stage.router.experiments
 
         async def watch() -> Report:
             """Report again and again on records as they come; end what is decided."""
@@ -329,7 +332,7 @@ async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
 
         async with asyncio.timeout(150), asyncio.TaskGroup() as tg:
             watching = tg.create_task(watch())
-            tg.create_task(traffic(stage, lambda: trials.experiments.is_empty, limit_s=150))
+            tg.create_task(traffic(stage, lambda: experiments.is_empty, limit_s=150))
         report = watching.result()
         told = await described(stage)
         reply = await turn(stage, 20)
@@ -381,7 +384,7 @@ async def test_orders_at_one_router_hold_at_all(start_redis: Start) -> None:
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
         first, second = stages
         assert (await first.admin("/admin/experiments", definition)).status == 201
-        await second.until(lambda: not second.router.trials.experiments.is_empty)
+        await second.until(lambda: not second.router.experiments.is_empty)
         for number in range(12):
             replies = [await turn(stage, number) for stage in stages]
             assert replies[0].headers["x-warmroute-arm"] == replies[1].headers["x-warmroute-arm"]
@@ -392,10 +395,10 @@ async def test_orders_at_one_router_hold_at_all(start_redis: Start) -> None:
         await first.admin("/admin/experiments/e/ramp", {"shares": {"c": 0.1}})
         await second.until(lambda: state_of(second).changes)
         async with on_stage(*engines, redis=redis) as late:
-            await late.until(lambda: not late.router.trials.experiments.is_empty)
+            await late.until(lambda: not late.router.experiments.is_empty)
             assert state_of(late) == state_of(first) == state_of(second)
         await first.admin("/admin/experiments/e", method="DELETE")
-        await second.until(lambda: second.router.trials.experiments.is_empty)
+        await second.until(lambda: second.router.experiments.is_empty)
         assert (await second.admin("/admin/experiments")).json() == {"experiments": []}
 
 
@@ -420,7 +423,7 @@ async def test_a_redis_that_lost_experiments_gets_them_again(start_redis: Start)
 
 
 def state_of(stage: Stage) -> Any:
-    return stage.router.trials.experiments.find("e").state
+    return stage.router.experiments.find("e").state
 
 
 # -- orders --------------------------------------------------------------------------------------
@@ -473,15 +476,16 @@ async def test_a_removed_experiment_leaves_no_series() -> None:
 
 async def test_a_clock_that_is_set_marks_its_slot() -> None:
     """Requests of that slot do not count."""
+
+    def ahead() -> float:
+        return time.time() + 3.0
+
     slots = settings(design="switchback", slot_s=3600, wash_out_s=0, arms=[A, B])
     async with Engines(1) as engines, on_stage(*engines, **slots) as stage:
-        trials, ahead_s = stage.router.trials, 0.0
-        real = trials._wall
-        trials._wall = lambda: real() + ahead_s
         await turn(stage, 1)
-        ahead_s = 3.0
-        await turn(stage, 1)
-        await turn(stage, 1)
+        with mock.patch("router.data_path.assign.time", ahead):
+            await turn(stage, 1)
+            await turn(stage, 1)
 
         assert stage.metric("warmroute_arm_not_counted_total", reason="clock_step") == 2
         assert stage.log.count('"message":"the wall clock was set"') == 1
