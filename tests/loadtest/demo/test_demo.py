@@ -105,7 +105,7 @@ def test_kept_demo_answers_and_ends_with_everything_it_started(tmp_path: Path) -
 def test_interrupt_while_starting_ends_everything(tmp_path: Path) -> None:
     """Ctrl-C before anything is ready: no process stays, status 130."""
     with _start("--out", str(tmp_path)) as process:
-        _read_until(process, "starting three replicas")
+        _read_until(process, "starting replicas")
         children: list[int] = []
         while not children:
             children = _children_of(process.pid)
