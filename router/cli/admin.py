@@ -21,10 +21,8 @@ class Admin(NamedTuple):
     token_file: Path | None
     as_json: bool
 
-    def ask(
-        self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = 30.0
-    ) -> Any:
-        """Ask a running router.
+    def ask(self, method: str, path: str, order: Any = None, *, timeout_s: float = 30.0) -> Any:
+        """Ask a running router; an order that is not bytes is sent as JSON.
 
         Raises:
             click.ClickException: it is not there, or refuses; the message says why.
@@ -32,6 +30,8 @@ class Admin(NamedTuple):
         import httpx  # late: `--help` should not import an HTTP stack
 
         headers = {"Content-Type": "application/json"}
+        is_encoded = order is None or isinstance(order, bytes)
+        content = order if is_encoded else json.dumps(order, default=str).encode()
         token_file = self.token_file or _own_token(self.url)
         try:
             if token_file is not None:

@@ -51,8 +51,7 @@ def start_experiment(file: Path, admin: Admin) -> None:
     except ConfigError as error:
         click.echo(f"warmroute: {file}: {error.message.removeprefix(f'{file}: ')}", err=True)
         sys.exit(2)
-    content = json.dumps(tree, default=str).encode()
-    _show(admin.ask("POST", "experiments", content), admin)
+    _show(admin.ask("POST", "experiments", tree), admin)
 
 
 @experiments.command("ramp")
@@ -71,9 +70,8 @@ def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
             wanted[arm] = float(share)
         except ValueError as exc:
             raise click.UsageError(f"{pair!r} is not ARM=SHARE, a share from 0 to 1") from exc
-    content = json.dumps({"shares": wanted}).encode()
     path = f"experiments/{quote(name, safe='')}/ramp"
-    _show(admin.ask("POST", path, content), admin)
+    _show(admin.ask("POST", path, {"shares": wanted}), admin)
 
 
 @experiments.command("stop")
@@ -81,17 +79,11 @@ def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
 @click.option("--arm", help="stop this arm only")
 @click.option("--reason", help="why, for the log and for others")
 @admin_options
-def stop_experiment(
-    name: str,
-    arm: str | None,
-    reason: str | None,
-    admin: Admin,
-) -> None:
+def stop_experiment(name: str, arm: str | None, reason: str | None, admin: Admin) -> None:
     """End NAME: its traffic is the default policy's again. It stays listed until it is removed."""
-    order = {"arm": arm, "reason": reason}
-    content = json.dumps({key: value for key, value in order.items() if value}).encode()
+    order = {key: value for key, value in (("arm", arm), ("reason", reason)) if value}
     path = f"experiments/{quote(name, safe='')}/stop"
-    _show(admin.ask("POST", path, content), admin)
+    _show(admin.ask("POST", path, order), admin)
 
 
 @experiments.command("remove")

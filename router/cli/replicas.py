@@ -34,16 +34,12 @@ def list_replicas(admin: Admin) -> None:
 @click.option("--replay", multiple=True, help="replay endpoint, one per rank")
 @admin_options
 def add_replica(
-    url: str,
-    name: str | None,
-    events: tuple[str, ...],
-    replay: tuple[str, ...],
-    admin: Admin,
+    url: str, name: str | None, events: tuple[str, ...], replay: tuple[str, ...], admin: Admin
 ) -> None:
     """Add the vLLM server at URL."""
     order = {"url": url, "name": name, "events": events, "replay": replay}
-    content = json.dumps({key: value for key, value in order.items() if value}).encode()
-    fields = admin.ask("POST", "replicas", content)
+    given = {key: value for key, value in order.items() if value}
+    fields = admin.ask("POST", "replicas", given)
     click.echo(json.dumps(fields) if admin.as_json else f"{fields['name']}: {fields['url']}")
 
 
@@ -64,9 +60,8 @@ def undrain_replica(name: str, admin: Admin) -> None:
 
 
 def _drain(name: str, draining: bool, admin: Admin) -> None:
-    content = json.dumps({"draining": draining}).encode()
     path = f"replicas/{quote(name, safe='')}/drain"
-    fields = admin.ask("POST", path, content)
+    fields = admin.ask("POST", path, {"draining": draining})
     text = "gets no new requests" if draining else "gets requests again"
     click.echo(json.dumps(fields) if admin.as_json else f"{name} {text}")
 
@@ -108,7 +103,7 @@ def control(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: 
         order["params"][name] = value
     if names:
         order["replicas"] = list(names)
-    fields = admin.ask("POST", "control", json.dumps(order).encode(), timeout_s=90.0)
+    fields = admin.ask("POST", "control", order, timeout_s=90.0)
     if admin.as_json:
         echo_json(fields)
     for each in () if admin.as_json else fields["replicas"]:

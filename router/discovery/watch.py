@@ -277,7 +277,7 @@ class ReplicaWatch:
         self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
         tokens = self._config.tokens
         for model in replica.models:
-            if model.parent is not None or not self._prompters.begin(model.id):
+            if model.parent is not None or not self._prompters.start_loading(model.id):
                 continue
             source = tokens.models.get(model.id) or model.root or model.id
             loading = asyncio.get_running_loop().run_in_executor(
@@ -293,7 +293,7 @@ class ReplicaWatch:
         if loading.cancelled():  # the router ends
             return
         prompter = loading.result()
-        self._prompters.finish(model, prompter)
+        self._prompters.finish_loading(model, prompter)
         seconds = round(self._now() - started_s, 1)
         fields = {"model": model, "source": source, "seconds": seconds}
         if prompter.engine_only is None:

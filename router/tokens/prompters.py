@@ -25,14 +25,14 @@ class Prompters:
         """Serve adapters (name to base model) with their base models' prompters."""
         self._bases.update(adapters)
 
-    def begin(self, model: str) -> bool:
+    def start_loading(self, model: str) -> bool:
         """Claim the loading of a model's prompter; False: it is loaded or being loaded."""
         if model in self._by_model or model in self._loading:
             return False
         self._loading.add(model)
         return True
 
-    def finish(self, model: str, prompter: Prompter) -> None:
+    def finish_loading(self, model: str, prompter: Prompter) -> None:
         """Use `prompter` for `model` from now on."""
         self._loading.discard(model)
         self._by_model[model] = prompter

@@ -9,14 +9,14 @@ def test_loaded_once() -> None:
     """The first caller loads; while that lasts, there is none."""
     prompters = Prompters()
 
-    assert prompters.begin("m")
-    assert not prompters.begin("m")
+    assert prompters.start_loading("m")
+    assert not prompters.start_loading("m")
     assert prompters.loading() == ["m"]
     assert prompters.get("m") is None
-    prompters.finish("m", Prompter(None, None, reason="why"))
+    prompters.finish_loading("m", Prompter(None, None, reason="why"))
 
     assert prompters.loading() == []
-    assert not prompters.begin("m")
+    assert not prompters.start_loading("m")
     loaded = prompters.get("m")
     assert loaded is not None
     assert loaded.engine_only == "why"
@@ -25,7 +25,7 @@ def test_loaded_once() -> None:
 def test_adapters_share_their_bases() -> None:
     """An adapter is rendered and tokenized as its base model is."""
     prompters = Prompters()
-    prompters.finish("base", Prompter(None, None))
+    prompters.finish_loading("base", Prompter(None, None))
 
     prompters.adapt({"adapter": "base"})
 
