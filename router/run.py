@@ -42,7 +42,7 @@ from router.config import Config, redis_password
 from router.errors import ConfigError
 from router.garbage import collect_garbage
 from router.http.admin_token import with_token
-from router.http.server import raise_descriptor_limit
+from router.http.sockets import raise_descriptor_limit
 from router.metrics import Metrics
 from router.supervisor import ignore, keep_running
 from router.tenants import Tenants

@@ -13,7 +13,8 @@ from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.http.control import Control
 from router.http.guard import Guard
-from router.http.server import Listener, room_for_connections
+from router.http.server import Listener
+from router.http.sockets import room_for_connections
 
 _ADMIN_CONNECTIONS: Final = 256
 

@@ -1,28 +1,24 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
-No routing here: a request becomes an `Inbound`, its connection a `Reply`, the rest is
-router.data_path.pipeline. The router's own pages are /healthz, /readyz, /metrics and /v1/models;
-router.api.routes says which routes go to engines.
+No routing here: a request becomes an `Inbound`, which router.data_path.pipeline answers. The
+router's own pages are /healthz, /readyz, /metrics and /v1/models; router.api.routes says which
+routes go to engines.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
-from router.api.clients import Client, Clients
+from router.api.clients import Clients
 from router.api.encodings import AsSent, decoded
-from router.api.failures import error_event
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
@@ -32,8 +28,9 @@ from router.discovery.readiness import Readiness
 from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, ShuttingDown
 from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining
+from router.http.exchange import Exchange
 from router.http.framing import expected
-from router.http.intake import Intake
+from router.http.intake import HeldBody, Intake
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.tenants import Tenant, Tenants
@@ -46,41 +43,6 @@ _APIS: Final[dict[str, Api]] = {
 }
 _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
-_LAST_WORD_S: Final = 0.5
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class WebReply:
-    """A client's connection, as the pipeline writes to it."""
-
-    __slots__ = ("_request", "response")
-
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self.response: web.StreamResponse | None = None
-
-    async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send a whole answer."""
-        self.response = web.Response(status=status, headers=headers, body=body)
-
-    async def start(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Begin an answer of unknown length."""
-        self.response = web.StreamResponse(status=status, headers=headers)
-        await self.response.prepare(self._request)
-
-    async def write(self, chunk: bytes) -> None:
-        """Send the next piece, at once."""
-        assert self.response is not None
-        if chunk:
-            await self.response.write(chunk)
-
-    async def cut(self, error: ShuttingDown, path: str) -> None:
-        """Write to a stream's client that the rest will not come, if it takes that at once."""
-        if self.response is None or self.response.content_type != "text/event-stream":
-            return
-        with suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORD_S):
-                await self.write(error_event(error, path))
 
 
 class DataApp:
@@ -124,65 +86,68 @@ class DataApp:
         return app
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
-        arrived_s = time.monotonic()
-        given = request.headers.get("X-Request-Id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        reply = WebReply(request)
-        tenant: Tenant | None = None
         client = self._clients.find(request.remote, request.headers, request.scheme)
+        exchange = Exchange(request, client)
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
-            raw_path, _, query = request.raw_path.partition("?")
-            route = self._routes.find(request.method, raw_path)
+            route = self._routes.find(request.method, request.raw_path.partition("?")[0])
             if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
                 return await self._models(request)  # with a slash at its end
-            tenant = self._tenant(request)
+            tenant = exchange.tenant = self._tenant(request)
             # The tenant before its body: a client that may not ask costs nothing.
             with _entered(tenant), self._intake.hold() as held:
-                body = await self._draining.until_cut(
-                    held.read(request, tenant.body_bytes if tenant is not None else None)
-                )
-                as_sent = None
-                encoding = request.headers.get("Content-Encoding", "identity").lower()
-                if body and encoding != "identity" and route.takes != "any":
-                    limit = self._limits.body_bytes
-                    view = await asyncio.to_thread(decoded, body, encoding, limit)
-                    held.count(len(view))
-                    as_sent = AsSent(body, view)
-                    body = view
-                if body and route.takes == "form":
-                    self._withheld.check_form(body, request.headers.get("Content-Type", ""))
-                inbound = Inbound(
-                    api=_api(request, route),
-                    method=request.method,
-                    path=route.path,
-                    target=f"{route.path}?{query}" if query else route.path,
-                    headers=request.headers,
-                    body=body,
-                    arrived_s=arrived_s,
-                    tenant=tenant,
-                    needs_json=route.takes == "json",
-                    as_sent=as_sent,
-                    client=client,
-                )
+                inbound = await self._receive(exchange, route, held)
                 await self._until_started()
-                work = self._pipeline.route(inbound, reply, request_id)
+                work = self._pipeline.route(inbound, exchange, exchange.request_id)
                 await self._draining.until_cut(work)
         except ShuttingDown as error:
-            await reply.cut(error, request.path)
-            return self._failed(request, reply, error, request_id, tenant, client)
+            await exchange.cut(error)
+            return self._failed(exchange, error)
         except RouterError as error:
-            return self._failed(request, reply, error, request_id, tenant, client)
+            return self._failed(exchange, error)
         except ConnectionError:
-            return self._gone(request, reply)
+            return exchange.abort()
         except Exception as exc:
-            fields = {"request": request_id}
+            fields = {"request": exchange.request_id}
             logger.error("internal error", extra=fields, exc_info=without_message(exc))
-            internal = InternalError(f"internal error; see the router's log for {request_id}")
-            return self._failed(request, reply, internal, request_id, tenant, client)
-        assert reply.response is not None
-        return reply.response
+            message = f"internal error; see the router's log for {exchange.request_id}"
+            return self._failed(exchange, InternalError(message))
+        assert exchange.response is not None
+        return exchange.response
+
+    async def _receive(self, exchange: Exchange, route: Route, held: HeldBody) -> Inbound:
+        """Read the body, and decode it where the router has to look into it.
+
+        Raises:
+            ClientError, Overloaded, ShuttingDown: it cannot be read, or is not wanted.
+        """
+        request, tenant = exchange.request, exchange.tenant
+        own_limit = tenant.body_bytes if tenant is not None else None
+        body = await self._draining.until_cut(held.read(request, own_limit))
+        as_sent = None
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if body and encoding != "identity" and route.takes != "any":
+            view = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
+            held.count(len(view))
+            as_sent = AsSent(body, view)
+            body = view
+        if body and route.takes == "form":
+            self._withheld.check_form(body, request.headers.get("Content-Type", ""))
+        query = request.raw_path.partition("?")[2]
+        return Inbound(
+            api=_APIS.get(route.path, "other") if request.method == "POST" else "other",
+            method=request.method,
+            path=route.path,
+            target=f"{route.path}?{query}" if query else route.path,
+            headers=request.headers,
+            body=body,
+            arrived_s=exchange.arrived_s,
+            tenant=tenant,
+            needs_json=route.takes == "json",
+            as_sent=as_sent,
+            client=exchange.client,
+        )
 
     def _tenant(self, request: web.Request) -> Tenant | None:
         """Find whose request it is; None: clients are not told apart.
@@ -202,43 +167,31 @@ class DataApp:
                 break
             await asyncio.sleep(_START_LOOK_S)
 
-    def _failed(
-        self,
-        request: web.Request,
-        reply: WebReply,
-        error: RouterError,
-        request_id: str,
-        tenant: Tenant | None,
-        client: Client,
-    ) -> web.StreamResponse:
+    def _failed(self, exchange: Exchange, error: RouterError) -> web.StreamResponse:
         """Answer an error, or cut the connection where an answer has begun."""
+        tenant = exchange.tenant
         self._metrics.refused.labels(error.code).inc()
         if tenant is not None:
             self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
-        if reply.response is not None and reply.response.prepared:
-            if reply.response.content_type == "text/event-stream":
-                return reply.response  # its client got an error event
-            return self._gone(request, reply)
+        response = exchange.response
+        if response is not None and response.prepared:
+            # A stream's client got an error event.
+            return response if exchange.is_stream else exchange.abort()
         # A client error's message may quote the request (a template's does): not for the log.
         why = error.code if isinstance(error, ClientError) else error.message
         logger.warning(
             "refused",
             extra={
-                "request": request_id,
+                "request": exchange.request_id,
                 "tenant": tenant.name if tenant is not None else None,
-                "client": client.address,
+                "client": exchange.client.address,
                 "status": error.status,
                 "why": why,
                 "param": error.param,
             },
         )
-        return error_answer(error, request.path, {"x-warmroute-request-id": request_id})
-
-    def _gone(self, request: web.Request, reply: WebReply) -> web.StreamResponse:
-        """Close a connection whose answer cannot be finished: its length would be a lie."""
-        if request.transport is not None:
-            request.transport.abort()
-        return reply.response or web.Response(status=499)
+        headers = {"x-warmroute-request-id": exchange.request_id}
+        return error_answer(error, exchange.request.path, headers)
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -291,7 +244,3 @@ def _entered(tenant: Tenant | None) -> Iterator[None]:
         yield
     finally:
         tenant.account.leave()
-
-
-def _api(request: web.Request, route: Route) -> Api:
-    return _APIS.get(route.path, "other") if request.method == "POST" else "other"

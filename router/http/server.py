@@ -17,12 +17,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import resource
 import socket
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
@@ -30,16 +29,13 @@ from router.api.failures import error_body, error_headers
 from router.config import LimitsConfig
 from router.errors import ConfigError, Overloaded
 from router.http.connection import Connection
+from router.http.sockets import bound
 from router.metrics import Metrics
 from router.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ECONNRESET})
-_MOST_DESCRIPTORS: Final = 1 << 20
-_MOST_CONNECTIONS: Final = 16_384
-_RESERVE: Final = 256
-_BACKLOG: Final = 1024
 _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_AGAIN_S: Final = 1.0
 _LOOK_S: Final = 1.0
@@ -107,7 +103,7 @@ class Listener:
             for family, kind, protocol, _, address in dict.fromkeys(found):
                 if self._sockets and port == 0:  # all addresses of a name have the same port
                     address = (address[0], self._port, *address[2:])
-                self._sockets.append(_bound(family, kind, protocol, address))
+                self._sockets.append(bound(family, kind, protocol, address))
         except OSError as exc:
             self._close_sockets()
             raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
@@ -343,45 +339,6 @@ class Listener:
                 asyncio.get_running_loop().remove_reader(listening.fileno())
             listening.close()
         self._sockets.clear()
-
-
-def raise_descriptor_limit() -> None:
-    """Let this process open as many files as it may: each client needs two."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def room_for_connections(wanted: int | None) -> int:
-    """Return how many clients can be connected: each may need a connection to a replica, too.
-
-    Args:
-        wanted: As configured; None: as many as descriptors allow.
-    """
-    if wanted is not None:
-        return wanted
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    reserve = max(_RESERVE, soft // 8)  # event streams, files, Redis, probes
-    return max(16, min(_MOST_CONNECTIONS, (soft - reserve) // 2))
-
-
-def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setblocking(False)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
 
 
 def _tls_reason(exc: Exception) -> str:

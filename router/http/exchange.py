@@ -1,0 +1,69 @@
+"""One client's request and the answer to it, as far as it has got."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from router.api.clients import Client
+from router.api.failures import error_event
+from router.errors import ShuttingDown
+from router.tenants import Tenant
+
+_LAST_WORD_S: Final = 0.5
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Exchange:
+    """A request with its id and sender; the pipeline writes the answer to it."""
+
+    __slots__ = ("arrived_s", "client", "request", "request_id", "response", "tenant")
+
+    def __init__(self, request: web.Request, client: Client) -> None:
+        given = request.headers.get("X-Request-Id", "")
+        self.arrived_s = time.monotonic()
+        self.request = request
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.client = client
+        self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
+        self.response: web.StreamResponse | None = None
+
+    async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        """Send a whole answer."""
+        self.response = web.Response(status=status, headers=headers, body=body)
+
+    async def start(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Begin an answer of unknown length."""
+        self.response = web.StreamResponse(status=status, headers=headers)
+        await self.response.prepare(self.request)
+
+    async def write(self, chunk: bytes) -> None:
+        """Send the next piece, at once."""
+        assert self.response is not None
+        if chunk:
+            await self.response.write(chunk)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer has begun and takes events."""
+        return self.response is not None and self.response.content_type == "text/event-stream"
+
+    async def cut(self, error: ShuttingDown) -> None:
+        """Write to a stream's client that the rest will not come, if it takes that at once."""
+        if self.is_stream:
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await self.write(error_event(error, self.request.path))
+
+    def abort(self) -> web.StreamResponse:
+        """Close a connection whose answer cannot be finished: its length would be a lie."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+        return self.response or web.Response(status=499)
