@@ -42,7 +42,7 @@ REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_replica_healthy", "replica", "1 while the replica may be chosen",
         lambda r: [((r.replica,), r.healthy)]),
     Family("warmroute_inflight_requests", "replica",
-        "Requests in flight, of all routers that tell",
+        "Requests in flight, of all routers that share state",
         lambda r: [((r.replica,), r.num_requests)]),
     Family("warmroute_inflight_requests_elsewhere", "replica",
         "Of these, sent by other routers",
@@ -96,7 +96,7 @@ SHARING: Final[list[Family[SharingState]]] = [
     Family("warmroute_routers", "", "Routers of this namespace that live",
         lambda s: _single(s.num_routers)),
     Family("warmroute_feeds", "role",
-        "Candidates by whom this router hears of their blocks from: leading (the engine, for "
+        "Candidates by where this router has their blocks from: leading (the engine, for "
         "all routers), direct (the engine, for itself), following (another router)",
         lambda s: _each(s.num_feeds)),
     Family("warmroute_sharing_total", "kind", "What happened between this router and Redis",

@@ -89,12 +89,12 @@ class Metrics:
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
         "Prompts whose local tokens were not the engine's (usage, template) or a full encode's")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
-        "Heard from other routers, by kind: began, answered, ended, alive, doubted, registered; "
-        "unknown_feed: about a replica we do not know, malformed: not understood")]
+        "Received from other routers, by kind: began, answered, ended, alive, doubted, registered; "
+        "unknown_feed: about a replica that is unknown here, malformed: not understood")]
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that fell silent: their leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",
-        "Notes to other routers dropped since nobody took them; told anew in one piece")]
+        "Notes to other routers dropped since Redis took none; sent again in one piece")]
     lookups: Annotated[Counter, Spec("warmroute_redis_lookups", "result",
         "Matches asked of Redis itself (index.mode redis), by result: ok, or why the local view "
         "counted")]
@@ -113,7 +113,7 @@ class Metrics:
         "Questions the Mooncake master did not answer, by code: pool_gone, pool_late, pool_error; "
         "undecodable: messages of its event stream")]
     follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
-        "Runs that ended in a way nobody expected, and were begun again, by what was followed: "
+        "Runs that ended unexpectedly and were started again, by what was followed: "
         "events, replica, pool, pool_events, redis, tenants, upkeep")]
     records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
         "Decision records lost because their writer was behind")]

@@ -73,7 +73,7 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_where_no_token_can_be_kept_the_start_is_refused(tmp_path: Path) -> None:
-    """Rather than an admin port that is open, or one that nobody can use."""
+    """Rather than an admin port that is open, or one that cannot be used."""
     (tmp_path / "state").write_text("a file")
 
     with pytest.raises(ConfigError, match="--admin-token-file"):

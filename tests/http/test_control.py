@@ -28,7 +28,7 @@ async def _breaks(request: web.Request) -> web.Response:
 
 
 async def test_an_order_goes_to_all_replicas() -> None:
-    """Each one's answer is told, also where it is a redirect or none at all."""
+    """Each one's answer is shown, also where it is a redirect or none at all."""
     order = {"route": "reset_prefix_cache", "params": {"reset_external": True}}
     async with FakeEngine(_does) as a, FakeEngine(_does_not) as b, FakeEngine(_breaks) as c:
         async with on_stage(a, b, c) as stage:

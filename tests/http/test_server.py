@@ -182,7 +182,7 @@ async def test_what_is_cut_at_the_end_is_told() -> None:
 
 
 async def test_a_second_signal_ends_at_once() -> None:
-    """Whatever phase it is in; what is cut is told all the same."""
+    """Whatever phase it is in; what is cut gets an error all the same."""
     async with Engines(1, time_model=STUCK) as (engine,):
         async with on_stage(engine, listen__drain_s=600.0, is_idle=False) as stage:
             async with asyncio.TaskGroup() as tg:

@@ -1,4 +1,4 @@
-"""router.tenants.tenants: keys to tenants, and the file that is read anew."""
+"""router.tenants.tenants: keys to tenants, and the file that is read again."""
 
 from __future__ import annotations
 
