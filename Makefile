@@ -3,11 +3,17 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.installed-for-demo
+# Byte-compiling all of transformers takes longer than a demo: what is imported compiles itself.
+PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: demo test lint test-engines compose-check chaos fuzz bench docs lock audit sbom clean
+.PHONY: demo quick test lint test-engines compose-check chaos fuzz bench docs lock audit sbom clean
 
-demo: $(STAMP)            ## three emulated replicas, 32 agents, three policies; table and picture
+demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
+
+quick: $(STAMP)           ## lint, and the tests of what differs from main: a minute
+	$(BIN)/python -m tests.quick $(ARGS)
 
 test: $(STAMP) lint       ## floors, style, types, tests
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
@@ -39,16 +45,20 @@ docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.docs
 	$(BIN)/python docker/grafana/dashboard.py
 
-$(STAMP): requirements-dev.txt pyproject.toml
+# Developers' pins contain the demo's.
+$(STAMP): REQUIREMENTS := requirements-dev.txt
+$(DEMO): REQUIREMENTS := requirements-demo.txt
+$(STAMP) $(DEMO): requirements-demo.txt requirements-dev.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	$(PIP) --require-hashes -r $(REQUIREMENTS)
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch $@ $(DEMO)
 
 PIN := uv pip compile -q --no-header --no-annotate --generate-hashes -c constraints.txt
 lock:                     ## pin anew, with hashes (uv writes no index address into its output)
 	$(PIN) pyproject.toml -o requirements.txt
 	$(PIN) -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
+	echo setuptools | $(PIN) -c requirements-dev.txt --extra plots pyproject.toml - -o requirements-demo.txt
 	$(PIN) -c requirements-dev.txt --extra experiments pyproject.toml -o docker/requirements-experiments.txt
 	echo setuptools | $(PIN) -c requirements-dev.txt - -o docker/requirements-build.txt
 

@@ -1,6 +1,6 @@
 """Fill the generated parts of the documentation from the code that they describe.
 
-    python -m loadtest.docs                     rewrite README.md and docs/*.md where they are old
+    python -m loadtest.docs                     rewrite *.md and docs/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
     python -m loadtest.docs --trace FILE        do the studies too (half an hour)
     python -m loadtest.docs --trace FILE --only published       one of them
@@ -54,7 +54,7 @@ Maker = Callable[[], str]
 
 def documents() -> list[Path]:
     """List what may hold generated parts."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def fill(text: str, makers: Mapping[str, Maker]) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,12 @@ class Shell:
         scripts = directory / ".bin"
         scripts.mkdir()
         _write_script(scripts / "python", f'exec "{sys.executable}" "$@"')
+        # A request that is shown succeeds, unless the document shows its status.
+        curl = shutil.which("curl")
+        _write_script(
+            scripts / "curl",
+            f'case "$*" in *http_code*) exec {curl} "$@";; esac\nexec {curl} --fail "$@"',
+        )
         _write_script(
             scripts / "warmroute",
             'if [ "$1" = explain ]; then shift; '
@@ -132,6 +139,11 @@ class Shell:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+
+    @property
+    def log(self) -> str:
+        """What was written in the background."""
+        return self._log.read_text() if self._log.exists() else ""
 
     def run(self, block: Block) -> str:
         """Run a block to its end, or until it is ready (or keep it only); return what it wrote.

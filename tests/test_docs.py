@@ -107,13 +107,14 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, int]]:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the documents use curl")
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_commands_run(name: str, ports: dict[int, int], tmp_path: Path) -> None:
-    """Every block that is marked as runnable succeeds, in order."""
+    """Every block that is marked as runnable succeeds, in order, and so does what it asks for."""
     fresh = free_ports() | {port: ports[port] for port in (*ENGINE_PORTS, REDIS_PORT)}
 
     with Shell(tmp_path, fresh) as shell:
-        for block in blocks(DOCUMENTS[name]):
-            if block.runs:
-                shell.run(block)
+        said = [shell.run(block) for block in blocks(DOCUMENTS[name]) if block.runs]
+        said.append(shell.log)
+
+    assert "Traceback" not in "".join(said)
 
 
 def test_a_failing_block_is_told(tmp_path: Path) -> None:

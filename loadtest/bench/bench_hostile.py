@@ -22,7 +22,7 @@ from loadtest.bench.setting import Setting
 
 _PROBE_S: Final = 0.002
 _PATIENCE_S: Final = 120.0
-_SETTLE_S: Final = 1.5  # the router collects its garbage once a second
+_SETTLE_MS: Final = 1_500  # the router collects its garbage once a second
 _MB: Final = 1_000_000
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
@@ -146,6 +146,7 @@ def run(setting: Setting) -> list[Line]:
 async def _run(setting: Setting) -> list[Line]:
     lines: list[Line] = []
     probes = bodies()
+    settle_s = setting.size(_SETTLE_MS, 20) / 1_000
     async with start_rig(setting) as rig:
         idle_ms, _ = await _probe_while(rig, asyncio.sleep(setting.size(20, 1) / 10))
         for name in setting.track(list(probes), "hostile bodies"):
@@ -153,9 +154,9 @@ async def _run(setting: Setting) -> list[Line]:
             body = make(num_bytes if not setting.quick else num_bytes // 50)
             request = request_bytes(path, body)
             del body
-            lines.append(await _line(rig, name, [request], max(idle_ms)))
+            lines.append(await _line(rig, name, [request], max(idle_ms), settle_s))
         eight = [request_bytes(*_words(8 * _MB // (50 if setting.quick else 1))) for _ in range(3)]
-        lines.append(await _line(rig, "three of 8 MB at once", eight, max(idle_ms)))
+        lines.append(await _line(rig, "three of 8 MB at once", eight, max(idle_ms), settle_s))
     return lines
 
 
@@ -164,11 +165,13 @@ def _words(num_bytes: int) -> tuple[str, bytes]:
     return path, make(num_bytes)
 
 
-async def _line(rig: Rig, name: str, requests: list[bytes], idle_ms: float) -> Line:
+async def _line(
+    rig: Rig, name: str, requests: list[bytes], idle_ms: float, settle_s: float
+) -> Line:
     before = rig.rss_bytes()
     answers: list[Answer] = []
     taken_ms, highest = await _probe_while(rig, _send(rig, requests, answers))
-    after_ms, _ = await _probe_while(rig, asyncio.sleep(_SETTLE_S))  # work that was left behind
+    after_ms, _ = await _probe_while(rig, asyncio.sleep(settle_s))  # work that was left behind
     said = ",".join(sorted({str(answer.status) for answer in answers})) or "cut"
     slowest_ms = max((answer.total_ms for answer in answers), default=0.0)
     return distribution(

@@ -164,7 +164,7 @@ async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
     """Grow the holders of the same blocks, 1, 2, 8; then load all of it."""
     store = await _opened(client)
     writer = _Writer(store)
-    num_blocks = setting.size(1_000_000, 65_536)
+    num_blocks = setting.size(1_000_000, 8_192)
     before = client.info("memory")["used_memory"]
     lines = []
     for number in range(1, 9):

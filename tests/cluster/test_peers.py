@@ -492,10 +492,16 @@ def test_a_session_whose_replica_is_gone_is_not_stored() -> None:
 
 
 def test_alone_nothing_is_told() -> None:
-    """One router needs no notes."""
+    """One router needs no notes: none are kept, and its own load is what it was."""
     a = Node("a")
     lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
+    a.told()
+    before = a.load(0.0)
 
     NULL_PEERS.began(lease, claim=claim, num_held_blocks=0, session_hash=None)
     NULL_PEERS.answered(lease, 0.0)
     NULL_PEERS.ended(lease, computed=True)
+
+    assert a.load(0.0) == before
+    assert a.told().notes == ()
+    assert not hasattr(NULL_PEERS, "__dict__")

@@ -197,9 +197,9 @@ class Stage:
         """Read one sample, 0.0 where there is none (yet); sums over labels not named."""
         return sum(
             sample.value
-            for family in self.router.metrics.registry.collect()
+            for family in self.router.metrics.registry.restricted_registry([name]).collect()
             for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
+            if labels.items() <= sample.labels.items()
         )
 
     def state(self, candidate: str) -> str:
