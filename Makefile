@@ -7,6 +7,9 @@ DEMO   := $(VENV)/.installed-for-demo
 # Byte-compiling all of transformers takes longer than a demo: what is imported compiles itself.
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
+# Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo quick test lint test-engines compose-check chaos fuzz bench docs lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
@@ -35,8 +38,10 @@ chaos: $(STAMP)           ## everything breaks at once, under load; ARGS="--minu
 	$(BIN)/python -m loadtest.chaos $(ARGS)
 
 SECONDS ?= 60
-fuzz: $(STAMP)            ## every fuzz target for SECONDS each
-	WARMROUTE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/fuzz -o timeout=0 $(ARGS)
+fuzz: export WARMROUTE_FUZZ_SECONDS = $(SECONDS)
+fuzz: $(STAMP)            ## every fuzz target for SECONDS each; property tests with all their examples
+	$(BIN)/python -m pytest tests/fuzz -o timeout=0 $(ARGS)
+	$(BIN)/python -m pytest -m hypothesis --ignore tests/fuzz -n 4 --dist loadgroup -o timeout=0
 
 bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import settings
 
+from tests.effort import examples
 from tests.redis_servers import namespace, shared_redis, start_redis
+from tests.startup import sitecustomize
 
 __all__ = ["namespace", "serve", "shared_redis", "start_redis"]
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles all of it anew
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (os.path.dirname(sitecustomize.__file__), os.environ.get("PYTHONPATH")))
+)
+
+settings.register_profile("suite", max_examples=examples(100))
+settings.load_profile("suite")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[str]]

@@ -111,7 +111,7 @@ class Shell:
         )
         self._environ = os.environ | {
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT / 'tests' / 'startup'}{os.pathsep}{ROOT}",
             "WARMROUTE_LISTEN_PORT": str(ports[ROUTER_PORT]),
             "WARMROUTE_LISTEN_HOST": "127.0.0.1",
             "WARMROUTE_LISTEN_DRAIN_GRACE_S": "0",

@@ -9,6 +9,7 @@ A file's tests are found by its name:
     tests/x.py                          every test file that imports it
     router/ROOM/…, loadtest/ROOM/…      tests/ROOM, tests/loadtest/ROOM, test_ROOM.py there
     router/x.py, loadtest/x.py          test_x.py
+    router/metrics/…                    tests/test_docs.py, which has their tables
     policies/…                          tests/policies
     docker/…                            tests/compose
     *.md                                tests/test_docs.py
@@ -51,6 +52,8 @@ def _tests_of(path: PurePath, root: Path) -> Iterator[PurePath]:
         yield path.parent
     elif package == "tests":
         yield from _importers(path.stem, root)
+    elif path.parts[:2] == ("router", "metrics"):
+        yield tests / "test_docs.py"
     elif package in ("router", "loadtest") and len(path.parts) > 2:
         yield tests / path.parts[1]
         yield tests / "loadtest" / path.parts[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -78,14 +79,19 @@ class Option(NamedTuple):
     mapping: bool = False
 
 
-def options(section: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
-    """Yield every option of the tree, in order."""
+@cache
+def options() -> tuple[Option, ...]:
+    """List every option of the tree, in order."""
+    return tuple(_options(Config, ()))
+
+
+def _options(section: type[Struct], prefix: tuple[str, ...]) -> Iterator[Option]:
     hints = get_type_hints(section, include_extras=True)
     for field in msgspec.structs.fields(section):
         path = (*prefix, field.name)
         hint = hints[field.name]
         if isinstance(hint, type) and issubclass(hint, Struct):
-            yield from options(hint, path)
+            yield from _options(hint, path)
             continue
         metas = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Meta)]
         described = next(m for m in reversed(metas) if m.description)

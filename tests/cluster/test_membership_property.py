@@ -11,6 +11,7 @@ from router.cluster.redis_store import Written
 from router.index.copies import TIERS
 from router.messages import Delta
 from tests.cluster.model import CANDIDATE, Node, PlainRedis, settle
+from tests.effort import examples
 from tests.index.contract.engine import BLOCKS, PROMPTS, PlayedEngine
 
 ENGINE = st.one_of(
@@ -122,7 +123,7 @@ class World:
         return None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(st.one_of(ENGINE, ROUTER, ROUTER, REDIS), max_size=60))
 def test_all_know_what_the_engine_has(history: list[tuple[Any, ...]]) -> None:
     """One leads; it, those who follow, and Redis have just the engine's blocks, copy by copy."""

@@ -14,6 +14,7 @@ from router.cluster.redis_snapshot import Holder
 from router.cluster.redis_store import RedisStore, Written
 from router.messages import Delta, StreamId, TierChange
 from tests.cluster.redis_stores import POOL_STREAM, blocks, opened, pack
+from tests.effort import examples
 from tests.redis_servers import RedisServer
 
 STREAMS = [StreamId("a#0"), StreamId("a#1"), StreamId("b#0")]
@@ -72,7 +73,9 @@ def _delta(model: Model, step: tuple[Any, ...]) -> Delta:
 
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps)
 def test_the_store_is_a_set_of_blocks(

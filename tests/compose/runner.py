@@ -385,7 +385,8 @@ def _files(source: Path) -> Iterator[Path]:
 def _write_scripts(folder: Path) -> None:
     """What our own image has: `warmroute`, of this checkout, and its interpreter."""
     folder.mkdir(parents=True)
-    ours = f'export PYTHONPATH="{ROOT}"; exec "{sys.executable}"'
+    path = f"{ROOT / 'tests' / 'startup'}{os.pathsep}{ROOT}"
+    ours = f'export PYTHONPATH="{path}"; exec "{sys.executable}"'
     for name, line in (("warmroute", f"{ours} -m router.cli"), ("python", f"{ours}")):
         script = folder / name
         script.write_text(f'#!/bin/sh\n{line} "$@"\n')

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from loadtest.emulator.block_manager import BlockManager, CachedSequence
 from router.contracts import ExtraKeys, HashContract
 from router.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from tests.effort import examples
 
 GOLDEN = Path(__file__).parent / "golden" / "vllm_block_pool.json"
 
@@ -211,7 +212,9 @@ class CacheMachine(RuleBasedStateMachine):
             assert len(sequence.blocks) == -(-num_tokens // 2)
 
 
-CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(
+    max_examples=examples(40), stateful_step_count=40, deadline=None
+)
 TestCache = CacheMachine.TestCase
 
 

@@ -6,14 +6,13 @@ a failure prints the example, and `@reproduce_failure` where it has to.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from hypothesis import HealthCheck, given, seed, settings
 
-SECONDS: Final = float(os.environ.get("WARMROUTE_FUZZ_SECONDS", "0"))
+from tests.effort import FUZZ_SECONDS as SECONDS
 
 _EXAMPLES: Final = 40  # of a short run
 _EXAMPLES_A_ROUND: Final = 500

@@ -6,19 +6,18 @@ keeps it in `.hypothesis`).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 
 import pytest
 
-SECONDS = float(os.environ.get("WARMROUTE_FUZZ_SECONDS", "0"))
+from tests.effort import FUZZ_SECONDS
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Run a target again and again until its time is over; its fixtures stay."""
-    end_s = time.monotonic() + SECONDS
+    end_s = time.monotonic() + FUZZ_SECONDS
     yield
     while time.monotonic() < end_s:
         item.runtest()

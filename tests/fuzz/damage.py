@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.budget import SECONDS
+from tests.effort import FUZZ_SECONDS
 
 FIXED = settings(
-    derandomize=not SECONDS,  # in the suite: the same examples every time
+    derandomize=not FUZZ_SECONDS,  # in the suite: the same examples every time
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router.index.counters import StreamCounters
 from router.kv_events.sequence import MAX_FAILED_REPLAYS, BatchAction, History
+from tests.effort import examples
 
 APPLY, IGNORE, BEGIN = BatchAction.APPLY, BatchAction.IGNORE, BatchAction.BEGIN
 PARTIAL, EMPTY, RESTARTED = BatchAction.BEGIN_PARTIAL, BatchAction.EMPTY, BatchAction.RESTARTED
@@ -329,7 +330,7 @@ class _Engine:
         return self.batches[-1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     seed=st.integers(0, 2**32), num_steps=st.integers(1, 60), buffer_steps=st.sampled_from([3, 99])
 )

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from policies import CandidateId, CostModel, ReplicaView, RequestView, Snapshot
+from tests.effort import examples
 
 PLAIN = CostModel(base_ms=10.0, ms_per_token=0.1, ms_per_mtoken2=0.0, ms_per_fetched_token=0.01)
 
@@ -61,7 +62,9 @@ def snapshot(
 
 
 # A loaded machine is no finding: neither slow drawing nor a slow example fails a test.
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 _HASHES = st.integers(0, 2**64 - 1)
 _MS = st.floats(0.0, 1e6)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from policies import CostModel
 from router.replicas.ledger import Foreign, Lease, Ledger
+from tests.effort import examples
 from tests.replicas.work import UNIT, book
 
 
@@ -142,7 +143,7 @@ def test_presumes_until_nobody_waits() -> None:
     assert (ledger.num_requests, ledger.num_waiting) == (1, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -16,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from router.tokens.boundaries import Needle, find_boundaries
 from router.tokens.encoder import TextCuts, TextEncoder
 from router.tokens.incremental import NewSegment
+from tests.effort import examples
 from tests.tokens.record_golden import MODEL
 
 _CHARS = " ▁\nab<>|_-ﬁé.cd"
@@ -192,7 +193,7 @@ _NORMALIZERS = [
 ]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     added=st.dictionaries(st.sampled_from(_TOKENS), _FLAGS, min_size=1, max_size=6),
     normalized=st.sets(st.sampled_from(_TOKENS), max_size=4),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from array import array
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +17,9 @@ from tokenizers.processors import TemplateProcessing
 from router.api.openai import parse_chat, parse_completion
 from router.contracts import ExtraKeys, HashContract
 from router.errors import TemplateFailed
-from router.tokens import NeedsEngine, Prompter, Tokens, load_prompter
+from router.tokens import NeedsEngine, Prompter, Tokens, load_prompter, loading
 from router.tokens.encoder import ID_STRIDE, TextEncoder
+from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.record_golden import MODEL, TEMPLATES
 
@@ -24,8 +27,14 @@ CONTRACT = HashContract(algorithm="sha256", block_size=16)
 SALTED = ExtraKeys(cache_salt="pepper")
 
 
+_files = functools.cache(loading._load)
+
+
 def _load(template: str = "agent", cache_tokens: int = 1_000_000) -> Prompter:
-    return load_prompter(str(MODEL), chat_template=TEMPLATES[template], cache_tokens=cache_tokens)
+    with mock.patch.object(loading, "_load", _files):
+        return load_prompter(
+            str(MODEL), chat_template=TEMPLATES[template], cache_tokens=cache_tokens
+        )
 
 
 def _run(prompter: Prompter, body: dict[str, Any]) -> Tokens:
@@ -78,7 +87,7 @@ class Agents:
             talk.append({"role": "tool", "content": text(rng, rng.randrange(200))})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), cache_tokens=st.sampled_from([0, 300, 3_000, 1_000_000]))
 def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
     """Over turns, edits, branches and evictions: ids as encoded whole, keys as hashed whole."""
@@ -101,7 +110,7 @@ def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
         assert list(tokens.keys(CONTRACT)) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     turns=st.lists(
         st.tuples(st.integers(0, 3 * ID_STRIDE), st.integers(0, 5000), st.booleans()), max_size=5

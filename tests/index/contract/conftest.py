@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from policies.view import CandidateId
+from tests.effort import examples
 from tests.index.contract.backend import BACKENDS, Backend
 from tests.index.contract.engine import PlayedEngine
 from tests.index.contract.redis_backend import SharedInRedis
@@ -60,7 +61,7 @@ def subject(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer
     name, _, version = request.param.partition(", ")
     for backend in BACKENDS:
         if backend.__name__ == name:
-            return Subject(backend, num_examples=40, num_walks=100)
+            return Subject(backend, num_examples=examples(40), num_walks=examples(100))
     how: dict[str, Any] = IN_REDIS[name]
     make = partial(SharedInRedis, server=servers(version), **how)
-    return Subject(make, num_examples=8, num_walks=8)
+    return Subject(make, num_examples=examples(8), num_walks=examples(8))

@@ -212,6 +212,7 @@ def _closed_prefix(chain: Sequence[BlockKey], held: set[BlockKey]) -> int | None
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.hypothesis
 def test_an_index_settles_on_what_the_engines_hold(subject: Subject) -> None:
     """Whatever was lost, repeated, restarted, taken over in between."""
     run_state_machine_as_test(

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -30,6 +31,7 @@ from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
+from tests.effort import examples
 
 MODEL = "tiny"
 NUM_BLOCKS = 12
@@ -267,13 +269,14 @@ class PoolsOfRouters(RuleBasedStateMachine):
             router.hear(self.log, len(self.log.deltas))
 
 
+@pytest.mark.hypothesis
 def test_routers_agree_on_the_pool_and_a_listing_on_the_truth() -> None:
     """In whatever order things are told, heard, listed and lost."""
     run_state_machine_as_test(
         PoolsOfRouters,
         settings=settings(
             deadline=None,
-            max_examples=150,
+            max_examples=examples(150),
             stateful_step_count=60,
             suppress_health_check=[HealthCheck.too_slow],
         ),

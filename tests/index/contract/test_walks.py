@@ -83,6 +83,7 @@ def _held(subject: Any, rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.hypothesis
 def test_an_index_survives_long_lives(subject: Subject) -> None:
     """All knowledge of engines is right whenever somebody looks, hundreds of times."""
     suite = machine(subject.make)

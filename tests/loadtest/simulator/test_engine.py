@@ -16,6 +16,7 @@ from loadtest.simulator.blocks import Blocks
 from loadtest.simulator.engine import Engine, Request
 from router.contracts import NO_EXTRA, BlockKey, HashContract, block_key
 from router.kv_events.wire import BlockRemoved, BlockStored
+from tests.effort import examples
 
 CONTRACT = HashContract(algorithm="xxhash_cbor", block_size=8)
 SIZE = CONTRACT.block_size
@@ -224,7 +225,9 @@ def workloads(draw: st.DrawFn) -> list[Asked]:
     return asked
 
 
-patient = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(
+    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @patient

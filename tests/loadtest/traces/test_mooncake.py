@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loadtest.timing import Timing, service_s
 from loadtest.traces import read_workload, write_trace
 from loadtest.workload import Turn, TurnKey, Workload
+from tests.effort import examples
 from tests.loadtest.traces.samples import mooncake, write
 
 
@@ -153,7 +154,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(name="t.jsonl", block_size=block_size, turns=tuple(turns))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(workloads())
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made: Workload) -> None:
     """Any workload comes back as it was, to the microsecond: sessions, order, waits, blocks."""
