@@ -197,11 +197,13 @@ class Stage:
 
     def metric(self, name: str, **labels: str) -> float:
         """Read one sample, 0.0 where there is none (yet); sums over labels not named."""
+        registry = self.router.metrics.registry
+        one = registry._names_to_collectors.get(name)  # what is read at scrape time has no name
         return sum(
             sample.value
-            for family in self.router.metrics.registry.restricted_registry([name]).collect()
+            for family in (registry if one is None else one).collect()
             for sample in family.samples
-            if labels.items() <= sample.labels.items()
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
 
     def state(self, candidate: str) -> str:
