@@ -28,6 +28,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[str]]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what has a deadline of its own or uses the compose stack."""
+    for item in items:
+        if item.get_closest_marker("timeout") or "stack" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Serve one handler on a free port; gives the base URL."""

@@ -14,8 +14,8 @@ A file's tests are found by its name:
     docker/…                            tests/compose
     *.md                                tests/test_docs.py
 
-Tests that are marked `slow` (they start whole stacks, or try thousands of examples) and tests of
-real engines are left out: `make test` and `make test-engines` run them, and so does their name.
+Slow tests, those with a deadline of their own (`pytest.mark.timeout`), and tests of real engines
+are left out: `make test` and `make test-engines` run them, and so does their name.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def test_promtool_accepts_the_rules() -> None:
     assert f"{len(ALERTS)} rules found" in promtool("check", "rules", RULES)
 
 
+@pytest.mark.timeout(300)
 def test_every_rule_fires_and_does_not() -> None:
     """By the cases of alerts_test.yml."""
     assert "SUCCESS" in promtool("test", "rules", TESTS)
