@@ -84,7 +84,7 @@ def of_language(*languages: str) -> list[object]:
 # -- what runs -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, int]]:
     """Two emulated replicas at the ports of the documents, and a Redis, for all of them."""
     chosen = free_ports()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,11 +70,20 @@ def test_scipy_is_asked_for_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_simulated_comparison_from_end_to_end(tmp_path: Path) -> None:
-    """Runs, report.json and report.html are kept, and made again from the runs."""
-    out = tmp_path / "out"
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A whole comparison, to copy."""
+    out = tmp_path_factory.mktemp("compared") / "out"
+    return out, run(*SIMULATED, "--out", str(out), "--slo-ttft", "5")
 
-    first = run(*SIMULATED, "--out", str(out), "--slo-ttft", "5")
+
+@pytest.mark.xdist_group("compared")
+def test_a_simulated_comparison_from_end_to_end(
+    compared: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """Runs, report.json and report.html are kept, and made again from the runs."""
+    kept, first = compared
+    out = shutil.copytree(kept, tmp_path / "out")
 
     assert first.exit_code == 0, first.output
     assert len(list((out / "runs").iterdir())) == 4
@@ -93,12 +103,15 @@ def test_a_simulated_comparison_from_end_to_end(tmp_path: Path) -> None:
     assert "holds a comparison already" in used.output
 
 
-def test_part_of_a_comparison_is_reported_as_such(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("compared")
+def test_part_of_a_comparison_is_reported_as_such(
+    compared: tuple[Path, Result], tmp_path: Path
+) -> None:
     """Status 1, and said on top."""
-    run(*SIMULATED, "--out", str(tmp_path))
-    sorted((tmp_path / "runs").iterdir())[-1].unlink()
+    out = shutil.copytree(compared[0], tmp_path / "out")
+    sorted((out / "runs").iterdir())[-1].unlink()
 
-    answer = run("--from", str(tmp_path))
+    answer = run("--from", str(out))
 
     assert answer.exit_code == 1
     assert "NOT COMPLETE: 1 run never began" in answer.output
