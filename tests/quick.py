@@ -7,7 +7,7 @@ A file's tests are found by its name:
     tests/…/test_x.py                   itself
     tests/ROOM/x.py, conftest.py        all of that room
     tests/x.py                          every test file that imports it
-    router/ROOM/…, loadtest/ROOM/…      tests/ROOM, tests/loadtest/ROOM, test_ROOM.py there
+    router/ROOM/…, loadtest/ROOM/…      tests/ROOM, tests/loadtest/ROOM, test_ROOM.py
     router/x.py, loadtest/x.py          test_x.py
     router/metrics/…                    tests/test_docs.py, which has their tables
     policies/…                          tests/policies
@@ -56,6 +56,7 @@ def _tests_of(path: PurePath, root: Path) -> Iterator[PurePath]:
         yield tests / "test_docs.py"
     elif package in ("router", "loadtest") and len(path.parts) > 2:
         yield tests / path.parts[1]
+        yield tests / f"test_{path.parts[1]}.py"
         yield tests / "loadtest" / path.parts[1]
         yield tests / "loadtest" / f"test_{path.parts[1]}.py"
     elif package in ("router", "loadtest"):
