@@ -17,7 +17,7 @@ given out by each router for itself. Rules, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
 from msgspec import Struct
@@ -54,14 +54,6 @@ class Entry(Struct, frozen=True, kw_only=True):
         )
 
 
-OnChange = Callable[[str, ReplicaRecord], None]
-"""Called with identity and record after each order that was given here."""
-
-
-def _ignore(identity: str, record: ReplicaRecord) -> None:
-    """Do nothing."""
-
-
 _ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
 
 
@@ -79,7 +71,6 @@ class Registry:
         "_names",
         "_numbers",
         "_records",
-        "on_change",
         "unsaved",
     )
 
@@ -87,10 +78,8 @@ class Registry:
         self,
         configured: Sequence[ReplicaConfig] = (),
         *,
-        on_change: OnChange = _ignore,
         hosts: HostRules = _ANY_ORDINARY_HOST,
     ) -> None:
-        self.on_change = on_change
         self._hosts = hosts
         self.unsaved: dict[str, ReplicaRecord] = {}  # ordered here, not known to be stored
         self._configured: dict[str, ReplicaConfig] = {}
@@ -291,7 +280,6 @@ class Registry:
     def _ordered(self, entry: Entry) -> None:
         record = entry.record()
         self._records[entry.identity] = self.unsaved[entry.identity] = record
-        self.on_change(entry.identity, record)
 
     def _free_name(self, identity: str) -> str:
         """Return `rN`: the one it had before, else one never given out."""

@@ -25,12 +25,12 @@ def at(url: str) -> ReplicaConfig:
     return ReplicaConfig(url=url)
 
 
-def names(made: Registry) -> dict[str, str]:
-    return {entry.name: entry.replica.url for entry in made.entries}
+def names(subject: Registry) -> dict[str, str]:
+    return {entry.name: entry.replica.url for entry in subject.entries}
 
 
-def offered(made: Registry) -> list[str]:
-    return [entry.name for entry in made.entries if entry.is_offered]
+def offered(subject: Registry) -> list[str]:
+    return [entry.name for entry in subject.entries if entry.is_offered]
 
 
 # -- orders given here ---------------------------------------------------------------------------
@@ -38,39 +38,38 @@ def offered(made: Registry) -> list[str]:
 
 def test_the_configured_ones_are_there() -> None:
     """By name, else numbered by their place; identity is the given name, else the address."""
-    made = registry(X, named("east", f"{Y}/"))
+    subject = registry(X, named("east", f"{Y}/"))
 
-    assert names(made) == {"r1": X, "east": Y}
-    assert [entry.identity for entry in made.entries] == [X, "east"]
-    assert (made.unsaved, made.records) == ({}, {})
+    assert names(subject) == {"r1": X, "east": Y}
+    assert [entry.identity for entry in subject.entries] == [X, "east"]
+    assert (subject.unsaved, subject.records) == ({}, {})
 
 
 def test_added_ones_get_names_that_nobody_had() -> None:
     """Also not the name of one that left, unless it is the same again."""
-    made = registry(X)
-    assert made.add(at(Y))[0].name == "r2"
-    made.remove("r2")
-    made.forget("r2")
+    subject = registry(X)
+    assert subject.add(at(Y))[0].name == "r2"
+    subject.remove("r2")
+    subject.forget("r2")
 
-    assert made.add(named("r3", "http://w:1"))[0].name == "r3"
-    assert made.add(at(Z))[0].name == "r4"
-    assert made.add(at(Y))[0].name == "r2"
-    assert made.find("r4") == made.of_identity(Z)
-    assert made.of_identity("http://nowhere") is None
+    assert subject.add(named("r3", "http://w:1"))[0].name == "r3"
+    assert subject.add(at(Z))[0].name == "r4"
+    assert subject.add(at(Y))[0].name == "r2"
+    assert subject.find("r4") == subject.of_identity(Z)
+    assert subject.of_identity("http://nowhere") is None
 
 
 def test_adding_again_changes_nothing() -> None:
-    """With or without its name; there is nothing to tell others."""
-    told: list[str] = []
-    made = registry(X)
-    made.on_change = lambda identity, record: told.append(identity)
-    first = made.add(named("east", Y))
+    """With or without its name; there is nothing to save for others."""
+    subject = registry(X)
+    first = subject.add(named("east", Y))
+    subject.saved("east", subject.unsaved["east"])
 
-    assert first == (made.find("east"), True)
-    assert made.add(named("east", f"{Y}/")) == (made.find("east"), False)
-    assert made.add(at(Y)) == (made.find("east"), False)
-    assert made.add(at(X)) == (made.find("r1"), False)
-    assert told == ["east"]
+    assert first == (subject.find("east"), True)
+    assert subject.add(named("east", f"{Y}/")) == (subject.find("east"), False)
+    assert subject.add(at(Y)) == (subject.find("east"), False)
+    assert subject.add(at(X)) == (subject.find("r1"), False)
+    assert not subject.unsaved
 
 
 @pytest.mark.parametrize(
@@ -79,12 +78,12 @@ def test_adding_again_changes_nothing() -> None:
 )
 def test_what_is_another_s_is_refused(replica: ReplicaConfig, param: str) -> None:
     """A name that is taken, an address that is there, a configured name elsewhere."""
-    made = registry(X, named("west", Z))
-    made.remove("west")
-    made.forget("west")
+    subject = registry(X, named("west", Z))
+    subject.remove("west")
+    subject.forget("west")
 
     with pytest.raises(ReplicaConflict) as caught:
-        made.add(replica)
+        subject.add(replica)
     assert caught.value.param == param
 
 
@@ -109,8 +108,8 @@ def test_what_cannot_be_a_replica_is_refused(replica: ReplicaConfig, param: str)
 
 def test_strangers_get_no_orders() -> None:
     """The error names those there are."""
-    made = registry(X)
-    for order in (lambda: made.drain("r9", draining=True), lambda: made.remove("r9")):
+    subject = registry(X)
+    for order in (lambda: subject.drain("r9", draining=True), lambda: subject.remove("r9")):
         with pytest.raises(UnknownReplica, match="no replica 'r9'; known: r1"):
             order()
     with pytest.raises(UnknownReplica, match="none yet"):
@@ -119,41 +118,41 @@ def test_strangers_get_no_orders() -> None:
 
 def test_draining_and_leaving() -> None:
     """Neither is offered; one that is added again before it is gone is back."""
-    made = registry(X, Y)
-    made.drain("r1", draining=True)
-    made.remove("r2")
-    assert offered(made) == []
+    subject = registry(X, Y)
+    subject.drain("r1", draining=True)
+    subject.remove("r2")
+    assert offered(subject) == []
 
-    made.drain("r1", draining=False)
-    assert made.add(at(Y))[1]
-    assert offered(made) == ["r1", "r2"]
+    subject.drain("r1", draining=False)
+    assert subject.add(at(Y))[1]
+    assert offered(subject) == ["r1", "r2"]
 
 
 def test_a_configured_one_comes_back_as_configured() -> None:
     """With its name and its events, although the order says only where it is."""
     east = ReplicaConfig(url=X, name="east", events=("tcp://x:5557",))
-    made = registry(east)
-    made.remove("east")
-    made.forget("east")
-    assert made.entries == ()
+    subject = registry(east)
+    subject.remove("east")
+    subject.forget("east")
+    assert subject.entries == ()
 
-    entry, _ = made.add(named("east", X))
+    entry, _ = subject.add(named("east", X))
     assert entry.replica == east
 
 
 def test_orders_wait_until_they_are_stored() -> None:
     """A newer one of the same replica waits on."""
-    made = registry(X)
-    made.drain("r1", draining=True)
-    old = made.unsaved[X]
-    made.drain("r1", draining=False)
-    made.saved(X, old)
-    assert made.unsaved == {X: ReplicaRecord(url=X)}
+    subject = registry(X)
+    subject.drain("r1", draining=True)
+    old = subject.unsaved[X]
+    subject.drain("r1", draining=False)
+    subject.saved(X, old)
+    assert subject.unsaved == {X: ReplicaRecord(url=X)}
 
-    made.saved(X, ReplicaRecord(url=X))
-    made.saved(X, ReplicaRecord(url=X))
-    assert made.unsaved == {}
-    assert made.records == {X: ReplicaRecord(url=X)}
+    subject.saved(X, ReplicaRecord(url=X))
+    subject.saved(X, ReplicaRecord(url=X))
+    assert subject.unsaved == {}
+    assert subject.records == {X: ReplicaRecord(url=X)}
 
 
 # -- orders given elsewhere ----------------------------------------------------------------------
@@ -199,14 +198,14 @@ def test_a_removed_one_is_removed_from_the_configuration_too() -> None:
 
 def test_what_is_ordered_here_is_newer_than_what_is_read() -> None:
     """Until it is stored."""
-    made = registry(X)
-    made.drain("r1", draining=True)
-    made.apply({X: ReplicaRecord(url=X, draining=False)})
-    assert offered(made) == []
+    subject = registry(X)
+    subject.drain("r1", draining=True)
+    subject.apply({X: ReplicaRecord(url=X, draining=False)})
+    assert offered(subject) == []
 
-    made.saved(X, made.unsaved[X])
-    made.apply({X: ReplicaRecord(url=X, draining=False)})
-    assert offered(made) == ["r1"]
+    subject.saved(X, subject.unsaved[X])
+    subject.apply({X: ReplicaRecord(url=X, draining=False)})
+    assert offered(subject) == ["r1"]
 
 
 def test_a_name_may_move_to_another_address() -> None:
@@ -224,18 +223,18 @@ def test_a_name_may_move_to_another_address() -> None:
 
 def test_a_name_that_is_taken_here_is_another_one() -> None:
     """Their `r1` is a given name, ours a number; they are not the same replica."""
-    made = registry(X)
-    made.apply({"r1": ReplicaRecord(url=Y)})
+    subject = registry(X)
+    subject.apply({"r1": ReplicaRecord(url=Y)})
 
-    assert names(made) == {"r1": X, "r2": Y}
-    assert made.of_identity("r1") == made.find("r2")
+    assert names(subject) == {"r1": X, "r2": Y}
+    assert subject.of_identity("r1") == subject.find("r2")
 
 
 def test_there_is_one_replica_at_an_address() -> None:
     """Named there and not here: the order reaches it; two identities of one: its own counts."""
-    made = registry(X)
-    made.apply({"east": ReplicaRecord(url=X, draining=True)})
-    assert (names(made), offered(made)) == ({"r1": X}, [])
+    subject = registry(X)
+    subject.apply({"east": ReplicaRecord(url=X, draining=True)})
+    assert (names(subject), offered(subject)) == ({"r1": X}, [])
 
     again = registry()
     again.apply({Y: ReplicaRecord(url=Y, removed=True), "east": ReplicaRecord(url=Y)})
@@ -255,21 +254,21 @@ def test_there_is_one_replica_at_an_address() -> None:
 )
 def test_records_of_no_possible_replica_are_left_out(identity: str, record: ReplicaRecord) -> None:
     """Whoever writes to the store."""
-    made = registry()
+    subject = registry()
 
-    assert made.refused(identity, record) is not None
-    assert made.apply({identity: record, Z: ReplicaRecord(url=Z)}) == made.entries
-    assert names(made) == {"r1": Z}
-    assert identity not in made.records
+    assert subject.refused(identity, record) is not None
+    assert subject.apply({identity: record, Z: ReplicaRecord(url=Z)}) == subject.entries
+    assert names(subject) == {"r1": Z}
+    assert identity not in subject.records
 
 
 def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
     """Whoever can write to Redis cannot have prompts sent anywhere; configured ones stay."""
     inside, outside = "http://gpu.example:1", "http://169.254.169.254"
-    made = Registry([ReplicaConfig(url=inside)])
-    made.apply(
+    subject = Registry([ReplicaConfig(url=inside)])
+    subject.apply(
         {inside: ReplicaRecord(url=inside, draining=True), outside: ReplicaRecord(url=outside)}
     )
 
-    assert names(made) == {"r1": inside}
-    assert made.entries[0].draining
+    assert names(subject) == {"r1": inside}
+    assert subject.entries[0].draining
