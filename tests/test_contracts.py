@@ -145,7 +145,7 @@ def test_the_contract_is_found(algorithm: Algorithm, seed: str, extra: ExtraKeys
 
 @pytest.mark.parametrize("tagged", [True, False])
 def test_an_adapters_event_tells_whether_extra_keys_are_tagged(tagged: bool) -> None:
-    """With the adapter's path known, tagged and bare are told apart."""
+    """With the adapter's path known, tagged and bare are distinguished."""
     contract = HashContract(algorithm="sha256", block_size=16, tagged=tagged)
     stored = stored_by(contract, ExtraKeys(lora=("sql", "/sql"), cache_salt="t1"))
 

@@ -1,4 +1,4 @@
-"""router.discovery.engine_api against servers that tell much, little, or nonsense."""
+"""router.discovery.engine_api against servers that report much, little, or nonsense."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineAp
 
 
 async def test_nobody_there_is_unreachable(api: EngineApi) -> None:
-    """A refused connection is told from a wrong answer."""
+    """A refused connection and a wrong answer are different errors."""
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await api.ping("r1", f"http://127.0.0.1:{free_port()}")
 
@@ -195,7 +195,7 @@ async def test_answers_have_a_size(
 
 
 async def test_compressed_answers_are_refused(serve: Serve, api: EngineApi) -> None:
-    """Nobody asked for one, and a kilobyte may be a gigabyte."""
+    """None was asked for, and a kilobyte may be a gigabyte."""
 
     async def handler(request: web.Request) -> web.Response:
         assert request.headers["Accept-Encoding"] == "identity"

@@ -190,7 +190,7 @@ async def test_removed_before_it_was_ever_watched() -> None:
 
 
 async def test_the_last_one_may_go() -> None:
-    """Then nobody is there: 503, not ready."""
+    """Then there is no replica: 503, not ready."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         await remove(stage, "r1")
         await stage.until(lambda: nothing_of(stage, "r1"))
@@ -293,7 +293,7 @@ async def test_two_routers_tell_one_another() -> None:
         carried = [0]
 
         async def carry() -> None:
-            """Be Redis: what one tells the other hears, a few milliseconds later."""
+            """Be Redis: what one publishes the other receives, a few milliseconds later."""
             from router.cluster.peers import Peers
             from router.messages import Notes
 

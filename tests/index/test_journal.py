@@ -1,4 +1,4 @@
-"""The journal: what changed, coalesced and absolute, and what an owner must be told besides."""
+"""The journal: what changed, coalesced and absolute, and what its owner has to know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keys(*names: int) -> list[BlockKey]:
 
 
 def noting(*held: int, **options: int) -> BlockIndex:
-    """An index that held something before anybody noted what changed."""
+    """An index that held something before its journal began."""
     index = BlockIndex(**options)
     index.store(A, keys(*held))
     index.journal(A, on=True)
@@ -112,7 +112,7 @@ def test_a_part_of_the_changes_is_not_whole() -> None:
 
 
 def test_a_clear_makes_what_was_pending_uninteresting() -> None:
-    """It is told although nothing is held, for who follows may hold something."""
+    """It is returned although nothing is held, for followers may hold something."""
     index = noting(1)
     index.store(A, keys(2))
     index.clear(A)
@@ -124,7 +124,7 @@ def test_a_clear_makes_what_was_pending_uninteresting() -> None:
 
 
 def test_what_is_not_taken_for_long_is_lost_and_said_so() -> None:
-    """From the moment that it is told, changes are noted again."""
+    """Once that is returned, changes are noted again."""
     index = noting(max_pending=4)
     index.store(A, keys(1, 1, 2))
     index.store(A, keys(3, 4))
@@ -189,11 +189,11 @@ def test_the_contents_of_an_ended_epoch_are_none() -> None:
     index.store(A, keys(3))
 
     assert list(slices) == [change([], []), change([3], [])]
-    assert list(index.contents(CandidateId("nobody"))) == []
+    assert list(index.contents(CandidateId("unknown"))) == []
 
 
 def test_a_guess_is_nobodys_contents() -> None:
-    """What a router merely routed it does not tell others."""
+    """A router does not publish guesses."""
     index = BlockIndex()
     index.remember(A, keys(1, 2), 10)
 

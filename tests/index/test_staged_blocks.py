@@ -81,7 +81,7 @@ def test_a_cleared_change_begins_an_epoch() -> None:
 
 
 def test_a_guess_goes_when_somebody_knows() -> None:
-    """What was remembered of a silent candidate does not mix with what is told."""
+    """What was remembered of a silent candidate does not mix with deltas."""
     index = BlockIndex()
     index.remember(A, keys(0, 1, 2), 10)
     index.apply(A, [stored(0)])
@@ -99,7 +99,7 @@ def test_cut_off_keys_are_refused() -> None:
 
 
 def test_a_snapshot_is_swapped_in_whole_and_claims_live_on() -> None:
-    """Nobody sees half of it; requests in flight go on computing what they claimed."""
+    """It is not matched by halves; requests in flight go on computing what they claimed."""
     index = BlockIndex()
     index.store(A, keys(0, 1, 2, 3))
     claim = index.speculate(A, keys(2, 3))

@@ -29,7 +29,7 @@ class Publisher:
         has_topic_in_replies: bool = True,
     ) -> None:
         self._context = zmq.Context()
-        self._pub = self._context.socket(zmq.XPUB)  # PUB that tells when somebody subscribed
+        self._pub = self._context.socket(zmq.XPUB)  # PUB that shows subscriptions
         self._router = self._context.socket(zmq.ROUTER)
         for socket in (self._pub, self._router):
             socket.setsockopt(zmq.LINGER, 0)
@@ -66,7 +66,7 @@ class Publisher:
         self._orders.put(("publish", payload))
 
     def lose(self, payload: bytes) -> None:
-        """Keep a batch for replay, but let nobody hear it: a gap."""
+        """Keep a batch for replay without publishing it: a gap."""
         self._orders.put(("lose", payload))
 
     def shout(self, frames: list[bytes]) -> None:

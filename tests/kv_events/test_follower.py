@@ -24,7 +24,7 @@ QUICK = Pace(tick_s=0.02, quiet_s=0.1, subscribe_s=0.05, min_pause_s=0.02)
 
 
 class WatchedEvents(EngineEvents):
-    """Tells when a turn of the loop is over: it comes back for more."""
+    """Signals when a turn of the loop is over: it receives again."""
 
     def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
         super().__init__(endpoint, replay_endpoint, "kv", replay_timeout_s=0.3)

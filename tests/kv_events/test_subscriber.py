@@ -104,7 +104,7 @@ def test_replies_of_both_shapes_are_read(topic: tuple[bytes, ...]) -> None:
     ],
 )
 def test_replies_of_no_known_shape_are_refused(frames: list[bytes]) -> None:
-    """The message tells the sizes, not the contents."""
+    """The message has the sizes, not the contents."""
     with pytest.raises(ValueError, match="unknown shape"):
         parse_reply(frames)
 
@@ -215,7 +215,7 @@ async def replay_over_a_closed_socket(source: EngineEvents) -> None:
 
 
 async def test_a_socket_that_fails_is_an_error_of_our_own() -> None:
-    """Nobody above knows ZeroMQ's exceptions."""
+    """No caller has to know ZeroMQ's exceptions."""
     with Publisher() as publisher:
         source = EngineEvents(publisher.endpoint, publisher.replay_endpoint)
         with pytest.raises(UpstreamUnreachable, match="replay failed"):

@@ -1,4 +1,4 @@
-"""Translation's own limits; what it is for is told in test_rank_stream."""
+"""Translation's own limits; its use is tested in test_stream."""
 
 from __future__ import annotations
 

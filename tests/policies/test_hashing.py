@@ -15,7 +15,7 @@ def test_mix_is_splitmix64() -> None:
 
 
 def test_draws_differ_by_seed_number_and_round() -> None:
-    """Each of the three tells draws apart."""
+    """Each of the three makes another draw."""
     assert len({draw(0, 0), draw(1, 0), draw(0, 1), draw(0, 0, 1)}) == 4
 
 

@@ -55,7 +55,7 @@ def test_least_loaded_spreads_an_idle_fleet() -> None:
 
 
 def test_power_of_two_takes_the_less_loaded_of_its_two() -> None:
-    """The most loaded of all is never chosen: whoever it is drawn with is better."""
+    """The most loaded of all is never chosen: any other that is drawn is better."""
     fleet = [replica("busy", queue_ms=100.0), replica("a"), replica("b"), replica("c")]
     chosen = Counter(
         create("power_of_two").decide(snapshot(*fleet, number=n)).candidate for n in range(300)

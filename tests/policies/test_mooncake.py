@@ -96,7 +96,7 @@ def test_equal_estimates_are_drawn() -> None:
 @quick
 @given(asked=snapshots())
 def test_the_lowest_estimate_wins(asked: Snapshot) -> None:
-    """Prices add up, tokens too, and nobody else's is lower."""
+    """Prices add up, tokens too, and no other candidate's is lower."""
     decision = create("mooncake").decide(asked)
 
     for cost, view in zip(decision.costs, asked.replicas, strict=True):

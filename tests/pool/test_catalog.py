@@ -46,7 +46,7 @@ def a_pool(*models: str) -> PoolCatalog:
 def test_a_listing_fills_the_directory_of_the_model_it_names() -> None:
     """Also before any engine or prompt has said a word."""
     pool = a_pool()
-    listing(pool, [*names(range(1, 31)), "somebody's object", "x@12"])
+    listing(pool, [*names(range(1, 31)), "another program's object", "x@12"])
 
     assert pool.match("tiny", chain(*range(1, 41))) == 30
     assert pool.names("tiny", digest(5)) == [name(5)]
@@ -60,9 +60,9 @@ def test_a_pool_that_is_lost_is_not_counted_on() -> None:
     """What is known of it stays, for it may come back as it was."""
     pool = a_pool()
     listing(pool, names(range(1, 5)))
-    pool.lost("nobody there")
+    pool.lost("cannot connect")
     assert pool.match("tiny", chain(1, 2)) == 0
-    assert pool.reason == "nobody there"
+    assert pool.reason == "cannot connect"
     assert pool.wants_listing
 
     pool.found()
@@ -93,7 +93,7 @@ def test_digests_tell_whose_objects_they_are() -> None:
 
 
 def test_a_prompt_tells_whose_objects_they_are() -> None:
-    """Its blocks' names are found among the objects nobody claimed; the next listing counts."""
+    """Its blocks' names are found among the unclaimed objects; the next listing counts."""
     pool = a_pool("served")
     listing(pool, names((1, 2, 3), head="dir@tp_rank:0"))
     assert pool.match("served", chain(1, 2)) == 0
@@ -119,7 +119,7 @@ def test_a_name_decides_between_models_with_the_same_digests() -> None:
 
 
 def test_two_deployments_of_a_name_are_told_apart_by_what_is_stored() -> None:
-    """Until then neither is taken: a wrong one would credit blocks that nobody can read."""
+    """Until then neither is taken: a wrong one would credit blocks that no engine can read."""
     pool = a_pool()
     both = [*names((1, 2), head="a@tiny@tp_rank:0"), *names((3, 4), head="b@tiny@tp_rank:0")]
     listing(pool, both)

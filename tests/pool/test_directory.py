@@ -133,7 +133,7 @@ def test_another_router_follows_the_journal() -> None:
             there.apply(change)
             there.apply(change)
     assert sorted(there.keys()) == sorted(here.keys())
-    assert there.take_changes() is None  # what is applied is not told again
+    assert there.take_changes() is None  # applied changes are not published again
     here.journal(False)
     here.stored(keys(77))
     assert here.take_changes() is None
@@ -155,7 +155,7 @@ def test_many_changes_are_taken_in_parts() -> None:
 
 
 def test_a_snapshot_is_walked() -> None:
-    """Nobody says that what was loaded has no holes."""
+    """Loaded blocks may have holes."""
     directory = PoolDirectory()
     directory.load(keys(1, 2, 4, 5, 6, 7, 8))
 

@@ -83,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_lists_at_the_start_and_then_rarely() -> None:
-    """As long as nothing gives reason for doubt."""
+    """As long as the directories cannot be wrong."""
     async with rigged(list_s=10) as rig:
         rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
@@ -100,7 +100,7 @@ async def test_lists_at_the_start_and_then_rarely() -> None:
 
 
 async def test_an_eviction_is_a_reason_to_list() -> None:
-    """The master's counters tell that there was one; not which."""
+    """The master's counters show that there was one; not which."""
     async with rigged() as rig:
         rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(*range(1, 9)))
@@ -206,7 +206,7 @@ async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
 
 
 async def test_only_one_of_several_routers_lists() -> None:
-    """The others list once, to learn what objects are called; then they count on what is told."""
+    """The others list once, to learn what objects are called; then they count on deltas."""
     async with rigged() as rig:
         rig.follower.is_lister = False
         rig.pool.directory("tiny").load([block_key(digest(1))])
@@ -224,7 +224,7 @@ async def test_only_one_of_several_routers_lists() -> None:
 async def test_the_event_stream_is_followed() -> None:
     """Stores and removals at once; a gap or a new connection is a reason to list.
 
-    The master holds what it tells of: a listing that its new connection asks for may come late.
+    The master holds what it publishes: a listing that its new connection asks for may come late.
     """
 
     def message(*events: tuple[str, str | None]) -> bytes:
@@ -262,7 +262,7 @@ async def test_the_event_stream_is_followed() -> None:
 
 
 async def test_names_are_learned_without_waiting_for_the_next_look() -> None:
-    """What engines tell of cannot be verified before a listing says what it is called."""
+    """Blocks from engines' events cannot be verified before a listing shows their names."""
     async with rigged(poll_s=3600) as rig:
         rig.master.pool.put(names(1))
         async with asyncio.TaskGroup() as tg:

@@ -41,7 +41,7 @@ def test_the_model_stands_in_front_of_the_ranks(head: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "x", DIGEST.hex(), "tiny@", "tiny@xyz", "tiny@abc", "a@b c"])
 def test_other_objects_name_no_block(key: str) -> None:
-    """They are somebody else's."""
+    """They are another program's."""
     assert PatternTable().parse(key) is None
 
 

@@ -275,7 +275,7 @@ async def test_answers_for_keys_that_were_not_asked_are_left_out(serve: Serve) -
 
 
 async def test_compressed_answers_are_refused(serve: Serve) -> None:
-    """Nobody asked for one, and a kilobyte may be a gigabyte."""
+    """None was asked for, and a kilobyte may be a gigabyte."""
 
     async def handler(request: web.Request) -> web.Response:
         bomb = gzip.compress(bytes(10_000_000))

@@ -89,7 +89,7 @@ def test_keeps_the_prior_until_there_is_enough_to_trust() -> None:
 
 
 def test_carries_its_own_error() -> None:
-    """error_ms tells how far recent predictions were off, and shrinks as the fit gets better."""
+    """error_ms shows how far recent predictions were off, and shrinks as the fit gets better."""
     fit, engine = CostFit(), ENGINES["desktop"]
     random = Random(3)
     teach(fit, engine, random, 16)

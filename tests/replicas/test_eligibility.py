@@ -20,7 +20,7 @@ def fail(fleet: Fleet, *names: str) -> None:
 
 
 def test_a_broken_replica_is_left_out() -> None:
-    """With enough others, a breaker means that nobody is sent there."""
+    """With enough others, a breaker means that no request is sent there."""
     fleet = fleet_of("a", "b", "c", rules=RULES)
     fail(fleet, "b")
 
@@ -45,7 +45,7 @@ def test_a_panic_offers_all_that_listen() -> None:
 
 
 def test_a_panic_does_not_raise_the_dead() -> None:
-    """If nothing listens anywhere, nobody is offered."""
+    """If nothing listens anywhere, no candidate is offered."""
     fleet = fleet_of("a", "b", rules=RULES)
     for name in "ab":
         fleet.probe_failed(name, ProbeFailure.REFUSED, 0.0)

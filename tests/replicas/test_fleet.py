@@ -130,7 +130,7 @@ def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
 
 
 def test_draining_all_makes_a_model_unavailable_not_unknown() -> None:
-    """The model exists; nobody can take it now."""
+    """The model exists; no replica can take a request now."""
     fleet = fleet_of("a")
     fleet.drain("a")
 
@@ -219,7 +219,7 @@ def test_first_tokens_teach_the_class() -> None:
 
 
 def test_unseen_first_tokens_teach_nothing() -> None:
-    """An answer in one piece tells its end, not its first token."""
+    """An answer in one piece shows its end, not its first token."""
     fleet = fleet_of("a")
     lease = send(fleet, "a", 0.0, streams=False)
     fleet.first_token(lease, 60.0)
@@ -341,7 +341,7 @@ def test_other_routers_requests_count_as_ours() -> None:
 
 
 def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
-    """Nobody sees its first token, so it leaves the queue when it is due."""
+    """Its first token is not seen, so it leaves the queue when it is due."""
     fleet = fleet_of("a")
     lease = fleet.admit(A, elsewhere(100, streams=False), 0.0)
     (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)

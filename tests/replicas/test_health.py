@@ -108,7 +108,7 @@ def test_a_success_forgets_past_pauses() -> None:
 
 
 def test_a_trial_whose_client_left_makes_room_for_the_next() -> None:
-    """Neither trust nor blame: somebody else tries."""
+    """It counts neither way: the next request tries."""
     health = opened()
     health.began(7, 1.0)
     health.ended(7, Outcome.CLIENT_GONE, 1.0, 0.0)
@@ -161,7 +161,7 @@ def test_other_failed_probes_need_three_in_a_row(failure: ProbeFailure) -> None:
 
 
 def test_a_probe_does_not_close_what_requests_opened() -> None:
-    """/health may be fine while every request fails: only a request can tell."""
+    """/health may be fine while every request fails: only a request can show it."""
     health = opened()
     health.probe_ok(0.1)
 
@@ -169,7 +169,7 @@ def test_a_probe_does_not_close_what_requests_opened() -> None:
 
 
 def test_a_probe_lets_a_restarted_replica_be_tried_at_once() -> None:
-    """Requests found nobody there; a probe finds somebody: try, before the pause is over."""
+    """Requests could not connect; a probe can: try, before the pause is over."""
     health = opened(outcome=Outcome.REPLICA_UNREACHABLE)
     health.probe_ok(0.1)
 

@@ -111,7 +111,7 @@ def test_work_holds_everything_in_front_of_the_first_token() -> None:
 
 
 def test_a_head_without_work_takes_no_time() -> None:
-    """A request whose tokens are not known holds nobody up."""
+    """A request whose tokens are not known holds no other up."""
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=0)
     lease = book(ledger, 2, 0.0, tokens=10)
@@ -158,7 +158,7 @@ def test_presumes_until_nobody_waits() -> None:
 def test_any_play_keeps_the_sums(steps: list[tuple[str, int, int, float]]) -> None:
     """Whatever happens in whatever order, sums match the leases; nothing is ever negative.
 
-    Time may even step back (it must not, but a clock is somebody else's)."""
+    Time may even step back (it must not, but the clock is not ours)."""
     ledger, leases, now_s = Ledger(), [], 100.0
     for number, (what, index, tokens, pause_s) in enumerate(steps):
         now_s += pause_s

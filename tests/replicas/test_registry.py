@@ -175,7 +175,7 @@ def test_all_follow_what_one_ordered() -> None:
 
 
 def test_a_record_that_is_gone_takes_nothing_away() -> None:
-    """A store that was flushed knows nothing; this router can tell it all again."""
+    """A store that was flushed knows nothing; this router can write all again."""
     a, b = registry(), registry()
     a.add(at(Z))
     b.apply(a.records)
@@ -253,7 +253,7 @@ def test_there_is_one_replica_at_an_address() -> None:
     ],
 )
 def test_records_of_no_possible_replica_are_left_out(identity: str, record: ReplicaRecord) -> None:
-    """Whoever writes to the store."""
+    """Any program may write to the store."""
     subject = registry()
 
     assert subject.refused(identity, record) is not None
@@ -263,7 +263,7 @@ def test_records_of_no_possible_replica_are_left_out(identity: str, record: Repl
 
 
 def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
-    """Whoever can write to Redis cannot have prompts sent anywhere; configured ones stay."""
+    """Writers of Redis cannot have prompts sent anywhere; configured replicas stay."""
     inside, outside = "http://gpu.example:1", "http://169.254.169.254"
     subject = Registry([ReplicaConfig(url=inside)])
     subject.apply(

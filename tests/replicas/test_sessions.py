@@ -21,7 +21,7 @@ def test_remembers_the_last_turn() -> None:
 
 
 def test_unknown_and_new() -> None:
-    """Nobody is known before the first turn, and one turn has no pace."""
+    """No session is known before the first turn, and one turn has no pace."""
     sessions = Sessions()
 
     assert sessions.get(1, 0.0) is None

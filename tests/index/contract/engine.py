@@ -1,4 +1,4 @@
-"""A played engine: random work on a plain set of blocks, told in vLLM's events."""
+"""A played engine: random work on a plain set of blocks, published as vLLM's events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MEDIA = {"gpu": "GPU", "cpu": "CPU"}
 
 
 class _Work(NamedTuple):
-    """What one batch tells of; no tier: everything was cleared."""
+    """What one batch reports; no tier: everything was cleared."""
 
     tier: Tier | None
     stored: tuple[BlockKey, ...] = ()
@@ -49,7 +49,7 @@ class _Work(NamedTuple):
 class PlayedEngine:
     """What one engine holds, and what it can still say of how that came about.
 
-    `is_new`: nobody has heard this process yet.
+    `is_new`: no batch of this process was received yet.
     """
 
     def __init__(self, candidate: CandidateId) -> None:
@@ -64,7 +64,7 @@ class PlayedEngine:
         self._done: list[_Work] = []  # by batch
         self.is_new = True
 
-    # -- work: each returns the batch that tells of it ---------------------------------------
+    # -- work: each returns the batch that reports it ----------------------------------------
 
     def compute(self, number: int, num_blocks: int, *, again: bool, tier: Tier) -> bytes:
         """Store a prompt's blocks, those it has not, or (`again`) all of them once more."""
@@ -116,7 +116,7 @@ class PlayedEngine:
         return next(iter(self._buffer), self._next)
 
     def known(self, start: int) -> dict[Tier, set[BlockKey]]:
-        """Tell what somebody knows of it who has heard every batch from `start` on, and no other.
+        """Return what a router knows of it that received every batch from `start` on, and no other.
 
         From 0: what it holds.
         """

@@ -1,7 +1,7 @@
 """Long random lives: what hypothesis, which likes short ones, would hardly ever come upon.
 
-Two copies of a block, one told, the router dies, the other is removed: it takes many steps in the
-right order. A walk that fails is found again by its seed.
+Two copies of a block, one published, the router dies, the other is removed: it takes many steps in
+the right order. A walk that fails is found again by its seed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _held(subject: Any, rng: random.Random) -> dict[str, Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.hypothesis
 def test_an_index_survives_long_lives(subject: Subject) -> None:
-    """All knowledge of engines is right whenever somebody looks, hundreds of times."""
+    """All knowledge of engines is right whenever it is checked, hundreds of times."""
     suite = machine(subject.make)
 
     for seed in range(subject.num_walks):
