@@ -22,7 +22,7 @@ NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
 
 TRUST_DECAY = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS = 20  # nothing is concluded from fewer
-DISTRUST_BELOW = 0.6
+SUSPECT_BELOW = 0.6
 """Share of right predictions under which a stream is re-synced. Evictions between decision and
 schedule do not count (`was_overtaken`); a lost event costs nearly all of a session's turns."""
 
@@ -184,7 +184,7 @@ class CacheView:
         right = num_predicted_tokens == num_reported_tokens
         trust.ratio = TRUST_DECAY * trust.ratio + (1 - TRUST_DECAY) * right
         trust.num_audits += 1
-        if trust.num_audits >= MIN_AUDITS and trust.ratio < DISTRUST_BELOW:
+        if trust.num_audits >= MIN_AUDITS and trust.ratio < SUSPECT_BELOW:
             if stream.state == "exact":
                 stream.mark_suspect(f"only {trust.ratio:.0%} of recent predictions were right")
             self._trust[candidate] = _Trust()

@@ -1,14 +1,14 @@
-"""The side path, top to bottom: what one rank's engine does to its cache, into the index.
+"""The side path of events, top to bottom: from one rank's engine into the index.
 
 1. Wait for batches, or for the publisher to come or go.
 2. Apply them in slices, so that requests are served in between.
 3. Ask for history where some is missing: on connecting, in a gap, and, on a quiet stream, to learn
-   whether anything was missed (an engine that restarted and has not said a word yet).
-4. Tell whoever watches when what may be believed has changed.
+   whether anything was missed (an engine restarted and has published nothing yet).
+4. Log a change of state.
 
-It never fails a request: what goes wrong is counted and logged, the stream's state degrades, and
-requests go on with what is known. What nobody expected ends the run, and router.supervisor begins
-another, which knows nothing yet.
+It never fails a request: an error is counted and logged, the stream's state degrades, and requests
+go on with what is known. An unexpected error ends the run, and router.supervisor starts another,
+which knows nothing yet.
 
 Health probes take part through the stream: `stream.connected()` if a replica came back or looks
 like another process, `stream.disconnected(now_s)` if it is gone. The next tick acts on it.
@@ -48,23 +48,15 @@ class Pace(Struct, frozen=True, kw_only=True):
 _PATIENT: Final = Pace()
 
 
-def _ignore(stream: RankStream) -> None:
-    """Watch nothing."""
-
-
 async def follow(
     stream: RankStream,
     source: EngineEvents,
     *,
     clock: Callable[[], float] = time.monotonic,
-    on_change: Callable[[RankStream], None] = _ignore,
     pace: Pace = _PATIENT,
 ) -> None:
-    """Keep the index equal to what one rank says, until cancelled. Closes `source`.
-
-    `on_change` is called after state, reason, epoch or contract of the stream have changed.
-    """
-    follower = _Follower(stream, source, clock, on_change, pace)
+    """Keep the index equal to one rank's cache, until cancelled. Closes `source`."""
+    follower = _Follower(stream, source, clock, pace)
     backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
     try:
         while True:
@@ -87,13 +79,12 @@ class _Follower:
     __slots__ = (
         "_backoff",
         "_clock",
-        "_on_change",
+        "_logged",
         "_pace",
         "_quiet_at_s",
         "_replay_at_s",
         "_source",
         "_stream",
-        "_told",
     )
 
     def __init__(
@@ -101,15 +92,13 @@ class _Follower:
         stream: RankStream,
         source: EngineEvents,
         clock: Callable[[], float],
-        on_change: Callable[[RankStream], None],
         pace: Pace,
     ) -> None:
         self._stream = stream
         self._source = source
-        self._on_change = on_change
         self._pace = pace
         self._clock = clock
-        self._told = _status(stream)
+        self._logged = _status(stream)
         stream.opened(has_replay=source.has_replay)
         self._quiet_at_s = float("inf")  # not before it is connected
         self._replay_at_s = 0.0
@@ -130,7 +119,7 @@ class _Follower:
         if self._stream.wanted_replay is not None and now_s >= self._replay_at_s:
             await self._replay()
         self._stream.tick(self._clock())
-        self._tell()
+        self._log_change()
 
     def _note_link(self, is_up: bool | None) -> None:
         if is_up:
@@ -142,7 +131,7 @@ class _Follower:
             self._quiet_at_s = float("inf")
 
     async def _replay(self) -> None:
-        """Get history, as far as there is any; a failure is tried again after a pause."""
+        """Get history, as far as it goes back; after a failure try again, later."""
         is_complete = False
         start = self._stream.begin_replay()
         try:
@@ -172,17 +161,16 @@ class _Follower:
                 await asyncio.sleep(0)
                 until_s = self._clock() + SLICE_S
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         status = _status(self._stream)
-        if status == self._told:
+        if status == self._logged:
             return
         state, reason = self._stream.state_and_reason()
         logger.info(
             "event stream changed",
             extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
         )
-        self._told = status
-        self._on_change(self._stream)
+        self._logged = status
 
 
 def _status(stream: RankStream) -> tuple[object, ...]:

@@ -1,14 +1,14 @@
-"""How much of an engine's event history we have, and what has to be asked for.
+"""How much of an engine's event history is known, and what has to be asked for.
 
-What must live here: sequence numbers, gaps, replay, restarts. What must not: what a batch says.
-Marks are bytes that tell one batch from another (its time stamp). Two rules carry it.
+What must live here: sequence numbers, gaps, replay, restarts. What must not: the contents of a
+batch. Marks are bytes that tell one batch from another (its time stamp). There are two rules.
 
 1. The overlap proves identity. A restarted engine counts from 0 again, and one that came back
-   unseen may have counted past the last sequence we know. So replay is asked from the last batch
-   that was applied, and that batch must come back as it was: else it is another engine.
+   unseen may have counted past the last known sequence. So replay is asked from the last batch that
+   was applied, and that batch must come back as it was: else it is another engine.
 2. Lost history is accepted. What the replay buffer no longer has stays unknown: begin again with
-   the oldest batch there is. Blocks held since before are then missing from the index, which
-   costs a computation, never a wrong answer.
+   the oldest batch there is. Blocks held since before are then missing from the index, which costs
+   a computation, never a wrong answer.
 
     replay from n, the last applied, brings    it means                       so
     n, as it was, n + 1, ...                   the same engine                apply behind n
@@ -17,11 +17,11 @@ Marks are bytes that tell one batch from another (its time stamp). Two rules car
     n + k first                                the buffer has lost n          begin anew at n + k
     ..., m, m + k                              a reply was dropped            replay again from m
 
-n may also be the last that another router applied, or this one at another time, if the index holds
-what was known there (`resume`): the proof is the same.
+n may also be the last that another router applied, or this one earlier, if the index holds what was
+known then (`resume`): the proof is the same.
 
 A ROUTER drops replies beyond its high-water mark (1,000 by default, and an engine's buffer has
-10,000 batches), so the last line is no rarity.
+10,000 batches), so the last line is not rare.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class History:
         self._num_failed = 0
 
     def resume(self, position: Position) -> None:
-        """Go on behind a batch that somebody applied, once a replay has proven the engine."""
+        """Go on behind a batch that was applied elsewhere, once a replay has proven the engine."""
         self._next = position.sequence + 1
         self._marks.append((position.sequence, position.mark))
         self.mark_suspect()
 
     def opened(self, *, has_replay: bool) -> None:
-        """Learn whether there is anything to ask."""
+        """Note whether there is a replay endpoint."""
         self.has_replay = has_replay
         if not has_replay:
             self.wanted = None
@@ -107,7 +107,7 @@ class History:
     # -- live batches ------------------------------------------------------------------------
 
     def live(self, sequence: int, mark: bytes) -> BatchAction:
-        """Judge a batch as it was published."""
+        """Judge a live batch."""
         is_proven = not self._is_fresh and not self._is_suspect
         if self.wanted is not None and not (is_proven and sequence == self._next):
             return BatchAction.IGNORE
@@ -136,7 +136,7 @@ class History:
     # -- replay ------------------------------------------------------------------------------
 
     def ask(self) -> bool:
-        """Want the last batch and all behind it; False: there is nobody to ask."""
+        """Want the last batch and all behind it; False: there is no replay."""
         if self._next is None:
             return self.ask_all()
         if not self._can_ask():
@@ -146,7 +146,7 @@ class History:
         return True
 
     def ask_all(self) -> bool:
-        """Want everything from the start, to begin anew with it; False: nobody to ask."""
+        """Want everything from the start, to begin again with it; False: there is no replay."""
         if not self._can_ask():
             return False
         self.wanted = 0
@@ -159,9 +159,9 @@ class History:
         return self.has_replay and self._num_failed < MAX_FAILED_REPLAYS
 
     def mark_suspect(self) -> None:
-        """Let nothing pass before a replay has shown that the engine is the same: it reconnected.
+        """Let no batch pass before a replay has shown that the engine is the same: it reconnected.
 
-        Without replay, sequences that go on are taken for proof enough.
+        Without replay, sequences that go on are proof enough.
         """
         self.trust_replay()
         if self.ask_all() if self._is_fresh else self.ask():
@@ -174,7 +174,7 @@ class History:
         self._num_failed = 0
 
     def begin_replay(self) -> int:
-        """Start the wanted replay; ended by `end_replay`, whatever comes of it."""
+        """Start the wanted replay; end it by `end_replay`, however it goes."""
         assert self.wanted is not None
         self.counters.num_replays += 1
         self._replay = _Replay.FIRST
@@ -259,7 +259,7 @@ class History:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether what can be known of the past is known."""
+        """Whether all of the past that can be read was read."""
         if not self._can_ask():
             return True
         return self._next is not None and not (self.wanted is not None and self._is_fresh)

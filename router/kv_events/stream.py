@@ -1,8 +1,8 @@
-"""One rank's event stream as a synchronous state machine: what is applied, and what is believed.
+"""One rank's event stream as a synchronous state machine: what is applied, and what counts.
 
-What must live here: the order of things (sequence -> blocks), epochs, trust. What must not: sockets
-and clocks (router.kv_events.follower drives it; `now_s` is an argument), sequence numbers
-(sequence), what an event means (blocks).
+What must live here: the order of things (sequence -> blocks), epochs, status. What must not:
+sockets and clocks (router.kv_events.follower drives it; `now_s` is an argument), sequence numbers
+(sequence), the meaning of an event (blocks).
 
 Frames in, one command out: `wanted_replay`, the sequence to replay from.
 """
@@ -25,11 +25,11 @@ from router.kv_events.wire import decode
 from router.messages import Position, StreamStatus
 
 REREAD_S: Final = (1.0, 300.0)
-"""After a batch that was not understood history is read again, so soon first and so late at last:
-the engine may have it in one piece, and when its buffer has it no more, what is left is true."""
+"""First and last pause before history is read again after a batch that was not understood: the
+engine may have it in one piece, and once its buffer has lost it, the rest is right."""
 
 BLIND_AFTER_S: Final = 60.0
-"""Without a publisher for so long the index says nothing about the replica any more."""
+"""Without a publisher for so long the candidate's blocks do not count any more."""
 
 
 class RankStream:
@@ -41,9 +41,9 @@ class RankStream:
         seeds: Texts to try as the engine's seed before the defaults; the first is the guess.
         lora_paths: Adapter name to path; read live.
         has_replay: Whether there is a replay endpoint to ask.
-        pool_stored: Takes what a connector newly wrote to the shared pool; None: the replica has
-            no pool, what it stores on the cpu is its own.
-        counters: Go on counting where the candidate's last stream stopped.
+        pool_stored: Takes the blocks that a connector wrote to the shared pool; None: the replica
+            has no pool, what it stores on the cpu is its own.
+        counters: Those of the candidate's last stream, to go on with.
     """
 
     __slots__ = (
@@ -178,9 +178,9 @@ class RankStream:
     def resume(self, position: Position, status: StreamStatus, now_s: float) -> bool:
         """Start on top of what the index holds: the state after the batch at `position`.
 
-        For a new stream, before anybody listens. A replay has to prove that the engine is the one
-        that wrote the batch (router.kv_events.sequence); if it is not, everything is forgotten.
-        Until then the state is DEGRADED and matches count: they are as old as the last leader is
+        For a new stream, before it has a follower. A replay has to prove that the engine is the
+        one that wrote the batch (router.kv_events.sequence); if not, everything is forgotten. Until
+        then the state is DEGRADED and matches count: they are as old as the last leader is
         dead. If the publisher cannot be reached they count for `BLIND_AFTER_S`.
 
         Args:
@@ -206,21 +206,21 @@ class RankStream:
     # -- the connection ----------------------------------------------------------------------
 
     def opened(self, *, has_replay: bool) -> None:
-        """Somebody listens now; learn whether there is a replay endpoint."""
+        """Note that a follower has started, and whether there is a replay endpoint."""
         self._history.opened(has_replay=has_replay)
 
     def connected(self) -> None:
-        """The publisher is (again) there: ask for what was missed, and whether it is the same."""
+        """Note that the publisher is there: ask for missed batches, and whether it is the same."""
         self._disconnected_s = None
         self._history.mark_suspect()
 
     def disconnected(self, now_s: float) -> None:
-        """The publisher is gone; what it held is believed for `BLIND_AFTER_S` more."""
+        """Note that the publisher is gone; its blocks count for `BLIND_AFTER_S` more."""
         if self._disconnected_s is None:
             self._disconnected_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """Let time pass: a publisher gone for long leaves the candidate BLIND."""
+        """Let time pass: BLIND if the publisher is gone for long; read history again if due."""
         gone_s = self._disconnected_s
         if self._has_understood and gone_s is not None and now_s - gone_s >= BLIND_AFTER_S:
             self._history.forget()
@@ -231,14 +231,14 @@ class RankStream:
             self._reread(now_s)
 
     def failed(self, reason: str) -> None:
-        """Note, on a new stream, why the one before it ended: nothing is known any more."""
+        """Note, on a new stream, why the last one failed: nothing is known any more."""
         self.counters.num_failures += 1
         self._lost_reason = reason
 
     def verify(self) -> None:
-        """Ask for the last batch again: is it the same engine, and was nothing missed?
+        """Ask for the last batch again: whether it is the same engine, and whether any was missed.
 
-        Cheap (one batch comes back); for quiet streams and after a health probe's suspicion.
+        Cheap (one batch comes back); for quiet streams.
         """
         if self._history.wanted is None:
             self._history.trust_replay()
@@ -247,7 +247,7 @@ class RankStream:
     # -- batches and replay ------------------------------------------------------------------
 
     def receive(self, sequence: int, payload: bytes) -> None:
-        """Take a live batch: apply it, ignore it, or want history first."""
+        """Receive a live batch: apply it, ignore it, or want history first."""
         self._act(self._history.live(sequence, _mark(payload)), payload)
 
     @property
@@ -256,11 +256,11 @@ class RankStream:
         return self._history.wanted
 
     def begin_replay(self) -> int:
-        """Start the wanted replay; ended by `end_replay`, whatever comes of it."""
+        """Start the wanted replay; end it by `end_replay`, however it goes."""
         return self._history.begin_replay()
 
     def replayed(self, sequence: int, payload: bytes) -> None:
-        """Take one reply, in order."""
+        """Receive one reply, in order."""
         self._act(self._history.reply(sequence, _mark(payload)), payload)
 
     def end_replay(self, *, is_complete: bool) -> None:
@@ -278,7 +278,7 @@ class RankStream:
             self.resync()
 
     def resync(self) -> None:
-        """Begin anew with the whole history, as far as it goes."""
+        """Read the whole history again, as far as it goes back."""
         self._history.trust_replay()
         if not self._history.ask_all():
             self._begin_epoch()
@@ -287,14 +287,14 @@ class RankStream:
     # -- inside ------------------------------------------------------------------------------
 
     def _reread(self, now_s: float) -> None:
-        """Read history again, sooner or later: a part of it was not understood."""
+        """Read history again, after a pause: a part of it was not understood."""
         if self._history.wanted is not None:
             return
         due_s = self._reread_s
         if due_s is None:
             self._reread_s = now_s + self._reread_backoff.next_s()
         elif now_s >= due_s:
-            if now_s - due_s > REREAD_S[1]:  # it went well for long
+            if now_s - due_s > REREAD_S[1]:  # long ago
                 self._reread_backoff.reset()
             self._history.trust_replay()
             self._history.ask_all()
@@ -332,9 +332,9 @@ class RankStream:
             batch = decode(payload, with_tokens=self._blocks.wants_tokens)
             if not self._has_understood:
                 self._has_understood = True
-                self._blocks.clear()  # what was guessed while it was BLIND
+                self._blocks.clear()  # the guess made while BLIND
             self._blocks.apply(batch, payload)
-        except ValueError:  # of `apply`: tokens that nobody had to read before
+        except ValueError:  # of `apply`: tokens that were not read before
             self.counters.num_undecodable += 1
             self._lost_reason = StreamReason.BATCH_NOT_UNDERSTOOD
             return
@@ -348,7 +348,7 @@ class RankStream:
             self.on_applied(self.candidate)
 
     def _read_again(self) -> None:
-        """Begin anew under another contract: what is indexed is named wrongly."""
+        """Begin an epoch under another contract: blocks are indexed under wrong keys."""
         self._blocks.needs_history = False
         self._begin_epoch()
         self._is_partial = True
@@ -356,5 +356,5 @@ class RankStream:
 
 
 def _mark(payload: bytes) -> bytes:
-    """Tell batches apart: the head of the payload holds the engine's time stamp, 8 bytes."""
+    """Return what tells batches apart: the payload's head, with the engine's time stamp."""
     return payload[:10]

@@ -6,7 +6,7 @@ import pytest
 
 from policies.view import CandidateId
 from router.index.block_index import BlockIndex
-from router.index.cache_view import DISTRUST_BELOW, LINGER_S, MIN_AUDITS, CacheView
+from router.index.cache_view import LINGER_S, MIN_AUDITS, SUSPECT_BELOW, CacheView
 from router.kv_events.stream import RankStream
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
 
@@ -17,204 +17,204 @@ EVENT = batch(stored(prompt(1)))
 
 def caches(*candidates: CandidateId, has_replay: bool = True) -> CacheView:
     """Answer for candidates whose streams have nothing heard yet."""
-    made = CacheView(BlockIndex())
+    view = CacheView(BlockIndex())
     for candidate in candidates:
         stream = RankStream(
-            candidate, made.index, block_size=BLOCK_SIZE, capacity_blocks=4, has_replay=has_replay
+            candidate, view.index, block_size=BLOCK_SIZE, capacity_blocks=4, has_replay=has_replay
         )
-        made.add(candidate, stream)
-    return made
+        view.add(candidate, stream)
+    return view
 
 
-def heard(made: CacheView, *payloads: bytes, candidate: CandidateId = R1) -> CacheView:
+def received(view: CacheView, *payloads: bytes, candidate: CandidateId = R1) -> CacheView:
     """Let a candidate's engine say something, from its first batch on."""
-    stream = made.stream(candidate)
+    stream = view.stream(candidate)
     assert stream is not None
     stream.opened(has_replay=False)
     for sequence, payload in enumerate(payloads):
         stream.receive(sequence, payload)
-    return made
+    return view
 
 
-def num_matched(made: CacheView, candidate: CandidateId = R1) -> int:
-    return made.match(CHAIN, [candidate])[candidate].num_gpu_blocks
+def num_matched(view: CacheView, candidate: CandidateId = R1) -> int:
+    return view.match(CHAIN, [candidate])[candidate].num_gpu_blocks
 
 
 def test_a_candidate_nobody_added_is_unknown() -> None:
     """No contract, blind, nothing held; audits and claims of it do no harm."""
-    made = caches()
+    view = caches()
 
-    made.audit(R1, 1, 2)
-    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+    view.audit(R1, 1, 2)
+    view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
-    assert (made.contract(R1), made.state(R1), made.stream(R1)) == (None, "blind", None)
-    assert made.trust(R1) == 1.0
-    assert num_matched(made) == 0
+    assert (view.contract(R1), view.state(R1), view.stream(R1)) == (None, "blind", None)
+    assert view.trust(R1) == 1.0
+    assert num_matched(view) == 0
 
 
 def test_what_a_stream_says_is_matched() -> None:
     """State and contract are the stream's."""
-    made = heard(caches(R1, R2), EVENT)
+    view = received(caches(R1, R2), EVENT)
 
-    assert (num_matched(made), num_matched(made, R2)) == (3, 0)
-    assert (made.state(R1), made.state(R2)) == ("exact", "blind")
-    assert made.contract(R1) == CONTRACT
+    assert (num_matched(view), num_matched(view, R2)) == (3, 0)
+    assert (view.state(R1), view.state(R2)) == ("exact", "blind")
+    assert view.contract(R1) == CONTRACT
 
 
 def test_a_claim_counts_as_held_there_and_nowhere_else() -> None:
     """From the moment the request is sent."""
-    made = heard(caches(R1, R2))
+    view = received(caches(R1, R2))
 
-    made.claim(R1, CHAIN, 0)
+    view.claim(R1, CHAIN, 0)
 
-    assert (num_matched(made), num_matched(made, R2)) == (3, 0)
+    assert (num_matched(view), num_matched(view, R2)) == (3, 0)
 
 
 def test_a_claim_on_what_is_held_takes_nothing() -> None:
     """There is nothing to compute, nothing to give back."""
-    made = heard(caches(R1), EVENT)
+    view = received(caches(R1), EVENT)
 
-    claim = made.claim(R1, CHAIN, 3)
-    made.release(claim, computed=False, now_s=0.0)
+    claim = view.claim(R1, CHAIN, 3)
+    view.release(claim, computed=False, now_s=0.0)
 
     assert claim.speculation is None
-    assert num_matched(made) == 3
+    assert num_matched(view) == 3
 
 
 def test_a_failed_requests_claim_ends_with_it() -> None:
     """Nobody computed anything."""
-    made = heard(caches(R1), batch(stored(prompt(2))))
+    view = received(caches(R1), batch(stored(prompt(2))))
 
-    made.release(made.claim(R1, CHAIN, 0), computed=False, now_s=0.0)
+    view.release(view.claim(R1, CHAIN, 0), computed=False, now_s=0.0)
 
-    assert num_matched(made) == 0
+    assert num_matched(view) == 0
 
 
 def test_a_finished_requests_claim_waits_for_its_events() -> None:
     """A next turn that comes before them finds the blocks; then the events speak."""
-    made = heard(caches(R1), batch(stored(prompt(2))))
-    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+    view = received(caches(R1), batch(stored(prompt(2))))
+    view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
-    before = num_matched(made)
-    made.expire_claims(LINGER_S / 2)
-    meanwhile = num_matched(made)
-    stream = made.stream(R1)
+    before = num_matched(view)
+    view.expire_claims(LINGER_S / 2)
+    meanwhile = num_matched(view)
+    stream = view.stream(R1)
     assert stream is not None
     stream.receive(1, EVENT)
-    made.expire_claims(LINGER_S / 2)
+    view.expire_claims(LINGER_S / 2)
     stream.receive(2, batch(removed([int(key) for key in CHAIN])))
 
-    assert (before, meanwhile, num_matched(made)) == (3, 3, 0)
+    assert (before, meanwhile, num_matched(view)) == (3, 3, 0)
 
 
 def test_events_that_do_not_come_are_not_waited_for_long() -> None:
     """The engine may have evicted at once, or cache nothing at all."""
-    made = heard(caches(R1), batch(stored(prompt(2))))
-    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+    view = received(caches(R1), batch(stored(prompt(2))))
+    view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
-    made.expire_claims(LINGER_S)
+    view.expire_claims(LINGER_S)
 
-    assert num_matched(made) == 0
+    assert num_matched(view) == 0
 
 
 def test_events_that_came_first_end_the_claim_at_once() -> None:
     """Nothing lingers."""
-    made = heard(caches(R1), batch(stored(prompt(2))))
-    claim = made.claim(R1, CHAIN, 0)
-    stream = made.stream(R1)
+    view = received(caches(R1), batch(stored(prompt(2))))
+    claim = view.claim(R1, CHAIN, 0)
+    stream = view.stream(R1)
     assert stream is not None
     stream.receive(1, EVENT)
 
-    made.release(claim, computed=True, now_s=0.0)
+    view.release(claim, computed=True, now_s=0.0)
     stream.receive(2, batch(removed([int(key) for key in CHAIN])))
 
-    assert num_matched(made) == 0
+    assert num_matched(view) == 0
 
 
 def test_a_blind_candidate_is_guessed_within_its_capacity() -> None:
     """What it computed is remembered, what is more than it can hold is not."""
-    made = caches(R1)
+    view = caches(R1)
 
-    made.release(made.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
-    first = num_matched(made)
+    view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
+    first = num_matched(view)
     other = CONTRACT.extend(None, prompt(2))[0]
-    made.release(made.claim(R1, other, 0), computed=True, now_s=0.0)
+    view.release(view.claim(R1, other, 0), computed=True, now_s=0.0)
 
     assert first == 3
-    assert made.match(other, [R1])[R1].num_gpu_blocks == 3
-    assert num_matched(made) == 1  # of four blocks, three are the newer prompt's
+    assert view.match(other, [R1])[R1].num_gpu_blocks == 3
+    assert num_matched(view) == 1  # of four blocks, three are the newer prompt's
 
 
 def test_a_dropped_candidate_leaves_nothing() -> None:
     """Nor do claims that outlive it."""
-    made = heard(caches(R1), EVENT)
-    claim = made.claim(R1, CONTRACT.extend(None, prompt(2))[0], 0)
+    view = received(caches(R1), EVENT)
+    claim = view.claim(R1, CONTRACT.extend(None, prompt(2))[0], 0)
 
-    made.drop(R1)
-    made.release(claim, computed=True, now_s=0.0)
-    made.expire_claims(0.0)
+    view.drop(R1)
+    view.release(claim, computed=True, now_s=0.0)
+    view.expire_claims(0.0)
 
-    assert made.state(R1) == "blind"
-    assert num_matched(made) == 0
-    assert made.index.num_blocks(R1) == 0
+    assert view.state(R1) == "blind"
+    assert num_matched(view) == 0
+    assert view.index.num_blocks(R1) == 0
 
 
 @pytest.mark.parametrize("has_replay", [True, False])
 def test_wrong_predictions_end_belief_until_history_is_read_again(has_replay: bool) -> None:
     """Where it can be read; where not, everything is forgotten at once."""
-    made = heard(caches(R1), EVENT)
-    stream = made.stream(R1)
+    view = received(caches(R1), EVENT)
+    stream = view.stream(R1)
     assert stream is not None
     stream.opened(has_replay=has_replay)
 
     for _ in range(MIN_AUDITS - 1):
-        made.audit(R1, 0, 12)
-    before = (num_matched(made), stream.is_suspect)
+        view.audit(R1, 0, 12)
+    before = (num_matched(view), stream.is_suspect)
     for _ in range(MIN_AUDITS):
-        made.audit(R1, 0, 12)
+        view.audit(R1, 0, 12)
 
     assert before == (3, False)
-    assert num_matched(made) == 0
+    assert num_matched(view) == 0
     assert stream.is_suspect is has_replay
     assert stream.wanted_replay == (0 if has_replay else None)
 
 
 def test_an_eviction_overtakes_a_prediction() -> None:
     """The first block that the engine lacked went between decision and schedule."""
-    made = heard(caches(R1), EVENT)
-    claim = made.claim(R1, CHAIN, 3)
-    assert not made.was_overtaken(claim, BLOCK_SIZE)
-    made.index.remove(R1, CHAIN[1:2])
+    view = received(caches(R1), EVENT)
+    claim = view.claim(R1, CHAIN, 3)
+    assert not view.was_overtaken(claim, BLOCK_SIZE)
+    view.index.remove(R1, CHAIN[1:2])
 
-    assert made.was_overtaken(claim, BLOCK_SIZE)
-    assert not made.was_overtaken(claim, 0)
-    assert not made.was_overtaken(claim, 3 * BLOCK_SIZE)
-    made.drop(R1)
-    assert not made.was_overtaken(claim, BLOCK_SIZE)
+    assert view.was_overtaken(claim, BLOCK_SIZE)
+    assert not view.was_overtaken(claim, 0)
+    assert not view.was_overtaken(claim, 3 * BLOCK_SIZE)
+    view.drop(R1)
+    assert not view.was_overtaken(claim, BLOCK_SIZE)
 
 
 def test_few_wrong_predictions_are_life() -> None:
     """Evictions between decision and schedule cost some: trust falls, belief stays."""
-    made = heard(caches(R1), EVENT)
+    view = received(caches(R1), EVENT)
 
     for number in range(200):
-        made.audit(R1, 12, 12 if number % 4 else 0)
+        view.audit(R1, 12, 12 if number % 4 else 0)
 
-    assert DISTRUST_BELOW < made.trust(R1) < 1.0
-    assert num_matched(made) == 3
+    assert SUSPECT_BELOW < view.trust(R1) < 1.0
+    assert num_matched(view) == 3
 
 
 def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
     """They are known; trust is counted anew."""
-    made = caches(R1)
-    stream = made.stream(R1)
+    view = caches(R1)
+    stream = view.stream(R1)
     assert stream is not None
     stream.opened(has_replay=False)
     stream.receive(7, EVENT)
 
     for _ in range(3 * MIN_AUDITS):
-        made.audit(R1, 0, 12)
+        view.audit(R1, 0, 12)
 
-    assert made.state(R1) == "degraded"
+    assert view.state(R1) == "degraded"
     assert not stream.is_suspect
-    assert num_matched(made) == 3
+    assert num_matched(view) == 3
