@@ -108,8 +108,8 @@ class EngineApi:
         """Find out everything about the replica at base URL `url`.
 
         Raises:
-            UpstreamUnreachable, UpstreamTimeout: nobody there.
-            UpstreamBroken: somebody, but not an OpenAI-compatible server; the message says why.
+            UpstreamUnreachable, UpstreamTimeout: no answer.
+            UpstreamBroken: it is not an OpenAI-compatible server; the message says why.
         """
         answer = await self._get(replica, url, "/v1/models")
         if answer.status in (401, 403):
@@ -291,7 +291,7 @@ async def _read(response: httpx.Response, max_bytes: int) -> bytes:
         _OddAnswer: it is compressed, or larger than it may be.
     """
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise _OddAnswer("answered compressed, which nobody asked for")
+        raise _OddAnswer("answered compressed, which was not asked for")
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk

@@ -266,7 +266,7 @@ class History:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the batches known are of the engine that is there now, as far as can be told."""
+        """Whether the known batches are those of the engine that is there now."""
         return self._next is not None and not self._is_suspect
 
     @property
@@ -277,7 +277,7 @@ class History:
         return Position(*self._marks[-1])
 
     def has_seen(self, position: Position) -> bool:
-        """Tell whether a batch is among the last that were applied."""
+        """Return whether a batch is among the last that were applied."""
         return not self._is_fresh and (position.sequence, position.mark) in self._marks
 
     # -- what is known -----------------------------------------------------------------------

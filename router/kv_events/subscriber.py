@@ -270,8 +270,8 @@ def reachable_endpoint(endpoint: str, replica_url: str) -> str:
     """Turn the endpoint an engine reports to bind into one to connect to.
 
     `tcp://*:5557` names every interface of the engine's machine: take the replica's own host. An
-    endpoint that names a host stays what it is: for `tcp://*:0` vLLM tells the address it bound.
-    (Configured with a host it connects there instead of binding, and nobody can subscribe to it.)
+    endpoint that names a host stays what it is: for `tcp://*:0` vLLM reports the address it bound.
+    (Configured with a host it connects there instead of binding: there is nothing to subscribe to.)
 
     Raises:
         ValueError: Neither tcp nor ipc, or a tcp endpoint without a port.

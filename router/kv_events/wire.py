@@ -42,7 +42,7 @@ def _no_tokens() -> list[int]:
 class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     """Blocks that became reusable, in chain order behind `parent_block_hash`.
 
-    `token_ids` is empty where the decoder was told to skip it. `block_size` 0: not told (the
+    `token_ids` is empty where the decoder skips it. `block_size` 0: not given (the
     offloading connector's placeholders). `medium` None means GPU (old engines). `group_idx` None
     means the only group. As in vLLM the first seven are always written, the others if set.
     """

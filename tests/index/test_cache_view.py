@@ -16,7 +16,7 @@ EVENT = batch(stored(prompt(1)))
 
 
 def caches(*candidates: CandidateId, has_replay: bool = True) -> CacheView:
-    """Answer for candidates whose streams have nothing heard yet."""
+    """Create a view of candidates whose streams have received nothing yet."""
     view = CacheView(BlockIndex())
     for candidate in candidates:
         stream = RankStream(
@@ -82,7 +82,7 @@ def test_a_claim_on_what_is_held_takes_nothing() -> None:
 
 
 def test_a_failed_requests_claim_ends_with_it() -> None:
-    """Nobody computed anything."""
+    """No block was computed."""
     view = received(caches(R1), batch(stored(prompt(2))))
 
     view.release(view.claim(R1, CHAIN, 0), computed=False, now_s=0.0)

@@ -157,11 +157,11 @@ async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
             await followed.until(lambda: followed.stream.counters.num_failed_replays >= 3)
             number = iter(range(10_000))
 
-            def heard() -> bool:
+            def received() -> bool:
                 publisher.publish(batch(stored(prompt(next(number)))))
                 return followed.stream.counters.num_batches > 0
 
-            await followed.until(heard)
+            await followed.until(received)
 
 
 async def test_without_replay_the_stream_begins_where_it_joined() -> None:

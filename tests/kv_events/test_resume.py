@@ -37,9 +37,9 @@ class Engine:
     def new_stream(self, **options: Any) -> RankStream:
         return RankStream(R1, self.index, block_size=BLOCK_SIZE, capacity_blocks=9, **options)
 
-    def say(self, payload: bytes, *, heard: bool = True) -> None:
+    def say(self, payload: bytes, *, received: bool = True) -> None:
         self.history.append(payload)
-        if heard:
+        if received:
             self.stream.receive(len(self.history) - 1, payload)
 
     def replay(self, *, oldest: int = 0) -> None:
@@ -53,9 +53,9 @@ class Engine:
         """Let another stream go on, as if its router had shared what the first one knew."""
         position = self.stream.position
         assert position is not None
-        told = structs.replace(self.stream.status(), **status)
+        known = structs.replace(self.stream.status(), **status)
         self.stream = self.new_stream()
-        return self.stream.resume(position, told, now_s=100.0)
+        return self.stream.resume(position, known, now_s=100.0)
 
     def matched(self, *numbers: int, contract: HashContract = CONTRACT) -> list[int]:
         chains = [contract.extend(None, prompt(number))[0] for number in numbers]
@@ -92,7 +92,7 @@ def test_the_overlap_proves_the_engine_and_nothing_is_applied_twice() -> None:
     """Only what came behind the position; copies are counted as if nothing had happened."""
     engine = Engine(*said(1, 2))
     engine.resume()
-    engine.say(said(3)[0], heard=False)
+    engine.say(said(3)[0], received=False)
     engine.say(batch(removed(hashes(prompt(1)))))
     engine.stream.connected()
     engine.replay()
@@ -142,7 +142,7 @@ def test_without_replay_a_sequence_that_goes_on_is_proof_enough() -> None:
     engine.resume()
     engine.stream.opened(has_replay=False)
     engine.stream.connected()
-    engine.say(said(3)[0], heard=False)
+    engine.say(said(3)[0], received=False)
     engine.say(said(4)[0])
     assert engine.matched(1, 2, 3, 4) == [0, 0, 0, 3]
 
@@ -283,7 +283,7 @@ def test_removals_of_groups_nobody_here_has_heard_of_count() -> None:
 
 
 def test_counters_claims_and_trust_survive_a_hand_over() -> None:
-    """The candidate is the same, only somebody else says what it holds."""
+    """The candidate is the same, only the source of knowledge is another."""
     engine = Engine(*said(1))
     caches = CacheView(engine.index)
     caches.hand_over(R1, engine.stream)
@@ -353,7 +353,7 @@ def connectors(tokens: list[int], contract: HashContract = CONTRACT) -> list[Blo
 
 
 def test_what_a_connector_stores_goes_to_the_pool_and_not_to_the_replica() -> None:
-    """A removal there is one replica's view of the pool: nobody believes it."""
+    """A removal there is one replica's view of the pool: it does not count."""
     engine = Pooled(batch(stored(prompt(1)), *connectors(prompt(1))))
     engine.say(batch(removed(hashes(prompt(1)), medium="cpu")))
 

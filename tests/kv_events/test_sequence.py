@@ -1,4 +1,4 @@
-"""History as a conversation: what is applied, what is asked for, and who is somebody else."""
+"""History as a conversation: what is applied, what is asked for, and what shows another engine."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_late_duplicate_is_not_a_restart() -> None:
 
 
 def test_a_sequence_too_old_to_remember_is_checked() -> None:
-    """Whether it is late or another engine's only the engine can tell."""
+    """Whether it is late or another engine's only a replay can show."""
     subject = joined(*range(3000))
 
     assert live(subject, 5) == [IGNORE]
@@ -160,7 +160,7 @@ def test_a_sequence_too_old_to_remember_is_checked() -> None:
 
 
 def test_without_replay_a_gap_begins_anew() -> None:
-    """Nobody to ask: what was missed is lost."""
+    """No replay: what was missed is lost."""
     subject = history(has_replay=False)
 
     assert subject.is_caught_up
@@ -228,7 +228,7 @@ def test_a_dead_replay_endpoint_is_given_up_until_the_next_connection() -> None:
 
 
 def test_asking_for_all_during_a_replay_makes_its_rest_useless() -> None:
-    """What still comes was asked for by somebody who knew less."""
+    """What still comes was asked for by an earlier run."""
     subject = joined(0, 1)
     subject.ask()
     subject.begin_replay()
@@ -286,7 +286,7 @@ def test_a_doubt_is_resolved_by_the_overlap() -> None:
 
 
 def test_a_doubt_that_cannot_be_resolved_begins_anew() -> None:
-    """With a dead replay endpoint nobody can say that it is the same engine."""
+    """With a dead replay endpoint nothing shows that it is the same engine."""
     subject = joined(0, 1)
     subject.mark_suspect()
     for _ in range(MAX_FAILED_REPLAYS):

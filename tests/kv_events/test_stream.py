@@ -33,7 +33,7 @@ class Talk:
         self.history: list[bytes] = []
 
     def say(self, *payloads: bytes) -> None:
-        """Publish batches that are heard."""
+        """Publish batches that are received."""
         for payload in payloads:
             self.history.append(payload)
             self.stream.receive(len(self.history) - 1, payload)
@@ -220,7 +220,7 @@ def test_groups_without_a_kind_are_indexed() -> None:
 
 
 def test_blocks_of_another_size_are_left_out() -> None:
-    """Partial entries and other groups' sizes are not links of our chain; 0 is not told."""
+    """Partial entries and other groups' sizes are not links of our chain; 0: not given."""
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))))
     half = HashContract(algorithm="sha256", block_size=2)
@@ -273,7 +273,7 @@ def test_a_prompt_that_starts_with_an_image_tells_nothing() -> None:
 
 
 def test_bare_extra_keys_are_noticed_when_the_first_come() -> None:
-    """A plain prompt leaves open whether the engine tags extra keys; the first salted one tells."""
+    """A plain prompt leaves open whether extra keys are tagged; the first salted one shows it."""
     salted = ExtraKeys(cache_salt="t1")
     bare = HashContract(algorithm="sha256", block_size=BLOCK_SIZE, tagged=False)
     talk = Talk().join()
@@ -288,7 +288,7 @@ def test_bare_extra_keys_are_noticed_when_the_first_come() -> None:
 
 
 def test_an_adapter_with_unknown_path_does_not_shake_the_contract() -> None:
-    """It cannot be verified; after some tries nobody asks any more."""
+    """It cannot be verified; after some tries it is not checked any more."""
     adapted = ExtraKeys(lora=("sql", "/unknown"))
     talk = Talk().join()
     talk.say(batch(stored(prompt(0))))
@@ -322,7 +322,7 @@ def test_an_engine_swapped_unseen_is_noticed_in_time() -> None:
 
 
 def translating(**options: Any) -> Talk:
-    """A talk with an engine whose seed nobody knows."""
+    """A talk with an engine whose seed is unknown."""
     talk = Talk(**options).join()
     for number in range(MAX_MISSES):
         talk.say(batch(stored(prompt(number), contract=RANDOM)))
@@ -410,7 +410,7 @@ def test_a_batch_that_cannot_be_read_degrades() -> None:
 
 
 def test_tokens_that_are_none_degrade() -> None:
-    """They are skipped until somebody has to read them: to verify the contract."""
+    """They are skipped until they must be read: to verify the contract."""
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))))
     for number in range(2 * VERIFY_EVERY):
@@ -471,7 +471,7 @@ def test_what_was_guessed_goes_when_the_engine_speaks() -> None:
 
 
 def test_a_distrusted_stream_reads_history_again() -> None:
-    """The audit found predictions wrong: until the replay is through nothing is believed."""
+    """The audit found predictions wrong: until the replay is through no match counts."""
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))))
     talk.index.store(R1, CONTRACT.extend(None, prompt(2))[0])
@@ -485,7 +485,7 @@ def test_a_distrusted_stream_reads_history_again() -> None:
 
 
 def test_a_distrusted_stream_without_replay_forgets() -> None:
-    """Nobody to ask: begin with nothing."""
+    """No replay: begin with nothing."""
     talk = Talk(has_replay=False)
     talk.say(batch(stored(prompt(1))))
     talk.stream.mark_suspect("wrong")
@@ -496,7 +496,7 @@ def test_a_distrusted_stream_without_replay_forgets() -> None:
 
 
 def test_a_publisher_gone_for_long_leaves_the_candidate_blind() -> None:
-    """For a while its blocks are believed; then nothing is."""
+    """For a while its blocks count; then none does."""
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))))
     talk.stream.disconnected(100.0)
