@@ -1,6 +1,6 @@
-"""HTTP to the replicas: one request, its phases' deadlines, and what can go wrong, named.
+"""HTTP to the replicas: one request, a deadline per phase, failures as our own errors.
 
-An answer is handed out with its first body bytes already read: up to there a failure costs the
+An answer is returned with its first body bytes already read: up to there a failure costs the
 client nothing and the data path moves on. aiohttp's errors end here.
 """
 
@@ -36,8 +36,8 @@ _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 _STALE_S: Final = 1.0
-"""A kept connection that the replica closed is noticed within a round trip; what breaks off later
-was being worked on."""
+"""A closed connection from the pool is noticed within a round trip; a request that fails later had
+reached the replica."""
 _SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 # Source: RFC 9110 section 7.6.1, and what RFC 2616 named; lower case.
@@ -76,7 +76,7 @@ def end_to_end(
 
 
 class Answer:
-    """A replica's answer, first bytes in hand. Close it in a `finally`."""
+    """A replica's answer, its first bytes read. Close it in a `finally`."""
 
     __slots__ = (
         "_idle_s",
@@ -116,7 +116,7 @@ class Answer:
 
     @property
     def outcome_status(self) -> int:
-        """The status that says how it went: a stream's own error, else HTTP's."""
+        """The status of the outcome: a stream's own error, else HTTP's."""
         return self.error_status or self.status
 
     @property
@@ -182,7 +182,7 @@ class Answer:
             self._waits_since_s = None
 
     def _check_idle(self) -> None:
-        """Fail a read that has waited for too long, else look again when it would have.
+        """Fail a read that has waited for too long, else check again when it would have.
 
         One timer for the whole answer: a deadline around each event's read was a fifth of what
         passing the event on costs.
@@ -209,7 +209,7 @@ class Answer:
 
 
 class _Use:
-    """What became of one request's connection."""
+    """The connection that one request used."""
 
     __slots__ = ("is_kept",)
 
@@ -218,7 +218,7 @@ class _Use:
 
 
 class _Watch:
-    """Asks from time to time whether to wait on, and ends the deadline where not."""
+    """Asks now and then whether to wait longer, and ends the deadline if not."""
 
     __slots__ = ("_deadline", "_loop", "_patience", "_timer", "is_over")
 

@@ -161,7 +161,7 @@ class Router:
 
     def ended_elsewhere(self, lease: Lease, claim: Claim, now_s: float) -> None:
         """Release another router's lease and claim."""
-        self._fleet.end_elsewhere(lease, now_s)
+        self._fleet.end(lease, now_s, None)
         self._caches.release(claim, computed=True, now_s=now_s)
 
     # -- inside ----------------------------------------------------------------------------------

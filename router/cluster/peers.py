@@ -455,7 +455,7 @@ class Peers:
         if work is None:
             return
         if work.lease is not None:
-            self._fleet.end_elsewhere(work.lease, now_s)
+            self._fleet.end(work.lease, now_s, None)
         if work.claim is not None:
             self._caches.release(work.claim, computed=computed, now_s=now_s)
 

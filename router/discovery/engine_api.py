@@ -73,7 +73,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
         }
 
 
-class ReplicaLoad(Struct, frozen=True, kw_only=True):
+class RankLoads(Struct, frozen=True, kw_only=True):
     """The load of each rank, as the replica reports it."""
 
     started_s: float | None
@@ -171,13 +171,13 @@ class EngineApi:
         if answer.status != 200:
             raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
-    async def load(self, replica: str, url: str) -> ReplicaLoad | None:
+    async def load(self, replica: str, url: str) -> RankLoads | None:
         """Read the load of the replica's ranks; None: it has no metrics."""
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
         page = pages.Metrics(metrics)
-        return ReplicaLoad(
+        return RankLoads(
             started_s=page.started_s(),
             num_running=page.by_rank("vllm:num_requests_running"),
             num_waiting=page.by_rank("vllm:num_requests_waiting"),

@@ -58,8 +58,7 @@ class CacheView:
 
     def add(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Add a candidate, by its stream."""
-        self._streams[candidate] = stream
-        stream.on_applied = self._applied
+        self.hand_over(candidate, stream)
         self._trust[candidate] = _Trust()
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:

@@ -207,8 +207,10 @@ class Fleet:
         if state is not None:
             state.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
 
-    def end(self, lease: Lease, now_s: float, outcome: Outcome, *, jitter: float = 0.5) -> bool:
-        """Give a lease back and learn from the outcome.
+    def end(
+        self, lease: Lease, now_s: float, outcome: Outcome | None, *, jitter: float = 0.5
+    ) -> bool:
+        """Give a lease back and learn from the outcome; None: it was another router's.
 
         `jitter` is uniform in [0, 1), drawn by the caller: it spreads retries of a failed
         replica. Idempotent: False, and no effect, if the lease was given back before or its
@@ -257,11 +259,6 @@ class Fleet:
         state = self._states.get(lease.candidate)
         if state is not None:
             state.first_token(lease, now_s, ttft_ms)
-
-    def end_elsewhere(self, lease: Lease, now_s: float) -> bool:
-        """Give another router's lease back; idempotent, as `end`."""
-        state = self._states.get(lease.candidate)
-        return state is not None and state.end(lease, now_s, None, 0.0)
 
     # Probes and readings
 

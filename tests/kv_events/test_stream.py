@@ -470,7 +470,7 @@ def test_what_was_guessed_goes_when_the_engine_speaks() -> None:
     assert talk.matched([1, 7]) == [3, 0]
 
 
-def test_a_distrusted_stream_reads_history_again() -> None:
+def test_a_suspect_stream_reads_history_again() -> None:
     """The audit found predictions wrong: until the replay is through no match counts."""
     talk = Talk().join()
     talk.say(batch(stored(prompt(1))))
@@ -484,7 +484,7 @@ def test_a_distrusted_stream_reads_history_again() -> None:
     assert talk.stream.state == "exact"
 
 
-def test_a_distrusted_stream_without_replay_forgets() -> None:
+def test_a_suspect_stream_without_replay_forgets() -> None:
     """No replay: begin with nothing."""
     talk = Talk(has_replay=False)
     talk.say(batch(stored(prompt(1))))

@@ -331,11 +331,11 @@ def test_other_routers_requests_count_as_ours() -> None:
     fleet.first_token_elsewhere(lease, 0.5, 450.0)
     fleet.first_token_elsewhere(lease, 0.5, 450.0)
     assert fleet.status(0.5)[0].num_observations == 1
-    assert fleet.end_elsewhere(lease, 1.0)
-    assert not fleet.end_elsewhere(lease, 1.0)
+    assert fleet.end(lease, 1.0, None)
+    assert not fleet.end(lease, 1.0, None)
     fleet.remove("a")
     fleet.first_token_elsewhere(lease, 2.0, 1.0)
-    assert not fleet.end_elsewhere(lease, 2.0)
+    assert not fleet.end(lease, 2.0, None)
     with pytest.raises(KeyError):
         fleet.admit(A, elsewhere(1), 2.0)
 
@@ -348,4 +348,4 @@ def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
 
     assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)
     fleet.first_token_elsewhere(lease, 2.0, None)
-    assert fleet.end_elsewhere(lease, 2.0)
+    assert fleet.end(lease, 2.0, None)

@@ -32,14 +32,14 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
         tiers = st.sampled_from(TIERS)
         numbers = st.integers(0, len(CHAINS) - 1)
         lengths = st.integers(1, NUM_BLOCKS)
-        heard = st.integers(0, 3)  # one batch of four is lost
+        received = st.integers(0, 3)  # one batch of four is lost
 
         def __init__(self) -> None:
             super().__init__()
             self.engines = {candidate: PlayedEngine(candidate) for candidate in CANDIDATES}
             self.backend = make_backend(self.engines)
             self.claims: list[tuple[CandidateId, list[BlockKey], Callable[[], None]]] = []
-            # From which batch on each engine may have been heard without a gap.
+            # From which batch on each engine may have been received without a gap.
             self.starts: dict[CandidateId, set[int]] = {c: {0} for c in CANDIDATES}
 
         def teardown(self) -> None:
@@ -51,7 +51,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             number=numbers,
             length=lengths,
             again=st.booleans(),
-            heard=heard,
+            received=received,
         )
         def compute(
             self,
@@ -60,32 +60,32 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             number: int,
             length: int,
             again: bool,
-            heard: int,
+            received: int,
         ) -> None:
             payload = self.engines[candidate].compute(number, length, again=again, tier=tier)
-            self._publish(candidate, payload, heard)
+            self._publish(candidate, payload, received)
 
         @rule(
             candidate=candidates,
             tier=tiers,
             blocks=st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6),
-            heard=heard,
+            received=received,
         )
         def evict_any(
-            self, candidate: CandidateId, tier: Tier, blocks: list[BlockKey], heard: int
+            self, candidate: CandidateId, tier: Tier, blocks: list[BlockKey], received: int
         ) -> None:
-            self._publish(candidate, self.engines[candidate].evict(blocks, tier), heard)
+            self._publish(candidate, self.engines[candidate].evict(blocks, tier), received)
 
-        @rule(candidate=candidates, tier=tiers, number=numbers, length=lengths, heard=heard)
+        @rule(candidate=candidates, tier=tiers, number=numbers, length=lengths, received=received)
         def evict_tail(
-            self, candidate: CandidateId, tier: Tier, number: int, length: int, heard: int
+            self, candidate: CandidateId, tier: Tier, number: int, length: int, received: int
         ) -> None:
             tail = reversed(CHAINS[number][-length:])
-            self._publish(candidate, self.engines[candidate].evict(tail, tier), heard)
+            self._publish(candidate, self.engines[candidate].evict(tail, tier), received)
 
-        @rule(candidate=candidates, heard=heard)
-        def clear(self, candidate: CandidateId, heard: int) -> None:
-            self._publish(candidate, self.engines[candidate].clear(), heard)
+        @rule(candidate=candidates, received=received)
+        def clear(self, candidate: CandidateId, received: int) -> None:
+            self._publish(candidate, self.engines[candidate].clear(), received)
 
         @rule(candidate=candidates)
         def restart(self, candidate: CandidateId) -> None:
@@ -94,7 +94,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
 
         @rule(candidate=candidates, number=numbers, length=lengths, further=st.integers(0, 2))
         def replace(self, candidate: CandidateId, number: int, length: int, further: int) -> None:
-            """Be another process that has counted as far as the last one, or past it, unheard."""
+            """Be another process that has counted as far as the last one, or past it, unseen."""
             last = self.engines[candidate].last_sequence
             self.restart(candidate)
             engine = self.engines[candidate]
@@ -139,8 +139,8 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
 
         # -- inside --------------------------------------------------------------------------
 
-        def _publish(self, candidate: CandidateId, payload: bytes, heard: int) -> None:
-            if not heard:
+        def _publish(self, candidate: CandidateId, payload: bytes, received: int) -> None:
+            if not received:
                 return
             if self.engines[candidate].is_new:
                 self.engines[candidate].is_new = False
@@ -148,7 +148,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             self.backend.hear(candidate, self.engines[candidate].last_sequence, payload)
 
         def _note_starts(self) -> None:
-            """Whoever began anew has heard what can still be said; or another router knew more."""
+            """A router that began again has read all that is left; or another router knew more."""
             for candidate in self.backend.begun_anew:
                 self.starts[candidate].add(self.engines[candidate].first_sequence)
             self.backend.begun_anew.clear()
@@ -163,7 +163,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             keys: Mapping[BlockKey, BlockMatch],
             chains: Sequence[BlockMatch],
         ) -> str:
-            """Say what is not as it must be for one who heard the engine from `start` on."""
+            """Return what is wrong for a router that received the batches from `start` on."""
             known = self.engines[candidate].known(start)
             gpu, cpu, claimed = known["gpu"], known["cpu"], self._claimed(candidate)
             for key, match in keys.items():
@@ -187,7 +187,7 @@ def _ends_where_a_prefix_ends(
     cpu: set[BlockKey],
     claimed: set[BlockKey],
 ) -> bool:
-    """Tell whether a match is right; behind a hole it may be long, but never end in one."""
+    """Return whether a match is right; behind a hole it may be long, but never end in one."""
     for num_blocks, held in (
         (match.num_gpu_stored_blocks, gpu),
         (match.num_gpu_blocks, gpu | claimed),

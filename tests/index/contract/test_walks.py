@@ -31,7 +31,11 @@ def walk(suite: type[RuleBasedStateMachine], seed: int, num_steps: int = NUM_STE
         (24, True, lambda: subject.compute(**_where(rng), **_what(rng), again=rng.random() < 0.6)),
         (24, True, lambda: subject.evict_any(**_held(subject, rng))),
         (4, False, lambda: subject.evict_tail(**_where(rng), **_what(rng))),
-        (1, False, lambda: subject.clear(candidate=rng.choice(CANDIDATES), heard=rng.randrange(8))),
+        (
+            1,
+            False,
+            lambda: subject.clear(candidate=rng.choice(CANDIDATES), received=rng.randrange(8)),
+        ),
         (1, False, lambda: subject.restart(candidate=rng.choice(CANDIDATES))),
         (2, False, lambda: subject.replace(**_other(rng))),
         (1, False, lambda: subject.trim(**_few(rng))),
@@ -55,7 +59,7 @@ def _where(rng: random.Random) -> dict[str, Any]:
     return {
         "candidate": rng.choice(CANDIDATES),
         "tier": rng.choice([*TIERS, "gpu"]),
-        "heard": rng.randrange(8),
+        "received": rng.randrange(8),
     }
 
 
