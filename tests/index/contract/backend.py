@@ -42,11 +42,11 @@ class Backend(Protocol):
     begun_anew: set[CandidateId]
     """Whose history was read from the start, as far as it goes; the suite takes them out."""
 
-    def hear(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
+    def receive(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
         """Take a batch as it is published."""
 
     def reconnect(self, candidate: CandidateId) -> None:
-        """Notice that the connection was lost and is there again: another process may be heard."""
+        """Notice that the connection was lost and is there again: another process may be there."""
 
     def disturb(self, what: int, how: int) -> None:
         """Let something go wrong, or merely happen: both numbers are random, from 0 and from 1."""
@@ -118,7 +118,7 @@ class LocalIndex:
             self.router.follow_engine(candidate)
         self.settle()
 
-    def hear(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
+    def receive(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
         self.router.direct[candidate].receive(sequence, payload)
 
     def reconnect(self, candidate: CandidateId) -> None:
@@ -181,7 +181,7 @@ class SharedStore:
 
     @staticmethod
     def _write(held: Copies, change: TierChange) -> None:
-        """Write as Redis does: a bit for each block, and copies kept beside it where told."""
+        """Write as Redis does: a bit for each block, and copies beside it where given."""
         for key in unpack_keys(change.stored):
             held.setdefault(key, 1)
         held.update(change.copies)
@@ -236,22 +236,22 @@ class Leader:
         return True
 
     def rewrite(self, candidate: CandidateId) -> None:
-        """Begin to tell everything that is held."""
+        """Begin to publish everything that is held."""
         self._rewrites[candidate] = self._router.index.contents(candidate, 3)
 
     def is_rewriting(self, candidate: CandidateId) -> bool:
-        """Tell whether the position is still unknown to the store."""
+        """Return whether the position is still unknown to the store."""
         return candidate in self._rewrites
 
     def _next_slice(self, candidate: CandidateId) -> Changes | None:
         rewrite = self._rewrites.get(candidate)
         if rewrite is None:
             return None
-        told = next(rewrite, None)
-        if told is None:
+        change = next(rewrite, None)
+        if change is None:
             del self._rewrites[candidate]
             return None
-        return Changes((told,))
+        return Changes((change,))
 
 
 class FollowedIndex:
@@ -277,7 +277,7 @@ class FollowedIndex:
         self.num_read = len(self.store.log)
         self.begun: dict[CandidateId, tuple[StreamHead, StagedBlocks, int]] = {}
 
-    def hear(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
+    def receive(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
         self.leader.direct[candidate].receive(sequence, payload)
 
     def reconnect(self, candidate: CandidateId) -> None:
@@ -416,7 +416,7 @@ class ResumedIndex(FollowedIndex):
         return followed
 
     def _last_words(self, how: int) -> None:
-        """Let it tell a part of what it knows, and the follower hear some of it, or all again."""
+        """Let it publish a part of its changes, and the follower read some, or all again."""
         for candidate in self.engines:
             self.publisher.publish(candidate, how)
         if how >= 3:

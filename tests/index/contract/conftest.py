@@ -24,9 +24,9 @@ class Subject(NamedTuple):
     num_walks: int
 
 
-CALM = ("write", "read", "hold", "load", "load on", "tell", "replay", "connect", "trim log")
+CALM = ("write", "read", "hold", "load", "load on", "publish", "replay", "connect", "trim log")
 IN_REDIS: dict[str, dict[str, Any]] = {
-    "rebuilt from Redis": {"happenings": (*CALM, "doubt", "lose answer", "lose redis")},
+    "rebuilt from Redis": {"happenings": (*CALM, "suspect", "lose answer", "lose redis")},
     "looked up in Redis": {"keeps_blocks": False},
     "after a restart": {"happenings": (*CALM, "kill", "lose lease", "sweep")},
     "after a flush": {"happenings": (*CALM, "flush", "lose redis", "kill")},

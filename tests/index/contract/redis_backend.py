@@ -53,7 +53,7 @@ from tests.index.contract.engine import PlayedEngine
 from tests.redis_servers import RedisServer
 
 CAPACITY: Final = 1000
-_TURNS: Final = 24  # of the event loop: enough for what needs nobody else's answer
+_TURNS: Final = 24  # of the event loop: enough for what needs no answer from outside
 _DEADLINE_S: Final = 30.0
 
 
@@ -66,7 +66,7 @@ class Gate:
         self._reached: list[asyncio.Future[None]] = []
 
     def someone_waits(self) -> asyncio.Future[None]:
-        """Be done as soon as somebody waits here."""
+        """Be done as soon as a task waits here."""
         future = asyncio.get_running_loop().create_future()
         if self._waiting:
             future.set_result(None)
@@ -110,7 +110,7 @@ class PlayedEvents:
         self._something.set()
         self.is_closed = False
 
-    def hear(self, sequence: int, payload: bytes) -> None:
+    def deliver(self, sequence: int, payload: bytes) -> None:
         self._messages.append((sequence, payload))
         self._something.set()
 
@@ -176,7 +176,7 @@ class PlayedSource(CandidateSource):
 
 
 class SteppedStore(RedisStore):
-    """The store, which loses an answer where it is told to, and gives snapshots in pieces."""
+    """The store, which loses an answer on demand, and gives snapshots in pieces."""
 
     loses_answer = False
 
@@ -355,7 +355,7 @@ class Node:
             raise StoreUnavailable(EMPTIED)
         await self.sharing.keeper._hold()
 
-    async def doubt(self) -> None:
+    async def suspect(self) -> None:
         for each in self.sharing.memberships:
             stream = self.caches.stream(each.candidate)
             if isinstance(stream, SharedStream) and stream.suspicion is not None:
@@ -384,10 +384,10 @@ class Node:
 
     # -- what can be seen ----------------------------------------------------------------------
 
-    def hear(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
+    def receive(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
         events = self.sources[candidate].opened
         if events is not None and not events.is_closed:
-            events.hear(sequence, payload)
+            events.deliver(sequence, payload)
 
     def reconnect(self, candidate: CandidateId) -> None:
         events = self.sources[candidate].opened
@@ -426,7 +426,7 @@ class Node:
                 if not stream.has_history or stream.wanted_replay is not None:
                     return f"{each.stream_id} reads history from {stream.wanted_replay}"
                 if last != engines[each.candidate].last_sequence:
-                    return f"{each.stream_id} has not heard all"
+                    return f"{each.stream_id} has not received all"
         return ""
 
 
@@ -473,13 +473,13 @@ class SharedInRedis:
             "hold": lambda name, _, __: self._step(name, "hold"),
             "load": lambda name, _, __: self._step(name, "load"),
             "load on": lambda name, _, how: self._load_on(name, how),
-            "tell": lambda name, _, __: self._step(name, "doubt"),
+            "publish": lambda name, _, __: self._step(name, "suspect"),
             "replay": lambda name, _, __: self._replay(name),
             "connect": lambda name, _, __: self._connect(name),
             "lose answer": lambda name, _, __: self._lose_answer(name),
             "lose lease": lambda _, candidate, __: self._lose_lease(candidate),
             "lose redis": lambda name, _, __: self.nodes[name].disconnect(),
-            "doubt": self._doubt,
+            "suspect": self._suspect,
             "trim log": lambda _, __, how: self._trim_log(how),
             "kill": lambda name, _, how: self._kill(name, has_expired=how > 3),
             "sweep": lambda name, _, how: self._sweep(name, how),
@@ -490,9 +490,9 @@ class SharedInRedis:
 
     # -- the seam ----------------------------------------------------------------------------
 
-    def hear(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
+    def receive(self, candidate: CandidateId, sequence: int, payload: bytes) -> None:
         for node in self.nodes.values():
-            node.hear(candidate, sequence, payload)
+            node.receive(candidate, sequence, payload)
         self._run(turns())
 
     def reconnect(self, candidate: CandidateId) -> None:
@@ -558,7 +558,7 @@ class SharedInRedis:
     async def _lose_lease(self, candidate: CandidateId) -> None:
         self._server.client.delete(f"{self._base}lease:{candidate}#0")
 
-    async def _doubt(self, name: str, candidate: CandidateId, how: int) -> None:
+    async def _suspect(self, name: str, candidate: CandidateId, how: int) -> None:
         stream = self.nodes[name].caches.stream(candidate)
         if stream is not None and how <= 2:  # it ends what went wrong before
             stream.mark_suspect("at random")
@@ -638,7 +638,7 @@ class SharedInRedis:
         for name, node in self.nodes.items():
             node.tick()
             await node.connect()
-            for step in ("hold", "doubt", "read", "write"):
+            for step in ("hold", "suspect", "read", "write"):
                 await self._step(name, step)
             await self._step(name, "load")
             while node.is_loading:

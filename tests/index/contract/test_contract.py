@@ -145,7 +145,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             if self.engines[candidate].is_new:
                 self.engines[candidate].is_new = False
                 self.backend.reconnect(candidate)
-            self.backend.hear(candidate, self.engines[candidate].last_sequence, payload)
+            self.backend.receive(candidate, self.engines[candidate].last_sequence, payload)
 
         def _note_starts(self) -> None:
             """A router that began again has read all that is left; or another router knew more."""

@@ -1,7 +1,7 @@
 """The shared pool as several routers know it, against the plain set of what it holds.
 
-Engines store, the master evicts in silence and restarts, routers list, verify and tell one another
-through a log, each at its own pace. Once everything is told and heard, all know the log's last word
+Engines store, the master evicts in silence and restarts, routers list, verify and publish changes
+in a log, each at its own pace. Once all is published and read, all routers know the log's last word
 about each block; and after a listing in which nothing else happens, what the pool holds.
 """
 
@@ -86,7 +86,7 @@ class Router:
         self.pool = PoolCatalog()
         self.pool.add_model(MODEL, (MODEL,))
         self.pool.found()
-        api = MasterApi("http://127.0.0.1:1", timeout_s=1.0)  # nobody asks it
+        api = MasterApi("http://127.0.0.1:1", timeout_s=1.0)  # it is not asked
         self.follower = PoolFollower(self.pool, api, MooncakeConfig(), Metrics())
         self.share = PoolShare(self.pool, self.follower)
         self.num_heard = 0
@@ -97,15 +97,15 @@ class Router:
         return set(self.pool.directory(MODEL).keys())
 
     def join(self, log: Log) -> None:
-        """Begin to share: as `Sharing` does, the log is heard from before the snapshot on."""
+        """Begin to share: as `Sharing` does, the log is read from before the snapshot on."""
         self.num_heard = len(log.deltas)
         self.share.came_up()
         asyncio.run(self.share.join(log))  # type: ignore[arg-type]
 
-    def tell(self, log: Log) -> None:
+    def publish(self, log: Log) -> None:
         log.write(self.share.take())
 
-    def hear(self, log: Log, num_deltas: int) -> None:
+    def receive(self, log: Log, num_deltas: int) -> None:
         for delta in log.deltas[self.num_heard : self.num_heard + num_deltas]:
             self.share.apply(delta)
             self.num_heard += 1
@@ -130,14 +130,14 @@ class PoolsOfRouters(RuleBasedStateMachine):
 
     @rule(numbers=blocks, who=st.sets(routers))
     def store(self, numbers: list[int], who: set[int]) -> None:
-        """An engine stores; who follows it hears of it, or nobody does."""
+        """An engine stores; its follower receives the batch, or no router does."""
         self.objects |= {(number, rank) for number in numbers for rank in range(NUM_RANKS)}
         for i in who:
             self.routers_now[i].pool.stored(MODEL, [BLOCKS[number] for number in numbers])
 
     @rule(numbers=blocks, rank=st.none() | st.integers(0, NUM_RANKS - 1))
     def evict(self, numbers: list[int], rank: int | None) -> None:
-        """The master evicts objects, and tells nobody.
+        """The master evicts objects, in silence.
 
         Not so many of one rank's that it looks like a rank of former times (`infer_ranks`).
         """
@@ -166,7 +166,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
             MODEL, [k for k in asked if k in whole], [k for k in asked if k not in whole]
         )
 
-    # -- listings: of the moment they begin, heard line by line ----------------------------------
+    # -- listings: of the moment they begin, read line by line -----------------------------------
 
     @rule(i=routers)
     def begin_listing(self, i: int) -> None:
@@ -196,16 +196,16 @@ class PoolsOfRouters(RuleBasedStateMachine):
     # -- among routers -----------------------------------------------------------------------
 
     @rule(i=routers)
-    def tell(self, i: int) -> None:
-        self.routers_now[i].tell(self.log)
+    def publish(self, i: int) -> None:
+        self.routers_now[i].publish(self.log)
 
     @rule(i=routers, num_deltas=st.integers(1, 3))
-    def hear(self, i: int, num_deltas: int) -> None:
-        self.routers_now[i].hear(self.log, num_deltas)
+    def receive(self, i: int, num_deltas: int) -> None:
+        self.routers_now[i].receive(self.log, num_deltas)
 
     @rule(i=routers)
     def replace(self, i: int) -> None:
-        """A router dies with all it has not told, and another comes that knows nothing."""
+        """A router dies with all it has not published, and another comes that knows nothing."""
         self.routers_now[i] = Router()
         self.routers_now[i].join(self.log)
 
@@ -264,14 +264,14 @@ class PoolsOfRouters(RuleBasedStateMachine):
 
     def _reconcile(self) -> None:
         for router in self.routers_now:
-            router.tell(self.log)
+            router.publish(self.log)
         for router in self.routers_now:
-            router.hear(self.log, len(self.log.deltas))
+            router.receive(self.log, len(self.log.deltas))
 
 
 @pytest.mark.hypothesis
 def test_routers_agree_on_the_pool_and_a_listing_on_the_truth() -> None:
-    """In whatever order things are told, heard, listed and lost."""
+    """In any order of publishing, reading, listing and losing."""
     run_state_machine_as_test(
         PoolsOfRouters,
         settings=settings(
