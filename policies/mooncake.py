@@ -30,7 +30,7 @@ class Mooncake(Policy, frozen=True, kw_only=True):
     decode instance and rejection by SLO have no counterpart here; decodes running at a candidate
     count as queue. Equal estimates are drawn. No value of the threshold is published ("adjusted
     manually"); it changes nothing but the estimate: an engine with a connector reads the pool
-    whatever was estimated."""
+    regardless of the estimates."""
 
     name: ClassVar[str] = "mooncake"
 

@@ -1,4 +1,4 @@
-"""How much of one candidate's blocks is known, whatever it is known from.
+"""How much is known of one candidate's blocks, from its engine or from another router.
 
 RankStream follows the engine itself; SharedStream follows another router that does.
 """
@@ -44,11 +44,11 @@ class CandidateStream(Protocol):
 
     @property
     def candidate(self) -> CandidateId:
-        """Whose stream it is."""
+        """The candidate whose stream it is."""
 
     @property
     def contract(self) -> HashContract:
-        """How to hash a prompt so that it meets this candidate's blocks; a guess at first."""
+        """How this candidate's blocks are named; a guess at first."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -60,7 +60,7 @@ class CandidateStream(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Counts up whenever everything known is forgotten, or read anew as a whole."""
+        """Counts up whenever all blocks are forgotten, or replaced by a snapshot."""
 
     @property
     def position(self) -> Position | None:
@@ -69,7 +69,7 @@ class CandidateStream(Protocol):
 
     @property
     def has_history(self) -> bool:
-        """Whether what can be known of the time before now is known."""
+        """Whether all of the past that can be read was read."""
 
     @property
     def is_suspect(self) -> bool:

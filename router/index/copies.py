@@ -44,7 +44,7 @@ def remove(copies: Copies, keys: Iterable[BlockKey], lowered: set[BlockKey] | No
 
 
 def drop_oldest(copies: Copies, num_blocks: int) -> list[BlockKey]:
-    """Drop the blocks that came first, whatever their copies; return them."""
+    """Drop the oldest blocks, all copies of them; return them."""
     dropped = list(islice(copies, num_blocks))
     for key in dropped:
         del copies[key]

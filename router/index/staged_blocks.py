@@ -1,4 +1,4 @@
-"""A candidate's blocks while they are loaded from somewhere, to be swapped in when complete.
+"""A candidate's blocks while they are loaded, to be swapped in when complete.
 
 A million blocks take most of a second to load: slice by slice, beside what is matched against, so
 that no request sees half of them. Then `BlockIndex.replace` puts them in at once.

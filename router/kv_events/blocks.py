@@ -87,7 +87,7 @@ class RankBlocks:
         self._groups: dict[int, bool] = {}  # whether a KV group is full attention
         self._is_taken_over = False  # blocks are held whose groups are not known
         self.counters = counters
-        self.needs_history = False  # the owner begins anew and sets it back
+        self.needs_history = False  # the owner begins an epoch and sets it back
 
     @property
     def contract(self) -> HashContract:

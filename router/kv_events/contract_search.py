@@ -69,7 +69,7 @@ class ContractSearch:
         self.restart()
 
     def restart(self) -> None:
-        """Search anew: the engine may be another one now. What was found is the next guess."""
+        """Search again: the engine may be another one now. The last contract is the next guess."""
         if self.phase is Phase.TRANSLATED:
             self.contract = self._guess
         self.phase = Phase.SEARCHING

@@ -14,7 +14,7 @@ batch. Marks are bytes that tell one batch from another (its time stamp). There 
     n, as it was, n + 1, ...                   the same engine                apply behind n
     n, but another batch                       restarted, counted past n      forget, replay from 0
     nothing                                    restarted, has not reached n   forget, replay from 0
-    n + k first                                the buffer has lost n          begin anew at n + k
+    n + k first                                the buffer has lost n          begin again at n + k
     ..., m, m + k                              a reply was dropped            replay again from m
 
 n may also be the last that another router applied, or this one earlier, if the index holds what was
@@ -83,7 +83,7 @@ class History:
         self.counters = counters
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
         self.has_replay = has_replay
-        self._is_fresh = False  # the wanted replay begins anew
+        self._is_fresh = False  # the wanted replay is of all there is
         self._is_suspect = False  # the engine may be another one: nothing passes before a replay
         self._next: int | None = None  # None: no history at all, not even an empty one
         self._marks: deque[tuple[int, bytes]] = deque(maxlen=_NUM_MARKS)
@@ -271,7 +271,7 @@ class History:
 
     @property
     def position(self) -> Position | None:
-        """The last batch applied; None: none, or history begins anew."""
+        """The last batch applied; None: none, or all of history is being read again."""
         if self._is_fresh or not self._marks:
             return None
         return Position(*self._marks[-1])

@@ -1,4 +1,4 @@
-"""Who may be offered to a policy, of those that serve the model and do not drain.
+"""Which candidates are offered to a policy, of those that serve the model and do not drain.
 
 1. Fit for requests: up, or on trial without a request.
 2. In a panic, when fewer than `panic_ratio` are fit, all that listen: most breakers open at once

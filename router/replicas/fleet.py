@@ -1,6 +1,6 @@
 """The fleet: all replicas with their load, health and speed, in one place.
 
-What must live here: who can take a request for a model now, and the state of each candidate. What
+What must live here: which candidates can take a request, and the state of each. What
 must not: which one to take (policies), what is cached (router.index), any I/O or clock. Every
 state change is one synchronous call; `now_s` comes from the caller's monotonic clock.
 """

@@ -3,8 +3,8 @@
 Leases of other routers are booked like our own, in the order their notes come: with notes that take
 no time, every router's ledger is the one that a single router would have.
 
-What must live here: leases, their sums, the predicted queue. What must not: who is healthy, what
-is cached. Every operation is O(1), since all candidates are asked before every decision.
+What must live here: leases, their sums, the predicted queue. What must not: health, what is
+cached. Every operation is O(1), since all candidates are asked before every decision.
 
 The model of an engine: prefills are done first come, first served; the oldest waiting lease (the
 head) is being computed, since it was dispatched or since the head before it was done. Sums are
@@ -152,7 +152,7 @@ class Ledger:
         return True
 
     def end(self, lease: Lease, now_s: float) -> bool:
-        """Give a lease back, whatever its state; False if that was done before."""
+        """Give a lease back, in any state; False if that was done before."""
         if self._leave_queue(lease, now_s):
             return True
         if lease.number not in self._decoding:
