@@ -316,7 +316,7 @@ class Node:
         await cancel(self._loading)
         self._loading = None
         self.sharing.link.went_down("gone")
-        self.sharing._go_alone()
+        self.sharing._go_on_without()
         await self.store.close()
         await turns()
 
