@@ -26,7 +26,7 @@ from router.upstream import Answer
 
 
 class Admission:
-    """Books requests where they are sent, and tells other routers."""
+    """Books requests where they are sent, and publishes that to other routers."""
 
     def __init__(
         self,

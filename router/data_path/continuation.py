@@ -8,7 +8,7 @@ The first engine's bytes pass unread; whole events only, so that what is kept is
 has. They are parsed when the engine dies (or when `_FOLD_BYTES` of them have been kept).
 
     engine 1   id, role, "The", " cat", " s         the broken event never reached the client
-    engine 2   prompt = prompt 1 + "The cat"        by token ids; it tells them, and they must agree
+    engine 2   prompt = prompt 1 + "The cat"        by token ids; it returns them: they must agree
                role, " sat", usage, [DONE]          its role is dropped, id and usage are made one
 
 An answer goes on from token ids: the engine's own where the client asked for them, else those of
@@ -40,7 +40,7 @@ _MAX_HELD_BYTES: Final = 1024 * 1024  # of an event without an end
 
 
 def is_whole(answer: bytes) -> bool:
-    """Say whether a stream that has ended was a whole answer, at a glance."""
+    """Return whether a stream that has ended was a whole answer, at a glance."""
     return answer.rstrip().endswith(DONE) and ERROR not in answer
 
 
@@ -190,11 +190,11 @@ class Continuation:
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether the client is still to be told its usage."""
+        """Whether the client still has to get its usage."""
         return self._terms.includes_usage and self._transcript.num_reported_tokens is None
 
     def is_spent(self, num_generated_tokens: int) -> bool:
-        """Say whether the client has every token it may have."""
+        """Return whether the client has every token that it may have."""
         most = self._terms.max_tokens
         is_full = most is not None and num_generated_tokens >= most
         return is_full or self._transcript.finish_reason is not None
@@ -220,8 +220,8 @@ class Continuation:
 
     def _event(self, fields: dict[str, Any]) -> bytes:
         kind = "chat.completion.chunk" if self._terms.is_chat else "text_completion"
-        told = self._transcript
-        head = {"id": told.id, "object": kind, "created": told.created, "model": told.model}
+        seen = self._transcript
+        head = {"id": seen.id, "object": kind, "created": seen.created, "model": seen.model}
         return b"data: " + orjson.dumps(head | fields) + b"\n\n"
 
     # ---------------------------------------------------------------- another engine's events
@@ -235,9 +235,9 @@ class Continuation:
         Raises:
             NotContinued: it is no event of the answer that was asked for.
         """
-        told = self._transcript
+        sent = self._transcript
         if data == DONE:
-            told.is_done = True
+            sent.is_done = True
             return b"data: " + DONE + b"\n\n"
         try:
             chunk = orjson.loads(data)
@@ -251,16 +251,16 @@ class Continuation:
         if not seen.choices:
             if not self._terms.includes_usage:
                 return b""
-        elif told.has_role and seen.choices[0].delta is not None:
+        elif sent.has_role and seen.choices[0].delta is not None:
             delta = chunk["choices"][0]["delta"]
             if delta.pop("role", None) is not None and not seen.choices[0].delta.content:
                 return b""
         self._strip_ids(chunk, seen)
-        told.note(seen)
-        if told.unsound is not None:
-            raise NotContinued(told.unsound)
-        if told.id is not None:
-            chunk |= {"id": told.id, "created": told.created, "model": told.model}
+        sent.note(seen)
+        if sent.unsound is not None:
+            raise NotContinued(sent.unsound)
+        if sent.id is not None:
+            chunk |= {"id": sent.id, "created": sent.created, "model": sent.model}
         return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     def _prove(self, chunk: Chunk) -> None:
@@ -270,10 +270,10 @@ class Continuation:
         """
         if self._is_proven:
             return
-        told = chunk.prompt_token_ids
-        if told is None and chunk.choices:
-            told = chunk.choices[0].prompt_token_ids
-        if told != self._sent_ids:
+        ids = chunk.prompt_token_ids
+        if ids is None and chunk.choices:
+            ids = chunk.choices[0].prompt_token_ids
+        if ids != self._sent_ids:
             raise NotContinued("proof")
         self._is_proven = True
 

@@ -59,7 +59,7 @@ def answer_headers(job: Job, placement: Placement, answer: Answer) -> CIMultiDic
     drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
     headers = end_to_end(answer.headers.items(), drop=drop, drop_prefix=PREFIX)
     headers["x-warmroute-request-id"] = job.request_id
-    # Of a refused request they would tell what others had sent, and cost nothing to ask.
+    # Of a refused request they would show what others had sent, at no cost to the client.
     if answer.status < 400 and job.inbound.client and job.inbound.client.sees_details:
         _explain_in(headers, job, placement)
     tenancy.say_limits(headers, job, monotonic())

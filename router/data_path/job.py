@@ -46,7 +46,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     tenant: Tenant | None = None  # None: clients are not told apart
     needs_json: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is what it reads
-    client: Client | None = None  # None: nobody's; a dry run
+    client: Client | None = None  # None: a dry run
 
 
 class Job(Struct, kw_only=True):
@@ -191,7 +191,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 class Placement(Struct, kw_only=True):
-    """A decision that counts: who, why, and what has to be given back."""
+    """A decision in force: the candidate, why, and what has to be given back."""
 
     candidate: Candidate
     decision: Decision

@@ -1,6 +1,6 @@
 """Match where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
 
-Only for candidates whose blocks other routers lead: what this router leads it knows better. Late or
+Only for candidates that other routers lead: what this router leads it knows better. Late or
 failing means unknown, and then the local view counts; no request waits longer than the deadline.
 """
 
@@ -30,7 +30,7 @@ class Lookup:
     """Asks Redis how much of a prompt each candidate holds.
 
     Args:
-        is_up: Whether Redis is there; nobody is asked otherwise.
+        is_up: Whether Redis is there; if not, it is not asked.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Lookup:
         self._metrics = metrics
 
     async def fill(self, job: Job, candidates: Sequence[Candidate]) -> None:
-        """Set the job's matches of candidates that other routers lead, as far as Redis tells."""
+        """Set the job's matches of candidates that other routers lead, as far as Redis knows."""
         if job.tokens is None or not self._is_up():
             return
         for contract, candidate_of in self._by_contract(candidates).items():

@@ -106,7 +106,7 @@ class Matcher:
     def mark_readers(
         self, views: tuple[ReplicaView, ...], pool: PoolMatch
     ) -> tuple[ReplicaView, ...]:
-        """Mark who cannot fetch what was found in the pool: without a connector, or other names."""
+        """Mark candidates that cannot fetch what was found: without a connector, or other names."""
         assert self._pool is not None
         reads = self._pool.reads
         if all(reads(v.id) and self._caches.contract(v.id) == pool.contract for v in views):
@@ -131,7 +131,7 @@ class Matcher:
             chain = keys if len(keys) == reusable else keys[:reusable]
             last, match = NO_BLOCKS, NO_MATCH
             for cid, found in self._caches.match(chain, ids, job.found).items():
-                if found is not last:  # those who have alike have the same one
+                if found is not last:  # candidates that hold as much have the same one
                     last = found
                     match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
                 matches[cid] = match

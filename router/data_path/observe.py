@@ -139,7 +139,7 @@ class Observer:
         return metrics
 
     def _audit(self, job: Job, placement: Placement, usage: Usage) -> None:
-        """Hold what was predicted against what the engine says it did."""
+        """Compare what was predicted with what the engine reports."""
         if job.completion is not None and len(job.completion.prompts) > 1:
             return  # usage sums the prompts; only the first was predicted
         self._token_audit.audit(job, placement, usage.prompt_tokens)

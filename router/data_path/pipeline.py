@@ -51,7 +51,7 @@ CLIENT_LEFT: Final = 499
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """Who takes each step of a request, in their order."""
+    """The steps of a request, in their order; and what several of them use."""
 
     reader: Reader
     tokenizer: Tokenizer
@@ -208,7 +208,7 @@ class Pipeline:
 
 
 def _last_word(error: UpstreamError) -> RouterError:
-    """Return what a client is told; where nothing listens any more, that it may come back."""
+    """Return the error for the client; where nothing listens, one that says it may come back."""
     if not isinstance(error, UpstreamUnreachable):
         return error
     return NoReplicaAvailable(f"No replica can take a request now: {error.message}.")

@@ -72,13 +72,13 @@ class Relay:
         self._metrics = metrics
 
     async def pass_through(self, passage: Passage, reply: Reply, send: Send) -> Usage | None:
-        """Hand the answer on, and keep what tells its usage.
+        """Hand the answer on, and read its usage.
 
         Args:
             send: For another replica that goes on with it.
 
         Raises:
-            UpstreamBroken, UpstreamTimeout: it broke off; a stream's client has been told.
+            UpstreamBroken, UpstreamTimeout: it broke off; a stream's client has got an error event.
         """
         job, answer = passage.job, passage.answer
         headers = answer_headers(job, passage.placement, answer)
@@ -122,7 +122,7 @@ class Relay:
         """Hand a stream on; where its engine dies, another replica goes on with it.
 
         Raises:
-            UpstreamBroken, UpstreamTimeout: none does; the client has been told.
+            UpstreamBroken, UpstreamTimeout: none does; the client has got an error event.
         """
         job = passage.job
         broken: UpstreamError | None = None

@@ -125,7 +125,7 @@ class Shadows:
         record, write = self._waiting.popleft()
         try:
             decisions, live = shadow_decisions(self._policies, record)
-        except Exception as exc:  # a bug of a policy that nobody follows: the record counts more
+        except Exception as exc:  # a bug of a policy that only shadows: the record counts more
             logger.error("a shadow policy failed", extra={"reason": type(exc).__name__})
             self._metrics.shadows_dropped.inc()
             write(record)

@@ -37,7 +37,7 @@ class TokenAudit:
         self._next_proof_s = 0.0
 
     def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
-        """Hold our count of a prompt against that of the replica it was sent to."""
+        """Compare our count of a prompt with that of the replica it was sent to."""
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is None or not (job.is_refused_here or job.way == "local"):
             return
@@ -69,7 +69,7 @@ class TokenAudit:
         )
 
     def _prove(self, job: Job, prompter: Prompter) -> None:
-        """Encode the prompt whole, beside; one at a time, and no larger a share of the time.
+        """Encode the prompt whole, off the loop; one at a time, and no larger a share of the time.
 
         One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
         proof that took t there is none for t / ratio.
@@ -87,7 +87,7 @@ class TokenAudit:
             now_s = loop.time()
             self._next_proof_s = now_s + (now_s - started_s) * (1 / self._prove_ratio - 1)
             if done.cancelled() or done.exception() is not None:
-                return  # distrusted meanwhile, or refused: no proof of anything
+                return  # suspect meanwhile, or refused: no proof of anything
             if not prompter.trust.observe_proof(done.result(), now_s=now_s):
                 self._mismatch(job, "full_encode", prompter)
 
@@ -102,7 +102,7 @@ class TokenAudit:
         *,
         is_new: bool = True,
     ) -> None:
-        """Count it; log who is not believed any more, once."""
+        """Count it; log once what is suspect from now on."""
         self._metrics.token_mismatches.labels(job.model or "", against).inc()
         said = {"model": job.model, "request": job.request_id, "replica": replica}
         reason = prompter.trust.reason

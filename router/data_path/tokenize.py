@@ -50,7 +50,7 @@ class Tokenizer:
 
     Args:
         encoders: Where long encodes run; they hold the GIL little.
-        heavy: Where what takes seconds runs, so that it is in nobody's way.
+        heavy: Where what takes seconds runs, out of the way of other prompts.
         engine: Is asked what cannot be tokenized here.
         max_tokens: What is far too long is not tokenized: the engine refuses it, and here it
             would keep others waiting (about 0.2 s a megabyte).
@@ -167,7 +167,7 @@ class Tokenizer:
         return prompter.commit(plan, encoded)
 
     async def _rendered(self, job: Job, chat: ChatRequest, prompter: Prompter) -> str:
-        """Render a chat; what is large beside the loop, and what is huge not at all.
+        """Render a chat; what is large off the loop, and what is huge not at all.
 
         Raises:
             NeedsEngine, TemplateFailed: as `Prompter.render`.
@@ -258,7 +258,7 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
 
     async def _heavily(self, work: Callable[[], _T]) -> _T:
-        """Do work of up to seconds beside, one at a time.
+        """Do work of up to seconds off the loop, one at a time.
 
         Raises:
             NeedsEngine: too much of it waits already.

@@ -1,10 +1,10 @@
 """Verify: what the shared pool can add to a decision; looked up at once, verified where it matters.
 
-The directory's word may be old: the master evicts in silence, and an engine tells of what it stored
-with its next step, which an idle one has not yet. So where a decision would fetch, or could, for
+The directory may be old: the master evicts without a word, and an engine reports what it stored
+with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
 another candidate holds more, the master is asked about the very blocks: all of them if they are
 few, else the ones around the boundary and some between. One deadline for it all; late means
-unknown, and the directory's word counts. What was verified is remembered for a moment.
+unknown, and the directory counts. What was verified is remembered for a moment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PAUSE_S: Final = (0.25, 15.0)  # without verification after failures in a row, 
 
 
 class PoolVerifier:
-    """Knows what the pool has of a prompt, and who can fetch it."""
+    """Knows what the pool has of a prompt, and which candidates can fetch it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Experiments on live traffic: who gets which arm, and what stops one.
+"""Experiments on live traffic: which request gets which arm, and what stops one.
 
 What must live here: assignment, time slots, evidence against an arm, orders and how those of
 several routers become one. What must not: a clock, I/O, the request itself. The caller brings

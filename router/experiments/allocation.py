@@ -1,7 +1,7 @@
-"""Who owns which part of the traffic, as shares change: a line of a million points.
+"""Which arm owns which part of the traffic, as shares change: a line of a million points.
 
 A session (or a time slot) is a point on the line, drawn by a salted hash; the line is laid out
-among the arms. When shares change, who shrinks gives up the last points it took, and who grows
+among the arms. When shares change, an arm that shrinks gives up its last points, and one that grows
 takes them: as few points change hands as possible, and while no arm shrinks, none of a growing
 experiment changes from one arm to another. So the layout depends on the shares before; all of
 them are part of an experiment's state, and every router lays out alike.
@@ -48,7 +48,7 @@ class Layout:
         return Layout(self.size, _joined(_taken(parts, missing)))
 
     def equals(self) -> tuple[int, ...]:
-        """Name the arms, in order, where they have all points in equal parts; else nobody.
+        """Name the arms, in order, where they have all points in equal parts; else none.
 
         Equal but for the points that do not divide.
         """

@@ -38,7 +38,7 @@ class Assignment(Struct, frozen=True, kw_only=True, gc=False):
         return self.within is not None or self.without is not None
 
     def allows(self, name: str, url: str) -> bool:
-        """Tell whether a replica is for this request."""
+        """Return whether this request may use a replica."""
         if self.within is not None:
             return name in self.within or url in self.within
         return self.without is None or not (name in self.without or url in self.without)

@@ -1,7 +1,7 @@
-"""What operators write down of an experiment: its arms, its design, whom it is about, its bounds.
+"""What operators write down of an experiment: its arms, its design, its traffic, its bounds.
 
 What must live here: the structs, and what is wrong with one beyond types and ranges. What must
-not: who gets which arm (router.experiments), when, any state.
+not: which request gets which arm (router.experiments), when, any state.
 
 Shares are of the traffic in scope: requests for `models`. The arms' shares and `holdout` sum to 1
 at most; what is left is not in the experiment (yet) and is placed by the default policy, as the
@@ -146,15 +146,15 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def wash_out(self) -> float:
-        """Tell the seconds after a change of arm that do not count."""
+        """Return the seconds after a change of arm that do not count."""
         return self.slot_s / 10 if self.wash_out_s is None else self.wash_out_s
 
     def claims(self, model: str) -> bool:
-        """Tell whether requests for a model take part."""
+        """Return whether requests for a model take part."""
         return not self.models or model in self.models
 
     def shares(self) -> dict[str, float]:
-        """Tell the arms' shares at the start."""
+        """Return the arms' shares at the start."""
         equal = int((1 - self.holdout) * UNIT + 0.5) // len(self.arms) / UNIT
         return {arm.name: equal if arm.share is None else arm.share for arm in self.arms}
 
@@ -178,7 +178,7 @@ def check(experiment: Experiment, key: str = "") -> None:
         raise _wrong(f"{key}arms[{given.index(False)}].share", "give all arms a share, or none")
     check_shares(experiment, experiment.shares(), f"{key}arms[].share")
     if not any(experiment.shares().values()) and not experiment.ramp:
-        raise _wrong(f"{key}arms[].share", "all are 0 and there is no ramp: nobody takes part")
+        raise _wrong(f"{key}arms[].share", "all are 0 and there is no ramp: no request takes part")
     _check_ramp(experiment, f"{key}ramp")
     if experiment.wash_out >= experiment.slot_s:
         raise _wrong(f"{key}wash_out_s", f"must be less than slot_s, {experiment.slot_s:g}")
@@ -205,7 +205,7 @@ def check_shares(experiment: Experiment, shares: Mapping[str, float], key: str) 
 
 
 def conflict(one: Experiment, other: Experiment) -> str | None:
-    """Say which traffic two experiments both claim; None: none."""
+    """Return which traffic two experiments both claim; None: none."""
     if one.models and other.models:
         both = sorted({*one.models} & {*other.models})
         return f"requests for {_list(both)}" if both else None
@@ -234,7 +234,7 @@ def check_all(experiments: Sequence[Experiment], key: str) -> None:
 
 
 def check_replicas(experiment: Experiment, known: Iterable[Sequence[str]], key: str = "") -> None:
-    """Refuse arms whose replicas nobody knows; each known one has its names and base URL.
+    """Refuse arms whose replicas are unknown; each known one has its names and base URL.
 
     Raises:
         ConfigError: the message and `param` name the field.
@@ -244,8 +244,8 @@ def check_replicas(experiment: Experiment, known: Iterable[Sequence[str]], key: 
     for i, arm in enumerate(experiment.arms):
         for name in arm.replicas:
             if name.rstrip("/") not in names:
-                told = _list(replica[0] for replica in replicas)
-                raise _wrong(f"{key}arms[{i}].replicas", f"no replica {name!r}; known: {told}")
+                listed = _list(replica[0] for replica in replicas)
+                raise _wrong(f"{key}arms[{i}].replicas", f"no replica {name!r}; known: {listed}")
 
 
 def _check_arm(experiment: Experiment, arm: Arm, key: str) -> None:

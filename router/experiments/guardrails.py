@@ -102,7 +102,7 @@ class Guard:
         return self._verdict(arm, "errors", errors)
 
     def answered(self, arm: str, unit: str, slot: int | None, ttft_s: float) -> Verdict | None:
-        """Take in a first-token time; those of washed-out requests are not to be told."""
+        """Take in a first-token time; those of washed-out requests do not belong here."""
         if not self._ttft and not self._ratio:
             return None
         if self._turns is None:
@@ -113,7 +113,7 @@ class Guard:
         return self._unit(arm, float(max_s is not None and ttft_s > max_s), ttft_s)
 
     def readings(self) -> Iterator[Reading]:
-        """Tell how every guardrail stands."""
+        """Return the evidence at every guardrail."""
         for guardrail, against in (
             ("errors", self._errors),
             ("ttft", self._ttft),

@@ -114,7 +114,7 @@ class ExperimentRunner:
     def assign(
         self, model: str, digest: int | None, at_s: float, now_s: float
     ) -> Assignment | None:
-        """Find a prompt's arm; see `Trial.assign`. `now_s` tells whether the wall clock was set."""
+        """Find a prompt's arm; see `Trial.assign`. `now_s` shows whether the wall clock was set."""
         if self._wall_clock.look(at_s, now_s):
             logger.warning("the wall clock was set", extra={"num": self._wall_clock.num_steps})
         for trial in self._claims:
@@ -278,8 +278,8 @@ class ExperimentRunner:
                 self.unsaved[name] = both
         for each in changed:
             name, stopped = each.definition.name, sorted(each.stopped)
-            told = {"experiment": name, "standing": status_of(each, at_s), "stopped": stopped}
-            logger.info("experiment ordered elsewhere", extra=told)
+            fields = {"experiment": name, "standing": status_of(each, at_s), "stopped": stopped}
+            logger.info("experiment ordered elsewhere", extra=fields)
             if each.removed:
                 self._forget(name)
         return tuple(changed)
@@ -344,7 +344,7 @@ def _log_stopped(state: State, arm: str | None) -> None:
     name = state.definition.name
     if arm is not None and arm in state.stopped:
         stopped = state.stopped[arm]
-        told = {"guardrail": stopped.guardrail, "reason": stopped.reason}
-        logger.warning("arm stopped", extra={"experiment": name, "arm": arm, **told})
+        why = {"guardrail": stopped.guardrail, "reason": stopped.reason}
+        logger.warning("arm stopped", extra={"experiment": name, "arm": arm, **why})
     if state.ended is not None:
         logger.warning("experiment ended", extra={"experiment": name, "reason": state.ended.reason})

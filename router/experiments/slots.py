@@ -7,8 +7,8 @@ than another, neither in all nor in some hours, and two arms are compared pair b
 hour does to both slots of a pair cancels. Any slot is still as likely one arm's as another's.
 
 Where a router's wall clock is set (by more than NTP's slewing does between two looks), it goes on
-in the slot of the new time, as the others; what it decides until that slot is over counts for
-nobody.
+in the slot of the new time, as the others; what it decides until that slot is over does not
+count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An experiment as it stands: its definition and all orders since, as routers share it.
+"""The state of an experiment: its definition and all orders since, as routers share it.
 
-Two routers may have heard different things; `merged` makes one of both, whichever way round, and
+Two routers may know different orders; `merged` makes one state of both, whichever way round, and
 however often. Rules:
 
 1. Another start (`id`) of the same name: the later one counts.

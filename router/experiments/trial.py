@@ -1,4 +1,4 @@
-"""One experiment, made ready: who gets which arm, and what speaks against one."""
+"""One experiment, made ready: which request gets which arm, and the evidence against one."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Trial:
     # -- questions ---------------------------------------------------------------------------
 
     def shares(self, at_s: float) -> dict[str, float]:
-        """Tell the arms' shares at a time; before the start those of the start."""
+        """Return the arms' shares at a time; before the start those of the start."""
         return self._laid(at_s)[0]
 
     def readings(self) -> Sequence[Reading]:
-        """Tell how the guardrails stand."""
+        """Return the evidence at the guardrails."""
         return tuple(self._guard.readings())
 
     def arm_of_slot(self, slot: int) -> str | None:
@@ -176,7 +176,7 @@ class Trial:
     ) -> Verdict | None:
         """Take in what became of a request; a verdict: its arm is to be stopped.
 
-        `is_error` None: it tells nothing of the arm, as where a client left. `ttft_s` None: no
+        `is_error` None: it says nothing about the arm, as where a client left. `ttft_s` None: no
         first token was seen.
         """
         arm = assignment.arm

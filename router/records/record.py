@@ -48,7 +48,7 @@ class AssignmentRecord(Struct, frozen=True, kw_only=True):
     had to leave to others (`beyond_partition`); what the control arm's policy placed since the arm
     was stopped (`stopped`, and why it was in `stop_reason`).
 
-    `trial` tells one run of an experiment from another of the same name: alike on every router
+    `trial` names one run of an experiment, among others of the same name: alike on every router
     that shares its orders, or has it in its configuration.
     """
 

@@ -78,13 +78,13 @@ class Asked:
             )
 
         is_continuous = options.get("continuous_usage_stats") is True
-        told = ids if wants_ids else None
+        prompt_ids = ids if wants_ids else None
         events = []
         if self.api == "chat":
-            events.append(chunks.role(usage(0) if is_continuous else None, told))
+            events.append(chunks.role(usage(0) if is_continuous else None, prompt_ids))
         events += [
             chunks.tokens(
-                i, i + 1, usage(i + 1) if is_continuous else None, told if i == 0 else None
+                i, i + 1, usage(i + 1) if is_continuous else None, prompt_ids if i == 0 else None
             )
             for i in range(len(reply.ids))
         ]
@@ -98,14 +98,14 @@ def go_on(asked: Asked, stream: Continuation) -> bytes:
     transcript, terms = stream.check(), stream.terms
     if transcript.finish_reason is not None and not stream.lacks_usage:
         return stream.conclusion()
-    ids = transcript.ids.tolist() if terms.returns_ids else told_ids(stream)
+    ids = transcript.ids.tolist() if terms.returns_ids else known_ids(stream)
     if stream.is_spent(len(ids)):
         return stream.conclusion(num_prompt_tokens=len(PROMPT), num_text_tokens=len(ids))
     asked.following = asked.answer(stream.resume(PROMPT, ids))
     return b"".join(map(stream.feed, asked.following))
 
 
-def told_ids(stream: Continuation) -> list[int]:
+def known_ids(stream: Continuation) -> list[int]:
     ids = encoder.encode_behind(PROMPT, stream.check().text, skip_special_tokens=True)
     assert ids is not None
     return ids.tolist()
@@ -187,7 +187,7 @@ def test_an_answer_goes_on_twice() -> None:
     whole = asked.answer()
     stream = Continuation(asked.terms)
     given = stream.feed(b"".join(whole[:3]))
-    second = asked.answer(stream.resume(PROMPT, told_ids(stream)))
+    second = asked.answer(stream.resume(PROMPT, known_ids(stream)))
     given += stream.feed(b"".join(second[:3]))
     given += go_on(asked, stream)
 

@@ -80,7 +80,7 @@ async def test_every_rank_is_a_candidate() -> None:
 
 
 async def test_each_model_has_its_replicas() -> None:
-    """A prompt goes to one that serves its model, and to nobody else."""
+    """A prompt goes to one that serves its model, and to no other."""
     async with (
         Engines(2) as tiny,
         Engines(1, served_model_names=("other",)) as other,

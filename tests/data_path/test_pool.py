@@ -75,9 +75,9 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         assert stage.metric("warmroute_pool_fetch_bytes_per_second", replica="r1") > 0
         assert stage.metric("warmroute_audited_total", result="exact") == 2
         assert explained.json()["num_pool_tokens"] >= second.reported
-        told = stage.router.status.describe_pool()
-        assert told is not None
-        assert told["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:*")
+        status = stage.router.status.describe_pool()
+        assert status is not None
+        assert status["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:*")
         assert all(
             rank["reads_pool"] for d in stage.router.status.describe() for rank in d["ranks"]
         )
@@ -128,7 +128,7 @@ async def test_holes_are_found_before_they_are_used() -> None:
         assert stage.metric("warmroute_pool_knowledge_total", kind="corrections") == 1
 
 
-async def test_what_nobody_told_of_is_found_behind_the_boundary() -> None:
+async def test_what_was_not_reported_is_found_behind_the_boundary() -> None:
     """An event that was lost, a router that joined late."""
     async with pooled(mooncake__poll_s=60) as (stage, _, engines):
         await ask(stage, engines, words(1))
@@ -143,16 +143,16 @@ async def test_what_nobody_told_of_is_found_behind_the_boundary() -> None:
         assert stage.metric("warmroute_pool_verifications_total", result="more") == 1
 
 
-@pytest.mark.parametrize("num_told", [0, 8])
-async def test_what_another_replica_holds_is_asked_for(num_told: int) -> None:
-    """An engine that went idle has not told yet what it stored last: all of it is in the pool."""
+@pytest.mark.parametrize("num_reported", [0, 8])
+async def test_what_another_replica_holds_is_asked_for(num_reported: int) -> None:
+    """What an idle engine stored last it has not reported yet: all of it is in the pool."""
     async with pooled(mooncake__poll_s=60, mooncake__verify_keys=80) as (stage, _, engines):
         await ask(stage, engines, words(1, 400))
         await listed(stage)
         directory = stage.router.pool.directory("tiny")
         num_known = len(directory)
         assert num_known > 100
-        directory.removed(directory.keys()[num_told:])
+        directory.removed(directory.keys()[num_reported:])
         reply = await ask(stage, engines, words(1, 400))
 
         assert reply.predicted == reply.reported >= (num_known - 1) * 16
@@ -174,7 +174,7 @@ async def test_long_prompts_are_verified_by_samples() -> None:
 
 
 async def test_a_late_answer_leaves_the_directory_s_word() -> None:
-    """And a master that goes on like that is left alone for a while; nobody waits long."""
+    """And a master that goes on like that is not asked for a while; no request waits long."""
     async with pooled(mooncake__verify_timeout_s=0.01, mooncake__poll_s=60) as (
         stage, master, engines,
     ):  # fmt: skip
@@ -191,7 +191,7 @@ async def test_a_late_answer_leaves_the_directory_s_word() -> None:
 
 
 async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
-    """Whoever notices first says so: no fetch is predicted that cannot come."""
+    """The first to notice reports it: no fetch is predicted that cannot come."""
     async with pooled(mooncake__poll_s=60) as (stage, master, engines):
         await ask(stage, engines, words(1))
         await listed(stage)
@@ -211,7 +211,7 @@ async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
 
 
 async def test_nothing_is_asked_that_cannot_be_named() -> None:
-    """Before a listing a directory has blocks, but nobody knows their objects' names."""
+    """Before a listing a directory has blocks, but their objects' names are not known."""
     async with pooled(mooncake__poll_s=60) as (stage, master, engines):
         follower = stage.router.pool_follower
         assert follower is not None

@@ -79,7 +79,7 @@ def test_growing_arms_take_nothing_from_one_another() -> None:
 def test_equal_arms_are_those_that_have_it_all(
     shares: list[float], size: int, arms: tuple[int, ...]
 ) -> None:
-    """Whatever they had before; nobody where a part is left, or larger."""
+    """Whatever they had before; none where a part is left, or larger."""
     assert Layout(size).moved(shares).equals() == arms
     assert Layout(size).moved([0.1] * len(shares)).moved(shares).equals() == arms
 

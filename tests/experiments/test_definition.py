@@ -35,7 +35,7 @@ def load(**fields: Any) -> Experiment:
         ({"arms": [A, B | {"share": 0.5}]}, "arms[0].share: give all arms a share, or none"),
         ({"arms": [A | {"share": 0.6}, B | {"share": 0.5}]}, "arms[].share: shares sum to 1.1"),
         ({"arms": [A | {"share": 1.5}, B]}, "arms[0].share: Expected `float` <= 1"),
-        ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "nobody takes part"),
+        ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "no request takes part"),
         ({"arms": [A | {"replicas": ["r1"]}, B]}, "arms[0].replicas: only design partition"),
         ({"control": "c"}, "control: 'c' is no arm; arms: a, b"),
         ({"desing": "split"}, "did you mean 'design'? Known here: name, arms"),

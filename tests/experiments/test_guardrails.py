@@ -37,7 +37,7 @@ def test_errors_stop_an_arm() -> None:
     assert "100.0% of 10 requests failed; max_error_rate is 0.1" in verdicts[9].reason
 
 
-def test_successes_stop_nobody() -> None:
+def test_successes_stop_no_arm() -> None:
     """However many."""
     guarded = guard(max_error_rate=0.01)
 

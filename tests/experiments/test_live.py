@@ -137,11 +137,11 @@ async def test_explaining_tells_the_arm() -> None:
     """And changes nothing."""
     async with Engines(2) as engines, on_stage(*engines, **settings()) as stage:
         headers = {"X-Session-ID": f"{SECRET}-3"}
-        told = (await stage.admin("/admin/explain", chat(words(3)), headers)).json()
+        explained = (await stage.admin("/admin/explain", chat(words(3)), headers)).json()
         reply = await turn(stage, 3)
 
-        assert f"e/{told['assignment']['arm']}" == reply.headers["x-warmroute-arm"]
-        assert told["policy"] == reply.headers["x-warmroute-policy"]
+        assert f"e/{explained['assignment']['arm']}" == reply.headers["x-warmroute-arm"]
+        assert explained["policy"] == reply.headers["x-warmroute-policy"]
         assert stage.metric("warmroute_arm_requests_total") == 1
 
 
@@ -219,13 +219,13 @@ async def test_an_arm_that_fails_is_stopped() -> None:
             await turn(stage, number)
             if (await described(stage))["standing"] == "ended":
                 break
-        told = await described(stage)
+        shown = await described(stage)
         after = await turn(stage, 1)
 
-        assert told["standing"] == "ended"
-        assert told["ended"]["guardrail"] == "errors"
-        assert told["arms"][1]["stopped"]["reason"].endswith("max_error_rate is 0.01")
-        assert told["arms"][0]["stopped"] is None
+        assert shown["standing"] == "ended"
+        assert shown["ended"]["guardrail"] == "errors"
+        assert shown["arms"][1]["stopped"]["reason"].endswith("max_error_rate is 0.01")
+        assert shown["arms"][0]["stopped"] is None
         assert "x-warmroute-arm" not in after.headers
         assert stage.metric("warmroute_experiment_stops_total", arm="b", guardrail="errors") == 1
         assert stage.metric("warmroute_experiment_running") == 0
@@ -299,21 +299,21 @@ async def test_a_switchback_is_ended_by_its_guardrail(tmp_path: Path) -> None:
     async with slow_homes(file, guardrails=rules) as stage:
         experiments = stage.router.experiments
         await traffic(stage, lambda: experiments.is_empty)
-        told = await described(stage)
+        shown = await described(stage)
         reply = await turn(stage, 20)
 
-        assert told["standing"] == "ended"
-        assert told["ended"]["guardrail"] == "ttft"
-        assert told["arms"][1]["stopped"] is not None
-        assert "slots' first tokens came after 0.4 s" in told["arms"][1]["stopped"]["reason"]
-        assert told["arms"][0]["stopped"] is None
+        assert shown["standing"] == "ended"
+        assert shown["ended"]["guardrail"] == "ttft"
+        assert shown["arms"][1]["stopped"] is not None
+        assert "slots' first tokens came after 0.4 s" in shown["arms"][1]["stopped"]["reason"]
+        assert shown["arms"][0]["stopped"] is None
         assert stage.metric("warmroute_experiment_stops_total", arm="home") == 1
         assert reply.headers["x-warmroute-policy"] == "kv_aware"
 
 
 @pytest.mark.timeout(180)
 async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
-    """Whoever watches the report stops it once the verdict is there: the records are enough."""
+    """A watcher of the report stops it once the verdict is there: the records are enough."""
     file = tmp_path / "decisions.jsonl"
     homely = {"time_model": TimeModel(base_ms=200.0), "slot_s": 0.4, "wash_out_s": 0.04}
     async with slow_homes(file, **homely) as stage:
@@ -334,11 +334,11 @@ async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
             watching = tg.create_task(watch())
             tg.create_task(traffic(stage, lambda: experiments.is_empty, limit_s=150))
         report = watching.result()
-        told = await described(stage)
+        shown = await described(stage)
         reply = await turn(stage, 20)
 
-        assert told["standing"] == "ended"
-        assert told["ended"]["reason"] == report.verdicts[0].text
+        assert shown["standing"] == "ended"
+        assert shown["ended"]["reason"] == report.verdicts[0].text
         assert "x-warmroute-arm" not in reply.headers
     records = [r for r in read(file) if r.assignment is not None]
 
@@ -346,7 +346,7 @@ async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
     assert (verdict.baseline, verdict.arm, verdict.kind) == ("idle", "home", "worse")
     assert verdict.text.startswith("home is slower by ")
     assert comparison.p_value < 0.05
-    assert {r.assignment.trial for r in records if r.assignment} == {told["id"]}
+    assert {r.assignment.trial for r in records if r.assignment} == {shown["id"]}
     assert any(r.assignment.not_counted == "wash_out" for r in records if r.assignment)
     for record in records:
         assigned = record.assignment
@@ -403,7 +403,7 @@ async def test_orders_at_one_router_hold_at_all(start_redis: Start) -> None:
 
 
 async def test_a_redis_that_lost_experiments_gets_them_again(start_redis: Start) -> None:
-    """Whoever knows them stores them again; nonsense beside them is told once."""
+    """A router that knows them stores them again; nonsense beside them is logged once."""
     redis = start_redis()
     async with Engines(1) as engines, on_stage(*engines, redis=redis) as stage:
         await stage.until(lambda: stage.metric("warmroute_redis_up") == 1)

@@ -95,7 +95,7 @@ def test_experiments_do_not_share_their_draws() -> None:
 
 
 def test_a_ramp_moves_only_who_must_move() -> None:
-    """By the definition's steps and by order; nobody changes from one arm to the other."""
+    """By the definition's steps and by order; no session changes from one arm to the other."""
     ramp = (step(100, a=0.1, b=0.1), step(200, a=0.25, b=0.25))
     experiments = started(experiment(arms=arms(a=0.01, b=0.01), ramp=ramp))
     before = {digest: arm_of(experiments, digest) for digest in DIGESTS}
@@ -343,7 +343,7 @@ def test_what_ended_may_be_started_again() -> None:
 
 
 def test_a_stopped_arm_leaves_its_traffic_to_the_control_policy() -> None:
-    """Counted for nobody; with two others left the experiment goes on."""
+    """Counted for no arm; with two others left the experiment goes on."""
     experiments = started(experiment(arms=arms(a=0.3, b=0.3, c=0.3)))
     before = {digest: arm_of(experiments, digest) for digest in DIGESTS[:100]}
     state = experiments.stop("e", NOW_S, "slow", arm="b")
@@ -430,7 +430,7 @@ def test_wrong_shares_are_refused(shares: dict[str, float], said: str) -> None:
     assert experiments.find("e").state == before
 
 
-def test_orders_about_nobody_are_refused() -> None:
+def test_orders_about_what_is_not_there_are_refused() -> None:
     """Unknown, removed, ended, and an arm that is none."""
     experiments = started()
     with pytest.raises(ConfigError, match="no such arm"):
@@ -505,7 +505,7 @@ def test_of_two_that_claim_alike_the_first_has_the_traffic() -> None:
 
 
 def test_those_that_share_nothing_do_not_overrule() -> None:
-    """However they were started; all are told to a store that lost them."""
+    """However they were started; all are given to a store that lost them."""
     experiments = started(experiment(models=("m",)))
     experiments.start(experiment(name="f", models=("n",)), NOW_S + 1)
 

@@ -33,7 +33,7 @@ def set_of(changes: list[Change]) -> list[Change]:
 @quick
 @given(STATES, STATES, STATES)
 def test_merging_is_the_same_in_any_order(one: State, two: State, three: State) -> None:
-    """And twice is as once: routers end with the same, whatever they heard first."""
+    """And twice is as once: routers end with the same, whatever came first."""
     if one.id == two.id == three.id:
         assert merged(merged(one, two), three) == merged(one, merged(two, three))
     assert merged(one, two) == merged(two, one) or one.started_s == two.started_s
