@@ -9,7 +9,7 @@ from typing import Final
 
 from router.cluster.catch_up import Loading
 from router.cluster.membership import Membership, Memberships
-from router.cluster.redis_snapshot import Snapshot
+from router.cluster.redis_snapshot import IndexSnapshot
 from router.cluster.redis_store import RedisStore
 from router.messages import StreamId
 
@@ -61,7 +61,7 @@ async def _load(store: RedisStore, memberships: Memberships, wanting: list[Membe
     return len(accepted) == len(wanting)
 
 
-async def _stage(snapshot: Snapshot, loadings: dict[StreamId, Loading]) -> int:
+async def _stage(snapshot: IndexSnapshot, loadings: dict[StreamId, Loading]) -> int:
     """Read the blocks of some streams into their loadings; count them."""
     num_blocks = 0
     async for blocks in snapshot.slices():

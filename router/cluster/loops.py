@@ -35,7 +35,7 @@ _FULL_PAUSE_S: Final = 1.0  # a full Redis is not asked more often
 _HURRY_S: Final = 0.05  # between beats while something waits for one
 
 
-class Reader:
+class LogReader:
     """Reads the log and the work stream from a cursor on."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Reader:
                 self._on_consumed(notes.router, note, time.monotonic())
 
 
-class Writer:
+class DeltaWriter:
     """Writes what changed in the streams we lead, and in what we know of the pool."""
 
     def __init__(

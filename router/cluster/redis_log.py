@@ -58,7 +58,7 @@ class Cursor(Struct, frozen=True):
     pieces: dict[StreamId, Delta] = {}  # whose rest is still to come
 
 
-class Reading(Struct, frozen=True):
+class NewEntries(Struct, frozen=True):
     """What came since a cursor.
 
     After a gap the cursor is of no use: load a snapshot. What is here is in order and complete up
@@ -156,7 +156,7 @@ def _cut(change: TierChange) -> Iterator[TierChange]:
 
 def read_entries(
     after: Cursor, log: Sequence[Entry], work: Sequence[Entry], *, router: str
-) -> Reading:
+) -> NewEntries:
     """Read what lies behind a cursor, up to where something proves to be missing."""
     deltas: list[Delta] = []
     pieces = dict(after.pieces)
@@ -180,7 +180,7 @@ def read_entries(
         if delta is not None:
             deltas.append(delta)
     notes, num_odd = _notes(work, router)
-    return Reading(
+    return NewEntries(
         deltas=deltas,
         notes=notes,
         cursor=Cursor(

@@ -35,7 +35,7 @@ _MAX_VALUE_BYTES: Final = 2 * MAX_STREAMS // 8  # a bit of each holder: two tier
 _TIERS: Final = frozenset(get_args(SharedTier))
 
 
-class Snapshot:
+class IndexSnapshot:
     """What a snapshot begins with; `slices` and `copies` bring the blocks.
 
     `cursor`: follow the log from here. `heads`: of each stream, no later than the blocks.
@@ -140,7 +140,7 @@ async def begin_snapshot(
     scripts: Scripts,
     base: str,
     wanted: Collection[StreamId] | None,
-) -> Snapshot:
+) -> IndexSnapshot:
     """Read cursor, heads and holders, all of one moment; of `wanted` streams or of all."""
     replies = await scripts.run_all(BEGIN, [()])
     (value,) = replies.values
@@ -166,7 +166,7 @@ async def begin_snapshot(
     }
     if wanted is not None:
         bits = {bit: holder for bit, holder in bits.items() if holder[0] in wanted}
-    snapshot = Snapshot(connection, scripts, base, cursor, heads, bits)
+    snapshot = IndexSnapshot(connection, scripts, base, cursor, heads, bits)
     snapshot.num_garbage = num_garbage + num_odd
     return snapshot
 

@@ -37,10 +37,10 @@ from msgspec import Struct
 
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import Mode, RedisConnection, Word, is_out_of_memory
-from router.cluster.redis_log import KEEP_MS, Cursor, Reading, calls, read_entries, read_heads
+from router.cluster.redis_log import KEEP_MS, Cursor, NewEntries, calls, read_entries, read_heads
 from router.cluster.redis_log import stream_entries as _entries
 from router.cluster.redis_scripts import Scripts
-from router.cluster.redis_snapshot import NUM_BUCKETS, Snapshot, begin_snapshot
+from router.cluster.redis_snapshot import NUM_BUCKETS, IndexSnapshot, begin_snapshot
 from router.config import RedisConfig
 from router.errors import StoreRefused
 from router.experiments.state import State, decode_state, encode_state
@@ -200,7 +200,7 @@ class RedisStore:
             if results[i] is Written.OK:
                 results[i] = result
 
-    async def read(self, after: Cursor, *, block_s: float) -> Reading:
+    async def read(self, after: Cursor, *, block_s: float) -> NewEntries:
         """Wait for entries of either stream behind a cursor, and read them."""
         log, work = self._key("log"), self._key("work")
         wait: tuple[Word, ...] = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
@@ -217,7 +217,7 @@ class RedisStore:
                 raise await self._connection.refusal(value)
         found, (incarnation, log_number) = replies.values
         if replies.origin != after.origin or incarnation != after.incarnation.encode():
-            return Reading([], [], after, is_gap=True)
+            return NewEntries([], [], after, is_gap=True)
         reading = read_entries(
             after, _entries(found, log), _entries(found, work), router=self._router
         )
@@ -232,7 +232,7 @@ class RedisStore:
         self.num_garbage += num_garbage
         return heads
 
-    async def snapshot(self, stream_ids: Collection[StreamId] | None = None) -> Snapshot:
+    async def snapshot(self, stream_ids: Collection[StreamId] | None = None) -> IndexSnapshot:
         """Begin a snapshot of the given streams, or of all."""
         return await begin_snapshot(self._connection, self._scripts, self._base, stream_ids)
 

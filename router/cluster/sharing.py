@@ -22,7 +22,7 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.link import PAUSE_S, Link
 from router.cluster.loader import load_snapshots
-from router.cluster.loops import LeaseKeeper, Reader, Writer, publish_notes, publish_usage
+from router.cluster.loops import DeltaWriter, LeaseKeeper, LogReader, publish_notes, publish_usage
 from router.cluster.membership import Membership, Memberships, Role
 from router.cluster.peers import Peers
 from router.cluster.pool_share import LISTER, PoolShare
@@ -100,7 +100,7 @@ class Sharing:
         self._count_failure = count_failure
         self._session_ttl_s = session_ttl_s
         self._must_read_registry = asyncio.Event()
-        self.reader = Reader(
+        self.reader = LogReader(
             store,
             self.memberships,
             peers,
@@ -109,7 +109,7 @@ class Sharing:
             on_pool=pool.apply if pool is not None else _ignore,
             on_consumed=accounts.receive if accounts is not None else _ignore,
         )
-        self.writer = Writer(store, self.memberships, pool.take if pool is not None else list)
+        self.writer = DeltaWriter(store, self.memberships, pool.take if pool is not None else list)
         self.keeper = LeaseKeeper(
             store,
             self.memberships,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from router.cluster.redis_snapshot import Holder
-from router.cluster.redis_store import RedisStore, Snapshot
+from router.cluster.redis_store import IndexSnapshot, RedisStore
 from router.config import RedisConfig
 from router.messages import Delta, SharedTier, StreamId, TierChange, pack_keys
 
@@ -53,7 +53,7 @@ def pack(keys: Iterable[int]) -> bytes:
     return pack_keys(keys)  # type: ignore[arg-type]
 
 
-async def blocks(snapshot: Snapshot) -> dict[Holder, set[int]]:
+async def blocks(snapshot: IndexSnapshot) -> dict[Holder, set[int]]:
     """Gather a snapshot."""
     held: dict[Holder, set[int]] = {}
     async for part in snapshot.slices():

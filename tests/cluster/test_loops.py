@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.cluster.loader import _load as load_once
-from router.cluster.loops import LeaseKeeper, Reader, Writer
+from router.cluster.loops import DeltaWriter, LeaseKeeper, LogReader
 from router.cluster.membership import Role
-from router.cluster.redis_snapshot import Snapshot
+from router.cluster.redis_snapshot import IndexSnapshot
 from router.cluster.redis_store import RedisStore
 from router.errors import EMPTIED, StoreUnavailable
 from router.messages import Delta, StreamId
@@ -30,8 +30,8 @@ class Router:
         self.heard: list[Delta] = []
         self.held: list[frozenset[StreamId]] = []
         self.peers = Peer(name).peers
-        self.writer = Writer(store, self.node.memberships, list)
-        self.reader = Reader(
+        self.writer = DeltaWriter(store, self.node.memberships, list)
+        self.reader = LogReader(
             store,
             self.node.memberships,
             self.peers,
@@ -134,7 +134,7 @@ async def test_a_snapshot_torn_by_a_flush_is_not_believed(
         await second.keeper._hold()
         begin_snapshot = second.store.snapshot
 
-        async def torn(stream_ids: Collection[StreamId] | None = None) -> Snapshot:
+        async def torn(stream_ids: Collection[StreamId] | None = None) -> IndexSnapshot:
             snapshot = await begin_snapshot(stream_ids)
             redis.client.flushall()
             return snapshot

@@ -13,7 +13,7 @@ from router.cluster.redis_log import (
     MAX_KEYS,
     Cursor,
     Entry,
-    Reading,
+    NewEntries,
     calls,
     read_entries,
     read_heads,
@@ -40,7 +40,7 @@ def entries_of(*deltas: Delta) -> list[Entry]:
     return entries
 
 
-def read(log: Sequence[Entry], after: Cursor = BEGIN, work: Sequence[Entry] = ()) -> Reading:
+def read(log: Sequence[Entry], after: Cursor = BEGIN, work: Sequence[Entry] = ()) -> NewEntries:
     """Read as router `me`."""
     return read_entries(after, log, work, router="me")
 

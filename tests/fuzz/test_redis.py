@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.view import CandidateId
 from router.cluster.redis_log import Cursor, read_entries, read_heads
-from router.cluster.redis_snapshot import Snapshot, _named_bits
+from router.cluster.redis_snapshot import IndexSnapshot, _named_bits
 from router.cluster.shared_stream import SharedStream
 from router.config import ReplicaConfig
 from router.experiments.runner import ExperimentRunner
@@ -230,7 +230,7 @@ def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]])
     assert num_garbage >= 0
     bits, _ = _named_bits(flat)
     cursor = Cursor("i", "o", "0-0", 0, "0-0")
-    snapshot = Snapshot(None, None, "", cursor, heads, bits)  # type: ignore[arg-type]
+    snapshot = IndexSnapshot(None, None, "", cursor, heads, bits)  # type: ignore[arg-type]
     found = snapshot._unpacked([part for pair in values for part in pair])
     assert found.keys() <= set(bits.values())
 

@@ -33,7 +33,7 @@ from router.cluster import (
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.peers import Peers
-from router.cluster.redis_log import Cursor, Reading
+from router.cluster.redis_log import Cursor, NewEntries
 from router.cluster.redis_store import RedisStore, Written
 from router.cluster.shared_stream import SharedStream
 from router.config import RedisConfig, ReplicaConfig
@@ -199,7 +199,7 @@ class SteppedStore(RedisStore):
 class SteppedSnapshot:
     """A snapshot in pieces."""
 
-    def __init__(self, snapshot: redis_snapshot.Snapshot, gate: Gate) -> None:
+    def __init__(self, snapshot: redis_snapshot.IndexSnapshot, gate: Gate) -> None:
         self._snapshot = snapshot
         self._gate = gate
         self.heads = snapshot.heads
@@ -224,9 +224,9 @@ class OneReading:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self.cursor: Cursor | None = None
-        self.reading: Reading | None = None
+        self.reading: NewEntries | None = None
 
-    async def read(self, after: Cursor, *, block_s: float) -> Reading:
+    async def read(self, after: Cursor, *, block_s: float) -> NewEntries:
         if self.reading is not None:
             self.cursor = after
             raise OneReading.Enough
