@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from policies import CandidateId, CostModel, Policy, RequestView, Snapshot
 from router.cluster.candidate_names import CandidateNames
+from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
@@ -27,7 +28,7 @@ class Node:
     """One router of several. `urls` by local name: two nodes may name their replicas differently.
 
     Args:
-        settings: Of `Peers`.
+        settings: Of `Outbox`.
     """
 
     def __init__(self, name: str, urls: Sequence[str] = ("x", "y"), **settings: int) -> None:
@@ -36,14 +37,21 @@ class Node:
         self.caches = CacheView(BlockIndex())
         self.sessions = Sessions()
         self.metrics = Metrics()
+        names = CandidateNames(self.registry, self.fleet)
         self.peers = Peers(
             name,
             fleet=self.fleet,
             caches=self.caches,
             sessions=self.sessions,
-            names=CandidateNames(self.registry, self.fleet),
+            names=names,
             metrics=self.metrics,
-            **settings,  # type: ignore[arg-type]
+        )
+        self.outbox = Outbox(
+            caches=self.caches,
+            sessions=self.sessions,
+            names=names,
+            metrics=self.metrics,
+            **settings,
         )
         for entry in self.registry.entries:
             self.find(entry.name)
@@ -125,7 +133,7 @@ class Node:
         lease = self.fleet.admit(view.id, booking, now_s)
         num_held_blocks = view.num_gpu_tokens // BLOCK_SIZE
         claim = self.caches.claim(view.id, chain, num_held_blocks)
-        self.peers.began(
+        self.outbox.began(
             lease,
             claim=claim,
             num_held_blocks=num_held_blocks,
@@ -137,19 +145,19 @@ class Node:
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         self.fleet.first_token(lease, now_s)
-        self.peers.answered(lease, now_s)
+        self.outbox.answered(lease, now_s)
 
     def end(self, lease: Lease, claim: Claim, now_s: float, outcome: Outcome = Outcome.OK) -> None:
         computed = outcome is Outcome.OK
         self.fleet.end(lease, now_s, outcome)
-        self.peers.ended(lease, computed=computed)
+        self.outbox.ended(lease, computed=computed)
         self.caches.release(claim, computed=computed, now_s=now_s)
 
     # -- notes -------------------------------------------------------------------------------
 
     def told(self) -> Notes:
         """Take what is to be told, over the wire."""
-        return decode_notes(encode(Notes(self.peers.name, self.peers.take())))
+        return decode_notes(encode(Notes(self.peers.name, self.outbox.take())))
 
     def hear(self, *others: Node, now_s: float) -> None:
         """Hear at once what others have to tell."""

@@ -30,6 +30,7 @@ from policies.view import CandidateId
 from router.cluster import Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
+from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig, ReplicaConfig
@@ -241,14 +242,20 @@ class _Router:
         self.fleet = _NotedFleet()
         self.caches = CacheView(BlockIndex())
         names = CandidateNames(registry, self.fleet)
-        sessions = Sessions()
+        sessions, metrics = Sessions(), Metrics()
         self.peers = Peers(
             name,
             fleet=self.fleet,
             caches=self.caches,
             sessions=sessions,
             names=names,
-            metrics=Metrics(),
+            metrics=metrics,
+        )
+        self.outbox = Outbox(
+            caches=self.caches,
+            sessions=sessions,
+            names=names,
+            metrics=metrics,
         )
         self.sharing = Sharing(
             RedisStore(_config(url), router=name, password=None),
@@ -256,6 +263,7 @@ class _Router:
             caches=self.caches,
             names=names,
             peers=self.peers,
+            outbox=self.outbox,
             registry=registry,
             apply_records=_ignore,
             pool=None,
@@ -312,7 +320,7 @@ class _Router:
         candidate = CandidateId(_names()[number % _NUM_REPLICAS])
         booking = Booking(num_uncached_tokens=number, num_cached_tokens=0)
         lease = self.fleet.admit(candidate, booking, now_s)
-        self.peers.began(
+        self.outbox.began(
             lease,
             claim=self.caches.claim(candidate, keys, 0),
             num_held_blocks=0,
@@ -321,10 +329,10 @@ class _Router:
         return lease
 
     def answered(self, lease: Lease) -> None:
-        self.peers.answered(lease, time.monotonic())
+        self.outbox.answered(lease, time.monotonic())
 
     def ended(self, lease: Lease) -> None:
-        self.peers.ended(lease, computed=True)
+        self.outbox.ended(lease, computed=True)
 
 
 def _ignore(records: Mapping[str, object]) -> None:

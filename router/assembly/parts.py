@@ -16,7 +16,8 @@ from router.api.outliner import Outliner
 from router.api.withheld import Withheld
 from router.cluster import PoolShare, Sharing
 from router.cluster.candidate_names import CandidateNames
-from router.cluster.peers import NULL_PEERS, NullPeers, Peers
+from router.cluster.outbox import Outbox
+from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.config.hosts import HostRules
@@ -191,7 +192,8 @@ class Parts:
         """Build what is shared with other routers."""
         config = self.config
         self.candidate_names = CandidateNames(self.registry, self.fleet)
-        self.peers: Peers | NullPeers = NULL_PEERS
+        self.peers: Peers | None = None
+        self.outbox: Outbox | None = None
         self.store: RedisStore | None = None
         self.sharing: Sharing | None = None
         if not config.redis.is_configured and peer_name is None:
@@ -206,6 +208,12 @@ class Parts:
             metrics=self.metrics,
             lease_s=config.redis.lease_s,
         )
+        self.outbox = Outbox(
+            caches=self.caches,
+            sessions=self.sessions,
+            names=self.candidate_names,
+            metrics=self.metrics,
+        )
         if not config.redis.is_configured:
             return
         self.store = RedisStore(config.redis, router=name, password=redis_password)
@@ -215,6 +223,7 @@ class Parts:
             caches=self.caches,
             names=self.candidate_names,
             peers=self.peers,
+            outbox=self.outbox,
             registry=self.registry,
             apply_records=self.watches.apply,
             pool=PoolShare(self.pool, self.pool_follower) if self.pool_follower else None,

@@ -69,7 +69,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         fleet=parts.fleet,
         caches=parts.caches,
         sessions=parts.sessions,
-        peers=parts.peers,
+        outbox=parts.outbox,
         pool=verifier,
         metrics=metrics,
     )

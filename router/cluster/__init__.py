@@ -6,7 +6,8 @@
     catch_up      what a follower loads before it can follow
     loops         read, write, publish what is in flight, hold leases: one loop each
     loader        snapshots, in the background
-    peers         requests in flight as notes, both ways
+    outbox        our requests, as notes for the others
+    peers         what the others' notes change here
     pool_share    who lists the shared pool, and what was learned of it
 
 `Sharing` puts them together; the replicas' watches ask it how to follow a candidate (`follow`).

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from router.cluster.membership import Membership, Memberships, Role
+from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_log import Cursor
 from router.cluster.redis_store import RedisStore, Written
@@ -185,20 +186,20 @@ class DeltaWriter:
             self.is_full = False
 
 
-async def publish_notes(store: RedisStore, peers: Peers) -> None:
+async def publish_notes(store: RedisStore, outbox: Outbox) -> None:
     """Publish what is in flight here, for ever.
 
     Raises:
         StoreError: Redis is gone or will not do.
     """
     while True:
-        notes = peers.take()
+        notes = outbox.take()
         if notes:
             try:
                 await store.publish(notes)
             except StoreFull as exc:
                 logger.debug("notes not published", extra={"reason": exc.message})
-                peers.resend()
+                outbox.resend()
                 await asyncio.sleep(_FULL_PAUSE_S)
         await asyncio.sleep(FLUSH_S)
 
@@ -225,6 +226,7 @@ class LeaseKeeper:
         store: RedisStore,
         memberships: Memberships,
         peers: Peers,
+        outbox: Outbox,
         *,
         lease_s: float,
         further: tuple[StreamId, ...],
@@ -233,6 +235,7 @@ class LeaseKeeper:
         self._store = store
         self._memberships = memberships
         self._peers = peers
+        self._outbox = outbox
         self._beat_s = lease_s / 6
         self._further = further
         self._on_held = on_held
@@ -247,14 +250,14 @@ class LeaseKeeper:
         """
         while True:
             now_s = time.monotonic()
-            beat = await self._store.beat(self._peers.load(now_s))
+            beat = await self._store.beat(self._outbox.load(now_s))
             if beat.incarnation != incarnation:
                 raise StoreUnavailable(EMPTIED)
             self.num_routers = len(beat.routers)
             if self._peers.wanted():
                 self._peers.join(await self._store.loads(), time.monotonic())
             is_settled = await self._hold()
-            self._peers.alive()
+            self._outbox.alive()
             self._peers.expire(time.monotonic())
             await self._pause(is_settled)
 

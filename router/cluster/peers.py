@@ -1,23 +1,13 @@
-"""Other routers: our requests as notes for them, and what their notes change here.
+"""Other routers: what their notes change here.
 
-    began      a lease begins           their ledger, their claims, their sessions
-    answered   its first token came     their queue, their cost model
+    began      a lease begins           our ledger, our claims, our sessions
+    answered   its first token came     our queue, our cost model
     ended      it is given back         all of it
     alive      a heartbeat              ends what was lost on the way
 
-Outward, notes wait in an outbox until a loop takes them; inward, each note changes the same fleet,
-caches and sessions that our own requests do. What must not live here: how and when notes travel
-(redis_store, loops).
-
-A note may be late, lost or arrive twice: see router.cluster.lease_tracker. Overflow rule of the
-outbox: above `max_notes`, or `max_bytes` of claimed keys, all of it is dropped, and what is taken
-next lists every open lease anew, with a heartbeat that ends the rest; `resend` does the same for
-notes that were taken and may not have arrived. What that loses is what others would have learned
-from requests that are over by then: first-token times, sessions (which are stored, too).
-
-Cost: a request takes three notes, some 60 bytes each, and its claim, 8 bytes a new block: of a
-turn with 2,000 new tokens 1 kB, of a cold prompt of 100,000 tokens 50 kB. Of prompts to BLIND
-candidates the whole chain goes: all routers guess alike what is cached there.
+Each note changes the same fleet, caches and sessions that our own requests do. What must not live
+here: how and when notes travel (redis_store, loops), our own (outbox). A note may be late, lost or
+arrive twice: see router.cluster.lease_tracker.
 """
 
 from __future__ import annotations
@@ -26,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from policies.view import CandidateId
@@ -41,16 +30,11 @@ from router.messages import (
     Consumed,
     Ended,
     Load,
-    Note,
     Notes,
-    OpenLease,
     Registered,
     SessionState,
-    StreamId,
     Suspected,
     decode_load,
-    encode,
-    pack_keys,
     unpack_keys,
 )
 from router.metrics import Metrics
@@ -64,39 +48,6 @@ LEASE_S: Final = 3.0
 """A router silent for so long is forgotten, with all it has in flight."""
 
 MAX_ROUTERS: Final = 1_024
-
-
-class NullPeers:
-    """The peers of a router without Redis: none."""
-
-    __slots__ = ()
-
-    def began(
-        self,
-        lease: Lease,
-        *,
-        claim: Claim | None,
-        num_held_blocks: int,
-        session_hash: int | None,
-    ) -> None:
-        """See `Peers.began`."""
-
-    def answered(self, lease: Lease, now_s: float) -> None:
-        """See `Peers.answered`."""
-
-    def ended(self, lease: Lease, *, computed: bool) -> None:
-        """See `Peers.ended`."""
-
-
-NULL_PEERS: Final = NullPeers()
-
-
-class _Own(Struct):
-    """One of our open leases, as it is sent again."""
-
-    began: Began
-    begun_s: float
-    is_answered: bool = False
 
 
 class _Work(Struct):
@@ -124,7 +75,7 @@ def _ignore(candidate: CandidateId, reason: str) -> None:
 
 
 class Peers:
-    """Translates between notes and state; see the module.
+    """The other routers, as this one knows them.
 
     Args:
         name: Ours among routers, unique to the process.
@@ -142,8 +93,6 @@ class Peers:
         names: CandidateNames,
         metrics: Metrics,
         lease_s: float = LEASE_S,
-        max_notes: int = 20_000,
-        max_bytes: int = 16 * 1024 * 1024,
         on_suspected: Callable[[CandidateId, str], None] = _ignore,
     ) -> None:
         self.name = name
@@ -154,129 +103,7 @@ class Peers:
         self._names = names
         self._metrics = metrics
         self._lease_s = lease_s
-        self._max_notes = max_notes
-        self._max_bytes = max_bytes
-        self._open: dict[int, _Own] = {}
-        self._last = 0
-        self._outbox: list[Note] = []
-        self._suspicions: dict[StreamId, Suspected] = {}  # one of a stream is enough
-        self._num_bytes = 0
-        self._is_lost = False
-        self._turned: dict[int, None] = {}  # sessions that had a turn here and are not stored
         self._peers: dict[str, _Peer] = {}
-
-    # -- outward -----------------------------------------------------------------------------
-
-    def began(
-        self,
-        lease: Lease,
-        *,
-        claim: Claim | None,
-        num_held_blocks: int,
-        session_hash: int | None,
-    ) -> None:
-        """Note that one of our requests was sent, and what it is going to compute."""
-        stream_id = self._names.stream_id_of(lease.candidate)
-        if stream_id is None:
-            return  # removed
-        booking = lease.booking
-        chain = claim.keys if claim is not None else ()
-        is_blind = self._caches.state(lease.candidate) == "blind"
-        note = Began(
-            number=lease.number,
-            stream_id=stream_id,
-            num_uncached_tokens=booking.num_uncached_tokens,
-            num_cached_tokens=booking.num_cached_tokens,
-            num_fetched_tokens=booking.num_fetched_tokens,
-            streams=booking.streams,
-            claimed=pack_keys(chain[num_held_blocks:]),
-            num_held=num_held_blocks,
-            session_hash=session_hash,
-            held=pack_keys(chain[:num_held_blocks]) if is_blind else b"",
-        )
-        self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
-        self._last = lease.number
-        self._put(note, len(note.claimed) + len(note.held))
-        if session_hash is not None:
-            self._turned[session_hash] = None
-
-    def answered(self, lease: Lease, now_s: float) -> None:
-        """Note that the first token of one of our requests came now."""
-        own = self._open.get(lease.number)
-        if own is not None and not own.is_answered:
-            own.is_answered = True
-            own.began = msgspec.structs.replace(own.began, claimed=b"", held=b"")  # computed
-            self._put(Answered(lease.number, (now_s - lease.begun_s) * 1000.0))
-
-    def ended(self, lease: Lease, *, computed: bool) -> None:
-        """Note that one of our requests is over, however it ended."""
-        if self._open.pop(lease.number, None) is not None:
-            self._put(Ended(lease.number, computed))
-
-    def suspected(self, candidate: CandidateId, reason: str) -> None:
-        """Ask a candidate's leader to read history anew: predictions turned out wrong."""
-        stream_id = self._names.stream_id_of(candidate)
-        if stream_id is not None:
-            self._suspicions[stream_id] = Suspected(stream_id, reason)
-
-    def alive(self) -> None:
-        """Put a heartbeat into the outbox, behind all notes so far."""
-        self._put(Alive(tuple(self._open), self._last))
-
-    def take(self) -> tuple[Note, ...]:
-        """Take the notes to be published, oldest first."""
-        if self._is_lost:
-            self._is_lost = False
-            for number, own in self._open.items():
-                self._outbox.append(own.began)
-                if own.is_answered:
-                    self._outbox.append(Answered(number))
-            self._outbox.append(Alive(tuple(self._open), self._last))
-        notes = (*self._outbox, *self._suspicions.values())
-        self._outbox.clear()
-        self._suspicions.clear()
-        self._num_bytes = 0
-        return notes
-
-    def resend(self) -> None:
-        """Publish everything anew: notes did not arrive, or not for certain."""
-        self._metrics.notes_dropped.inc(len(self._outbox))
-        self._outbox.clear()
-        self._num_bytes = 0
-        self._is_lost = True
-
-    def load(self, now_s: float) -> bytes:
-        """Pack all that we have in flight, for a router that joins."""
-        leases = tuple(
-            OpenLease(own.began, now_s - own.begun_s, own.is_answered)
-            for own in self._open.values()
-        )
-        return encode(Load(self._last, leases))
-
-    def take_sessions(self, max_sessions: int = 1000) -> dict[int, SessionState]:
-        """Take sessions that had a turn here, to be stored for routers that join later."""
-        taken: dict[int, SessionState] = {}
-        while self._turned and len(taken) < max_sessions:
-            session_hash = next(iter(self._turned))
-            del self._turned[session_hash]
-            session = self._sessions.last(session_hash)
-            stream_id = self._names.stream_id_of(session.candidate) if session is not None else None
-            if session is not None and stream_id is not None:
-                taken[session_hash] = SessionState(stream_id, session.num_turns, session.gap_s)
-        return taken
-
-    def _put(self, note: Note, num_bytes: int = 0) -> None:
-        if self._is_lost:
-            return  # sent again in one piece
-        self._outbox.append(note)
-        self._num_bytes += num_bytes
-        if len(self._outbox) > self._max_notes or self._num_bytes > self._max_bytes:
-            logger.warning(
-                "notes dropped: redis does not take them", extra={"num": len(self._outbox)}
-            )
-            self.resend()
-
-    # -- inward ------------------------------------------------------------------------------
 
     def apply(self, notes: Notes, now_s: float) -> None:
         """Apply another router's notes to our state; our own are passed over."""

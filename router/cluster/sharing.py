@@ -24,6 +24,7 @@ from router.cluster.link import PAUSE_S, Link
 from router.cluster.loader import load_snapshots
 from router.cluster.loops import DeltaWriter, LeaseKeeper, LogReader, publish_notes, publish_usage
 from router.cluster.membership import Membership, Memberships, Role
+from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.pool_share import LISTER, PoolShare
 from router.cluster.redis_store import RedisStore, StoreFacts
@@ -74,6 +75,7 @@ class Sharing:
         caches: CacheView,
         names: CandidateNames,
         peers: Peers,
+        outbox: Outbox,
         registry: Registry,
         apply_records: Callable[[Mapping[str, ReplicaRecord]], None],
         pool: PoolShare | None,
@@ -92,6 +94,7 @@ class Sharing:
         self._caches = caches
         self._names = names
         self._peers = peers
+        self._outbox = outbox
         self._registry = registry
         self._apply_records = apply_records
         self._pool = pool
@@ -114,6 +117,7 @@ class Sharing:
             store,
             self.memberships,
             peers,
+            outbox,
             lease_s=lease_s,
             further=(LISTER,) if pool is not None else (),
             on_held=pool.held if pool is not None else _ignore,
@@ -204,7 +208,7 @@ class Sharing:
         if member is not None and member.role is Role.LEADING:
             self.memberships.end_epoch(member)
         else:
-            self._peers.suspected(candidate, "its engine restarted")
+            self._outbox.suspected(candidate, "its engine restarted")
 
     # -- life --------------------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class Sharing:
             self._pool.went_down()
         if self._accounts is not None:
             self._accounts.lost()
-        self._peers.resend()
+        self._outbox.resend()
         self._peers.expire(time.monotonic())
 
     async def _leave(self) -> None:
@@ -268,7 +272,7 @@ class Sharing:
         async with asyncio.TaskGroup() as tg:
             tg.create_task(self.reader.run(cursor), name="redis: read")
             tg.create_task(self.writer.run(), name="redis: write")
-            tg.create_task(publish_notes(self._store, self._peers), name="redis: publish")
+            tg.create_task(publish_notes(self._store, self._outbox), name="redis: publish")
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
             tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
             tg.create_task(self._sync_registry(), name="redis: registry")
@@ -335,7 +339,7 @@ class Sharing:
             self._peers.learn_sessions({session_hash: state}, time.monotonic())
         while True:
             with suppress(StoreFull):  # their next turn stores them
-                while sessions := self._peers.take_sessions():
+                while sessions := self._outbox.take_sessions():
                     await self._store.put_sessions(sessions, self._session_ttl_s)
             await asyncio.sleep(_SESSIONS_S)
 
@@ -351,7 +355,7 @@ class Sharing:
             for member in self.memberships:
                 stream = self._caches.stream(member.candidate)
                 if isinstance(stream, SharedStream) and stream.suspicion is not None:
-                    self._peers.suspected(member.candidate, stream.suspicion)
+                    self._outbox.suspected(member.candidate, stream.suspicion)
             await asyncio.sleep(_SUSPICION_S)
 
     def _suspected(self, candidate: CandidateId, reason: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from router.cluster.peers import NullPeers, Peers
+from router.cluster.outbox import Outbox
 from router.data_path import tenancy
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.verify import PoolVerifier
@@ -34,14 +34,14 @@ class Admission:
         fleet: Fleet,
         caches: CacheView,
         sessions: Sessions,
-        peers: Peers | NullPeers,
+        outbox: Outbox | None,
         pool: PoolVerifier | None,
         metrics: Metrics,
     ) -> None:
         self._fleet = fleet
         self._caches = caches
         self._sessions = sessions
-        self._peers = peers
+        self._outbox = outbox
         self._pool = pool
         self._metrics = metrics
 
@@ -69,12 +69,13 @@ class Admission:
         if job.tokens is not None and contract is not None:
             num_held_blocks = view.num_gpu_tokens // contract.block_size
             claim = self._caches.claim(candidate.id, job.keys(contract), num_held_blocks)
-        self._peers.began(
-            lease,
-            claim=claim,
-            num_held_blocks=num_held_blocks,
-            session_hash=job.session_hash,
-        )
+        if self._outbox is not None:
+            self._outbox.began(
+                lease,
+                claim=claim,
+                num_held_blocks=num_held_blocks,
+                session_hash=job.session_hash,
+            )
         if job.session_hash is not None:
             self._sessions.note(job.session_hash, candidate.id, now_s)
         state = self._caches.state(candidate.id)
@@ -99,7 +100,8 @@ class Admission:
         """Note the first byte of an answer: of a stream it is the first token."""
         if job.streams and answer.outcome_status == 200:
             self._fleet.first_token(placement.lease, answer.first_s)
-            self._peers.answered(placement.lease, answer.first_s)
+            if self._outbox is not None:
+                self._outbox.answered(placement.lease, answer.first_s)
             if self._pool is not None and placement.num_pool_tokens:
                 self._pool.fetched(placement.candidate.id)
 
@@ -108,7 +110,8 @@ class Admission:
         now_s = monotonic()
         self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
         computed = outcome is Outcome.OK
-        self._peers.ended(placement.lease, computed=computed)
+        if self._outbox is not None:
+            self._outbox.ended(placement.lease, computed=computed)
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=computed, now_s=now_s)
 

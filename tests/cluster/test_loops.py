@@ -29,12 +29,12 @@ class Router:
         self.node = Node(name, PlainRedis(), engine)
         self.heard: list[Delta] = []
         self.held: list[frozenset[StreamId]] = []
-        self.peers = Peer(name).peers
+        peer = Peer(name)
         self.writer = DeltaWriter(store, self.node.memberships, list)
         self.reader = LogReader(
             store,
             self.node.memberships,
-            self.peers,
+            peer.peers,
             me=name,
             on_registered=lambda: None,
             on_pool=self.heard.append,
@@ -42,7 +42,8 @@ class Router:
         self.keeper = LeaseKeeper(
             store,
             self.node.memberships,
-            self.peers,
+            peer.peers,
+            peer.outbox,
             lease_s=60.0,
             further=(),
             on_held=self.held.append,

@@ -1,4 +1,4 @@
-"""router.cluster.peers: two routers that share notes are as one, whatever becomes of them."""
+"""Peers and Outbox: two routers that share notes are as one, whatever becomes of the notes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from policies import CandidateId, create
-from router.cluster.peers import LEASE_S, NULL_PEERS
+from router.cluster.peers import LEASE_S
 from router.index.cache_view import LINGER_S
 from router.messages import (
     Alive,
@@ -225,12 +225,12 @@ def test_a_lost_begin_is_asked_for() -> None:
     """The heartbeat names it, and the router's load has it."""
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 4), 0.0)
-    a.peers.take()  # lost
-    a.peers.alive()
+    a.outbox.take()  # lost
+    a.outbox.alive()
     b.hear(a, now_s=0.5)
     assert b.peers.wanted() == ("a",)
 
-    b.peers.join({"a": a.peers.load(1.0), "b": b.peers.load(1.0)}, 1.0)
+    b.peers.join({"a": a.outbox.load(1.0), "b": b.outbox.load(1.0)}, 1.0)
     assert b.peers.wanted() == ()
     assert b.load(1.0) == a.load(1.0)
     assert b.held("r1", chain_of(1, 4)) == 4
@@ -247,7 +247,7 @@ def test_a_router_that_joins_knows_all_at_once() -> None:
     a.first_token(done, 0.09)
     b.hear(a, now_s=0.09)
 
-    late.peers.join({"b": b.peers.load(0.1), "a": a.peers.load(0.1)}, 0.1)
+    late.peers.join({"b": b.outbox.load(0.1), "a": a.outbox.load(0.1)}, 0.1)
     for url, load in late.load(0.1).items():
         assert load == pytest.approx(a.load(0.1)[url])
         assert load == pytest.approx(b.load(0.1)[url])
@@ -281,21 +281,21 @@ def test_claims_count_against_the_bound() -> None:
     """Cold prompts fill the outbox by their keys."""
     a = Node("a", max_bytes=100)
     a.begin("r1", chain_of(1, 10), 0.0)
-    assert len(a.peers.take()) == 1
+    assert len(a.outbox.take()) == 1
     a.begin("r1", chain_of(2, 13), 0.0)
 
-    assert [type(note) for note in a.peers.take()] == [Began, Began, Alive]
+    assert [type(note) for note in a.outbox.take()] == [Began, Began, Alive]
 
 
 def test_what_may_not_have_arrived_is_told_anew() -> None:
     """Taken, but the store did not take it; suspicions are kept."""
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 2), 0.0)
-    a.peers.take()
-    a.peers.suspected(R1, "why")
-    a.peers.suspected(R1, "why again")
-    a.peers.suspected(CandidateId("r9"), "unknown")
-    a.peers.resend()
+    a.outbox.take()
+    a.outbox.suspected(R1, "why")
+    a.outbox.suspected(R1, "why again")
+    a.outbox.suspected(CandidateId("r9"), "unknown")
+    a.outbox.resend()
     notes = a.told()
     b.peers.apply(notes, 0.0)
 
@@ -330,7 +330,7 @@ def test_a_silent_router_is_forgotten() -> None:
     chain = chain_of(1, 10)
     a.begin("r1", chain, 0.0)
     b.hear(a, now_s=0.0)
-    a.peers.alive()
+    a.outbox.alive()
     b.hear(a, now_s=2.0)
     assert b.peers.expire(2.0 + LEASE_S) == ()
     assert b.held("r1", chain) == 10
@@ -348,10 +348,10 @@ def test_one_that_was_forgotten_in_vain_comes_back_whole() -> None:
     lease, claim = a.begin("r1", chain_of(1, 10), 0.0)
     b.hear(a, now_s=0.0)
     b.peers.expire(10.0)
-    a.peers.alive()
+    a.outbox.alive()
     b.hear(a, now_s=11.0)
     assert b.peers.wanted() == ("a",)
-    b.peers.join({"a": a.peers.load(11.0)}, 11.0)
+    b.peers.join({"a": a.outbox.load(11.0)}, 11.0)
 
     assert b.load(11.0)["http://x"][:3] == a.load(11.0)["http://x"][:3]
     a.end(lease, claim, 12.0, Outcome.REPLICA_FAILED)
@@ -435,16 +435,16 @@ def test_a_removed_replica_is_not_told_of() -> None:
     """Requests that still run there have no stream any more; their ends are no news."""
     a = Node("a")
     lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
-    a.peers.take()
+    a.outbox.take()
     a.registry.remove("r1")
     a.registry.forget("r1")
     a.begin("r1", chain_of(2, 2), 0.0)
-    a.peers.answered(lease, 0.1)
-    a.peers.answered(lease, 0.2)
+    a.outbox.answered(lease, 0.1)
+    a.outbox.answered(lease, 0.2)
     a.end(lease, claim, 0.3)
-    a.peers.ended(lease, computed=True)
+    a.outbox.ended(lease, computed=True)
 
-    assert [type(note) for note in a.peers.take()] == [Answered, Ended]
+    assert [type(note) for note in a.outbox.take()] == [Answered, Ended]
 
 
 def test_nonsense_is_counted_and_survived() -> None:
@@ -470,8 +470,8 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
     a.begin("r2", chain_of(2, 2), 30.0)
     late.begin("r2", chain_of(2, 2), 30.0, session_hash=8)
 
-    stored = a.peers.take_sessions(1) | a.peers.take_sessions()
-    assert a.peers.take_sessions() == {}
+    stored = a.outbox.take_sessions(1) | a.outbox.take_sessions()
+    assert a.outbox.take_sessions() == {}
     assert stored[7] == SessionState(X, 3, 10.0)
     late.peers.learn_sessions(stored | {9: SessionState(StreamId("http://z#0"), 1, None)}, 40.0)
     seven, eight = late.sessions.get(7, 40.0), late.sessions.get(8, 40.0)
@@ -483,25 +483,9 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
 
 
 def test_a_session_whose_replica_is_gone_is_not_stored() -> None:
-    """Nobody could find it there."""
+    """No router could find it there."""
     a = Node("a")
     a.begin("r1", chain_of(1, 2), 0.0, session_hash=7)
     a.registry.forget("r1")
 
-    assert a.peers.take_sessions() == {}
-
-
-def test_alone_nothing_is_told() -> None:
-    """One router needs no notes: none are kept, and its own load is what it was."""
-    a = Node("a")
-    lease, claim = a.begin("r1", chain_of(1, 2), 0.0)
-    a.told()
-    before = a.load(0.0)
-
-    NULL_PEERS.began(lease, claim=claim, num_held_blocks=0, session_hash=None)
-    NULL_PEERS.answered(lease, 0.0)
-    NULL_PEERS.ended(lease, computed=True)
-
-    assert a.load(0.0) == before
-    assert a.told().notes == ()
-    assert not hasattr(NULL_PEERS, "__dict__")
+    assert a.outbox.take_sessions() == {}

@@ -294,19 +294,18 @@ async def test_two_routers_tell_one_another() -> None:
 
         async def carry() -> None:
             """Be Redis: what one publishes the other receives, a few milliseconds later."""
-            from router.cluster.peers import Peers
             from router.messages import Notes
 
-            pa, pb = a.router.peers, b.router.peers
-            assert isinstance(pa, Peers)
-            assert isinstance(pb, Peers)
             now = asyncio.get_running_loop().time
             while True:
                 await asyncio.sleep(0.002)
-                for teller, hearer in ((pa, pb), (pb, pa)):
-                    if notes := teller.take():
+                for sender, receiver in ((a.router, b.router), (b.router, a.router)):
+                    assert sender.outbox is not None
+                    assert sender.peers is not None
+                    assert receiver.peers is not None
+                    if notes := sender.outbox.take():
                         carried[0] += len(notes)
-                        hearer.apply(Notes(teller.name, notes), now())
+                        receiver.peers.apply(Notes(sender.peers.name, notes), now())
 
         async with asyncio.TaskGroup() as tg:
             carrier = tg.create_task(carry())

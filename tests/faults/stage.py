@@ -30,7 +30,6 @@ from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router import config
 from router.assembly import Router
-from router.cluster.peers import Peers
 from router.contracts import BlockKey, block_key
 from router.logs import JsonFormatter, TextFormatter
 from router.replicas.replica import candidates_of
@@ -220,8 +219,8 @@ class Stage:
         for candidate, holdings in router.caches.index._holdings.items():
             if holdings.computing:
                 left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
-        if isinstance(router.peers, Peers) and router.peers._open:
-            left.append(f"told as open: {len(router.peers._open)} leases")
+        if router.outbox is not None and router.outbox._open:
+            left.append(f"published as open: {len(router.outbox._open)} leases")
         session = router.upstream._session
         if session is not None and session.connector is not None:
             acquired = session.connector._acquired  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.time_model import TimeModel
-from router.cluster.peers import Peers
 from router.index.cache_view import LINGER_S
 from router.messages import Notes
 from tests.faults.stage import Engines, Stage, arm, chat, num_running, on_stage, streamed, words
@@ -84,10 +83,9 @@ async def test_nothing_is_left_of_a_storm() -> None:
 
 def _hears_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
     """Let another router hear of every request of the storm: nothing is left there, either."""
-    peers = stage.router.peers
-    assert isinstance(peers, Peers)
     other = Node("b", [engine.url.removeprefix("http://") for engine in engines])
-    notes = peers.take()
+    assert stage.router.outbox is not None
+    notes = stage.router.outbox.take()
     for number, note in enumerate(notes):
         other.peers.apply(Notes("a", (note,)), number / 100)
     other.caches.expire_claims(len(notes) + LINGER_S)

@@ -32,6 +32,7 @@ from router.cluster import (
 )
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
+from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_log import Cursor, NewEntries
 from router.cluster.redis_store import RedisStore, Written
@@ -265,13 +266,20 @@ class Node:
                 )
             )
         self.names = CandidateNames(registry, fleet)
+        sessions, metrics = Sessions(), Metrics()
         self.peers = Peers(
             name,
             fleet=fleet,
             caches=self.caches,
-            sessions=Sessions(),
+            sessions=sessions,
             names=self.names,
-            metrics=Metrics(),
+            metrics=metrics,
+        )
+        self.outbox = Outbox(
+            caches=self.caches,
+            sessions=sessions,
+            names=self.names,
+            metrics=metrics,
         )
         self.store = SteppedStore(config, router=name, gate=self.snapshots)
         self.sharing = Sharing(
@@ -280,6 +288,7 @@ class Node:
             caches=self.caches,
             names=self.names,
             peers=self.peers,
+            outbox=self.outbox,
             registry=registry,
             apply_records=lambda _: None,
             pool=None,
@@ -350,7 +359,7 @@ class Node:
             self._cursor = once.cursor
 
     async def hold(self) -> None:
-        beat = await self.store.beat(self.peers.load(time.monotonic()))
+        beat = await self.store.beat(self.outbox.load(time.monotonic()))
         if beat.incarnation != self._incarnation:
             raise StoreUnavailable(EMPTIED)
         await self.sharing.keeper._hold()
@@ -359,8 +368,8 @@ class Node:
         for each in self.sharing.memberships:
             stream = self.caches.stream(each.candidate)
             if isinstance(stream, SharedStream) and stream.suspicion is not None:
-                self.peers.suspected(each.candidate, stream.suspicion)
-        notes = self.peers.take()
+                self.outbox.suspected(each.candidate, stream.suspicion)
+        notes = self.outbox.take()
         if notes:
             await self.store.publish(notes)
 
