@@ -209,7 +209,7 @@ async def test_routers_hold_a_limit_together(tmp_path: Path, start_redis: Start)
         async with on_stages(*engines, redis=redis, tenants__file=path) as (one, two):
             for stage in (one, two):  # both have heard of one another
                 accounts = stage.router.tenants.accounts  # type: ignore[union-attr]
-                await stage.until(lambda accounts=accounts: accounts._heard)  # type: ignore[misc]
+                await stage.until(lambda accounts=accounts: accounts._received)  # type: ignore[misc]
             for _ in range(4):
                 assert (await one.ask(chat("a"), headers=A)).status == 200
             requests = two.router.tenants.accounts["a"].requests  # type: ignore[union-attr]
