@@ -252,6 +252,15 @@ def test_the_first_page_leads_to_every_other() -> None:
     assert "(docs/index.md)" in DOCUMENTS["README.md"]
 
 
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/")])
+def test_a_page_says_whom_it_is_for(name: str) -> None:
+    """Its first line below the title begins with "For"."""
+    title, first, *_ = [line for line in DOCUMENTS[name].splitlines() if line]
+
+    assert title.startswith("# ")
+    assert first.startswith("For ")
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_files_and_modules_exist(name: str) -> None:
     """Paths and modules of this repository that a document names are there."""
