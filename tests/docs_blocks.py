@@ -3,6 +3,7 @@
 Conventions, for whoever writes a document. The line before a fenced block may be a comment:
 
     <!-- run -->                               run it; it must succeed
+    <!-- run: shows TEXT -->                   and TEXT must be in what it writes
     <!-- run: in the background, until URL --> start it; go on when URL answers 200; end it at last
     <!-- keep -->                              write a Python block into its file, run it later
     <!-- not run: REASON -->                   required on `sh` blocks that are not run
@@ -51,6 +52,7 @@ _BLOCK = re.compile(
     r"```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+_SHOWS = re.compile(r"run: shows (.+)")
 _UNTIL = re.compile(r"run: in the background, until (\S+)")
 
 
@@ -64,6 +66,12 @@ class Block(Struct, frozen=True, kw_only=True):
     @property
     def runs(self) -> bool:
         return self.marker is not None and not self.marker.startswith("not run")
+
+    @property
+    def shows(self) -> str:
+        """What its output must hold; "" is in every output."""
+        found = _SHOWS.fullmatch(self.marker or "")
+        return found[1] if found else ""
 
     @property
     def until(self) -> str | None:
@@ -168,6 +176,7 @@ class Shell:
         )
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, f"status {done.returncode}:\n{block.code}\n{output}"
+        assert block.shows in output, f"{block.shows!r} is not shown:\n{block.code}\n{output}"
         return output
 
     def start(self, command: list[str], url: str) -> str:

@@ -125,12 +125,20 @@ def test_a_failing_block_is_told(tmp_path: Path) -> None:
         shell.run(block)
 
 
+def test_a_block_that_does_not_show_what_it_says_is_told(tmp_path: Path) -> None:
+    """A block whose output lacks what the document promises fails the test."""
+    block = Block(language="sh", code="echo before", marker="run: shows after")
+
+    with Shell(tmp_path, free_ports()) as shell, pytest.raises(AssertionError, match="'after'"):
+        shell.run(block)
+
+
 @pytest.mark.parametrize("block", of_language("sh", "console"))
 def test_every_command_is_run_or_says_why_not(block: Block) -> None:
     """No command block goes unmarked, and backgrounds name what to wait for."""
     assert block.marker is not None, block.code
     assert block.runs or block.marker.startswith("not run: ")
-    assert block.marker == "run" or block.until or not block.runs
+    assert block.marker == "run" or block.shows or block.until or not block.runs
 
 
 @pytest.mark.parametrize("block", of_language("yaml"))
