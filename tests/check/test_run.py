@@ -124,7 +124,7 @@ async def test_an_engine_that_hangs_ends_with_the_patience() -> None:
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         report = await check(
-            settings(f"http://127.0.0.1:{port}"), wait_s=3.0, on_waiting=awaited.append
+            settings(f"http://127.0.0.1:{port}"), wait_s=8.0, on_waiting=awaited.append
         )
         await left.wait()
 

@@ -92,7 +92,7 @@ def test_replicas_are_told_apart() -> None:
     one = shown(run(result(0, replica="r1")))
 
     assert "r2" in two
-    assert "50.0 %" in two
+    assert "50.0%" in two
     assert "replica" not in one
 
 
