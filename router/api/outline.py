@@ -93,9 +93,13 @@ _text = msgspec.json.Decoder(str)
 def make_outline(body: bytes) -> Outline:
     """Outline a body: some 10 ms a megabyte at worst."""
     try:
-        sketch = _sketch.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+        return _outlined(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         return Outline(wrong=str(exc))
+
+
+def _outlined(body: bytes) -> Outline:
+    sketch = _sketch.decode(body)
     fields = {}
     for name in _FIELDS:
         raw = getattr(sketch, name)

@@ -75,9 +75,10 @@ _RESPONSE: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/in
 _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 
 # Source: RFC 3986, `pchar` without ";"; escapes only of what may not stand there as it is, and of
-# none of these: what separates (/ \ ; ? #), the escape itself, controls.
+# none of these: what separates (/ \ ; ? #), the escape itself, controls. No space at the end, which
+# some readers drop.
 _SEGMENT: Final = re.compile(
-    r"(?!\.{1,2}$)"
+    r"(?!\.{1,2}$)(?!.*%20$)"
     r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]"
     r"|%(?:2[02]|3[CEce]|5[BDEbde]|60|7[B-Db-d]|[89A-Fa-f][0-9A-Fa-f]))+"
 )

@@ -43,6 +43,18 @@ def test_short_fields_are_kept() -> None:
     assert made.fields == {"model": "m", "stream": True, "n": 2, "metadata": {"user_id": "u"}}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b'{"model":"\xff"}', b'{"messages":[],"\xff":1}', b'{"prompt":"\xff"}', b'{"prompt":["\xff"]}',
+     b'{"metadata":{"\xff":1}}'],
+)  # fmt: skip
+def test_what_is_not_utf_8_is_no_json(body: bytes) -> None:
+    """Wherever it is in the body; or it is skipped, and the engine says so."""
+    outline = make_outline(body)
+
+    assert outline.wrong is not None or not outline.fields
+
+
 @pytest.mark.parametrize("name", ["priority", "kv_transfer_params", "sampling_params.extra_args"])
 def test_withheld_fields_are_found(name: str) -> None:
     """Their values may be anything; a body that cannot be taken apart is refused with them."""

@@ -97,7 +97,7 @@ def test_an_operator_adds_routes() -> None:
     "path",
     ["/x//a", "/x/../a", "/x/./a", "/x/..", "/x/%2e%2e/a", "/x/a%2fb", "/x/a%5Cb", "/x/a\\b",
      "/x/a;b", "/x/a%3bb", "/x/%61", "/x/%00", "/x/%252e", "/x/a%", "/x/a%zz", "/x/é", "/x/a b",
-     "/x/a#b", "/x/%3f", "/x/%0a", "/x/%7f"],
+     "/x/a#b", "/x/%3f", "/x/%0a", "/x/%7f", "/x/%20", "/x/a%20"],
 )  # fmt: skip
 def test_below_a_prefix_a_path_has_one_meaning(path: str) -> None:
     """Or it is none."""
