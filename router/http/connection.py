@@ -7,6 +7,7 @@ error shape, and never quoted: neither to the client nor in the log.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 import time
@@ -83,6 +84,15 @@ class Connection(web.RequestHandler):
     def is_new(self) -> bool:
         """Whether not even the headers of a first request came."""
         return self._request_count == 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes of the client's, or its end, wait in the kernel."""
+        if self.stream is None or self.stream.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self._wire, select.POLLIN)
+        return bool(poll.poll(0))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.stream = cast(asyncio.Transport, transport)  # uvloop's are not of that class

@@ -29,7 +29,7 @@ from router.api.failures import error_body, error_headers
 from router.config import LimitsConfig
 from router.errors import ConfigError, Overloaded
 from router.http.connection import Connection
-from router.http.sockets import bound
+from router.http.sockets import BACKLOG, bound
 from router.metrics import Metrics
 from router.tls import ServerTls
 
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ECONNRESET})
 _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_AGAIN_S: Final = 1.0
+_FIRST_REQUEST_S: Final = 1.0  # while the router ends: for a connection that has just come
 _LOOK_S: Final = 1.0
 _LOOKS_AT_ONCE: Final = 500
 _LOG_AGAIN_S: Final = 10.0
@@ -311,16 +312,23 @@ class Listener:
         self._is_leaving = True
 
     def close(self) -> None:
-        """Take no new connections."""
+        """Take no new connections but those that the kernel has accepted: they may have asked."""
         self._is_leaving = self._is_closing = True
+        for listening in self._sockets:
+            for _ in range(0, BACKLOG, _ACCEPTS_AT_ONCE):
+                self._accept(listening)
         self._close_sockets()
 
     def close_idle(self) -> int:
         """Close connections without a request; count the others."""
-        num_busy = 0
+        now_s = time.monotonic()
+        num_busy = len(self._handshakes) if self._tls is None else 0  # TLS: may take its time
         for connection in list(self._connections):
-            if connection.is_idle:
-                connection.force_close()
+            may_ask = connection.is_new and now_s - connection.opened_s < _FIRST_REQUEST_S
+            if not connection.is_idle or may_ask or connection.has_unread:
+                num_busy += 1
+                continue
+            connection.force_close()
             num_busy += connection.is_busy
         return num_busy
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 _MOST_DESCRIPTORS: Final = 1 << 20
 _MOST_CONNECTIONS: Final = 16_384
 _RESERVE: Final = 256
-_BACKLOG: Final = 1024
+BACKLOG: Final = 1024
 
 
 def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
@@ -22,7 +22,7 @@ def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind(address)
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
     except BaseException:
         listening.close()
         raise

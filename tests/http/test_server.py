@@ -8,7 +8,10 @@ import resource
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
+from functools import partial
+from socket import create_connection
 from unittest import mock
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -208,6 +211,32 @@ async def test_a_body_that_arrives_during_the_drain_is_answered() -> None:
             await client.send(body[-20:])
             assert b" 200 " in await client.head()
             await client.rest()
+
+
+async def test_what_was_sent_before_the_end_is_answered() -> None:
+    """On an open connection, and on one that only the kernel has accepted."""
+
+    def received(client: socket.socket) -> bytes:
+        return b"".join(iter(partial(client.recv, 65_536), b""))
+
+    body = orjson.dumps(chat(words(1)))
+    async with Engines(1) as (engine,), on_stage(engine, is_idle=False) as stage:
+        listener = stage.router.listeners[0]
+        address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
+        with create_connection(address) as kept, create_connection(address) as fresh:
+            kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+            assert b" 200 " in await asyncio.to_thread(kept.recv, 65_536)
+            with create_connection(address) as queued:
+                for client in (kept, fresh, queued):  # the loop sees none of it
+                    client.sendall(posted(body))
+                listener.close()
+                num_busy = listener.close_idle()
+
+                answers = [asyncio.to_thread(received, each) for each in (kept, fresh, queued)]
+                assert [b" 200 " in each[:20] for each in await asyncio.gather(*answers)] == [
+                    True
+                ] * 3
+    assert num_busy == 3
 
 
 # -- connections ---------------------------------------------------------------------------------
