@@ -71,6 +71,7 @@ class Draining:
         )
         listener.leave()
         await self._pause(self._grace_s)
+        listener.take_queued()
         listener.close()
         num_left = await self._until_idle(listener, self._config.drain_s)
         if num_left:

@@ -311,12 +311,15 @@ class Listener:
         """From now on each answer is its connection's last; new connections are still taken."""
         self._is_leaving = True
 
-    def close(self) -> None:
-        """Take no new connections but those that the kernel has accepted: they may have asked."""
-        self._is_leaving = self._is_closing = True
+    def take_queued(self) -> None:
+        """Take the connections that the kernel has accepted: closing would reset what they ask."""
         for listening in self._sockets:
             for _ in range(0, BACKLOG, _ACCEPTS_AT_ONCE):
                 self._accept(listening)
+
+    def close(self) -> None:
+        """Take no new connections."""
+        self._is_leaving = self._is_closing = True
         self._close_sockets()
 
     def close_idle(self) -> int:

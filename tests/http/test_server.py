@@ -229,6 +229,7 @@ async def test_what_was_sent_before_the_end_is_answered() -> None:
             with create_connection(address) as queued:
                 for client in (kept, fresh, queued):  # the loop sees none of it
                     client.sendall(posted(body))
+                listener.take_queued()
                 listener.close()
                 num_busy = listener.close_idle()
 
