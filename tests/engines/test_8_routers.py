@@ -471,7 +471,9 @@ def busy(router: Router, engine: Engine, *, num_requests: int) -> Iterator[None]
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: router.metric("warmroute_inflight_requests") == num_requests, 10, "work")
+        # Half of them: the first may be done before the last is there.
+        half = num_requests // 2
+        wait_until(lambda: router.metric("warmroute_inflight_requests") >= half, 30, "work")
         yield
         assert engine.metric("vllm:num_requests_running") > 0, "it was busy for too short a time"
     finally:
