@@ -460,7 +460,7 @@ def busy(router: Router, engine: Engine, *, num_requests: int) -> Iterator[None]
     """Have long prefills computed where the router sends them; inside, they have begun."""
 
     def ask(number: int) -> None:
-        prompt = [300 + (number + 1) * (position % 1_500) for position in range(12_000)]
+        prompt = [300 + (number + 1) * position % 7_789 for position in range(12_000)]
         httpx.post(
             f"{router.url}/v1/completions",
             json={"model": "tiny", "prompt": prompt, "max_tokens": 1},
