@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 from msgspec import Struct
 
 from loadtest.chaos.answers import Oracle
@@ -19,7 +18,6 @@ from loadtest.chaos.stack import Stack
 from loadtest.chaos.verdict import Evidence, engine_lines, resent
 from loadtest.chaos.watch import Watch
 
-_READY_S: Final = 60.0
 _SETTLE_S: Final = 15.0
 _TICK_S: Final = 0.25
 
@@ -53,7 +51,6 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
     ):
         injector = Injector(stack, load.send_large)
         watch = Watch(stack)
-        await _ready(stack)
         start_s = loop.time()
         async with asyncio.TaskGroup() as tg:
             watching = tg.create_task(watch.run())
@@ -80,26 +77,6 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
         resent=resent(server.log for server in stack.routers()),
         is_partial=is_partial,
     )
-
-
-async def _ready(stack: Stack) -> None:
-    """Wait until both routers can route.
-
-    Raises:
-        RuntimeError: they cannot after a minute.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + _READY_S
-    async with aiohttp.ClientSession() as client:
-        for url in stack.urls.values():
-            while True:
-                async with client.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        break
-                    reason = await answer.text()
-                if loop.time() > deadline_s:
-                    raise RuntimeError(f"a router was not ready: {reason.strip()}")
-                await asyncio.sleep(0.1)
 
 
 async def _end_in_time(stop: asyncio.Event, at_s: float) -> bool:

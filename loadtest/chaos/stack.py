@@ -24,6 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import aiohttp
 import msgspec
 from msgspec import Struct
 
@@ -41,6 +42,7 @@ REPLY: Final = "greedy"  # what a stream that goes on at another replica has to 
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
+_ASK_S: Final = 5.0
 _CACHE_TOKENS: Final = 200_000
 _END_S: Final = 30.0
 _REPLICA_UP: Final = re.compile(rb"emulating \S+ at http")
@@ -62,7 +64,12 @@ class Life(Struct):
 
 
 class Server:
-    """A process on fixed ports that is killed, paused and started again."""
+    """A process on fixed ports that is killed, paused and started again.
+
+    Args:
+        up: What it writes into its log when it listens.
+        ready_url: Answers 200 once it can serve; None: as soon as it listens.
+    """
 
     def __init__(
         self,
@@ -71,6 +78,7 @@ class Server:
         log: Path,
         up: re.Pattern[bytes],
         env: Mapping[str, str],
+        ready_url: str | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -78,6 +86,7 @@ class Server:
         self._argv = argv
         self._up = up
         self._env = env
+        self._ready_url = ready_url
         self._process: asyncio.subprocess.Process
         self._begun = asyncio.Event()
         self._ends_by: How | None = None  # None: nothing of ours ends it
@@ -91,7 +100,7 @@ class Server:
         return self.lives[-1]
 
     async def start(self) -> None:
-        """Start a new life and wait until it has announced itself.
+        """Start a new life and wait until it is ready.
 
         Raises:
             RuntimeError: it ended first, or was not ready in time.
@@ -115,11 +124,25 @@ class Server:
             )
         self.lives.append(life)
         self._begun.set()
-        while not self._up.search(self._said(seen)):
+        while not (self._up.search(self._said(seen)) and await self._is_ready()):
             if self._process.returncode is not None or loop.time() > life.start_s + _START_S:
                 raise RuntimeError(f"{self.name} did not start; see {self.log}")
             await asyncio.sleep(0.05)
         life.ready_s = loop.time()
+
+    async def _is_ready(self) -> bool:
+        """Return whether it can serve: a router that has just been started finds its replicas."""
+        if self._ready_url is None:
+            return True
+        timeout = aiohttp.ClientTimeout(total=_ASK_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as client,
+                client.get(self._ready_url) as answer,
+            ):
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     async def keep(self) -> None:
         """Note every end that was not ours, and start the server again."""
@@ -259,7 +282,8 @@ class Stack:
             path.write_bytes(msgspec.yaml.encode(config))
             serve = [str(Path(clock.__file__)), str(self.clock_of(router)), "router.cli"]
             serve += ["serve", "--config", str(path)]
-            self._add(router, [sys.executable, *serve], _ROUTER_UP)
+            ready_url = f"{self.urls[router]}/readyz"
+            self._add(router, [sys.executable, *serve], _ROUTER_UP, ready_url)
         for server in self.servers.values():
             stack.push_async_callback(_stopped, server)
         first = [self.servers["redis"], self.servers["pool"]]
@@ -268,9 +292,11 @@ class Stack:
                 for server in batch:
                     tg.create_task(server.start())
 
-    def _add(self, name: str, argv: Sequence[str], up: re.Pattern[bytes]) -> None:
+    def _add(
+        self, name: str, argv: Sequence[str], up: re.Pattern[bytes], ready_url: str | None = None
+    ) -> None:
         log = self.folder / f"{name}.log"
-        self.servers[name] = Server(name, argv, log, up, self._env)
+        self.servers[name] = Server(name, argv, log, up, self._env, ready_url)
 
     def _emulate(self, flags: Sequence[str]) -> list[str]:
         argv = [sys.executable, "-m", "loadtest.emulator", *flags]
