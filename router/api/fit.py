@@ -28,6 +28,8 @@ class Sizes(Struct, frozen=True, kw_only=True):
 def sizes_of(prompt: ChatRequest | CompletionRequest) -> Sizes:
     """Take the sizes of a request."""
     if isinstance(prompt, ChatRequest):
+        if prompt.truncates:
+            return Sizes()
         return Sizes(num_messages=len(prompt.messages), num_tools=len(prompt.tools or ()))
     if prompt.engine_only == _TRUNCATED:
         return Sizes()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -41,6 +41,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     messages: As sent, each with a string `role`.
     tools: As sent; None: no tools.
     max_tokens: `max_completion_tokens`, else `max_tokens`; None: up to the engine.
+    renders_as: Which of the engine's ways to a prompt it takes; they differ in the order of a
+        call's fields, and wherever no Jinja template renders.
+    truncates: The engine cuts a prompt that is too long instead of refusing it.
     engine_only: Why only the engine can make the prompt; None: it can be made here.
     """
 
@@ -60,6 +63,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     n: int = 1
     stream: bool = False
     stream_options: Json | None = None
+    renders_as: Literal["chat", "responses"] = "chat"
+    truncates: bool = False
     engine_only: str | None = None
 
     @property

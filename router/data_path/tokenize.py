@@ -138,10 +138,12 @@ class Tokenizer:
 
     async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
         longest = self._max_tokens(job.model or "")
+        is_cut = job.chat is not None and job.chat.truncates
+        may_refuse = prompter.trust.num_matches > 0 and not is_cut
         if job.chat is not None:
             text = await self._rendered(job, job.chat, prompter)
             most = prompter.max_chars_per_token
-            if longest is not None and most is not None and prompter.trust.num_matches:
+            if longest is not None and most is not None and may_refuse:
                 check_text_fits(len(text), longest, most)
             if len(text) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
@@ -160,8 +162,9 @@ class Tokenizer:
         else:
             encoded = plan.encode()
         num_tokens = plan.num_known_tokens + sum(map(len, encoded))
-        if num_tokens > (longest or _MAX_TOKENS):  # its chain would be worth nothing
-            if longest is not None and prompter.trust.num_matches:
+        # Its chain would be worth nothing; of one that is cut a token less is left.
+        if num_tokens > (longest or _MAX_TOKENS) - is_cut:
+            if longest is not None and may_refuse:
                 raise too_many_tokens(num_tokens, longest)
             return None
         return prompter.commit(plan, encoded)

@@ -43,15 +43,28 @@ _BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def build_conversation(
-    messages: Sequence[Json], content_format: ContentFormat, memo: JsonMemo
+    messages: Sequence[Json],
+    content_format: ContentFormat,
+    memo: JsonMemo,
+    *,
+    name_first: bool = False,
 ) -> Conversation:
     """Rebuild the messages for the template.
+
+    Args:
+        name_first: Of a call; the arguments come first otherwise, as in the chat route's model.
 
     Raises:
         NeedsEngine: a message whose fate in the engine is not certain.
     """
     as_parts = content_format == "openai"
-    return [_message(message, as_parts, memo) for message in messages]
+    conversation = [_message(message, as_parts, memo) for message in messages]
+    if name_first:
+        for message in conversation:
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                call["function"] = {"name": function.pop("name"), **function}
+    return conversation
 
 
 def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:

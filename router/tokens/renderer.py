@@ -142,7 +142,12 @@ class ChatRenderer:
         arguments = self._arguments(request, memo)
         with_tools = arguments.get("tools") is not None
         template = self.template(with_tools)
-        conversation = build_conversation(request.messages, template.content_format, memo)
+        conversation = build_conversation(
+            request.messages,
+            template.content_format,
+            memo,
+            name_first=request.renders_as == "responses",
+        )
         if not template.knows_developer:
             conversation = without_developer(conversation)
         accepted = template.variables | _PASSED
@@ -153,7 +158,10 @@ class ChatRenderer:
         )
 
     def _arguments(self, request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
-        """Merge what the template is given; later ones win, null and "auto" never do."""
+        """Merge what the template is given; later ones win, null and "auto" never do.
+
+        But the Responses route keeps a null or "auto" of the request's own arguments.
+        """
         given = request.chat_template_kwargs or {}
         _check_arguments(given)
         own = {
@@ -164,7 +172,8 @@ class ChatRenderer:
         }
         if request.reasoning_effort is not None and "enable_thinking" not in given:
             own["enable_thinking"] = request.reasoning_effort != "none"
-        return _merged({"tools": build_tools(request.tools, memo)}, _merged(given, own))
+        tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
+        return {**tools, **merged} if request.renders_as == "responses" else _merged(tools, merged)
 
     def _run(
         self, template: Template, conversation: Conversation, arguments: dict[str, Any]

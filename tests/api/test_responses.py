@@ -1,0 +1,152 @@
+"""A Responses request as a chat, rule by rule; token ids: tests/tokens/test_golden_responses.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from router.api.outline import Outline
+from router.api.responses import outlined_responses, parse_responses
+from tests.api.samples import bodies
+
+
+def _messages(*items: dict[str, Any], **body: Any) -> Any:
+    parsed = parse_responses({"input": list(items), **body})
+    assert parsed.engine_only is None
+    return parsed.messages
+
+
+def test_a_text_is_a_users_message() -> None:
+    """Instructions come first, as the system's message."""
+    parsed = parse_responses({"model": "m", "input": "hi", "instructions": "be brief"})
+
+    assert parsed.messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert (parsed.model, parsed.tools, parsed.add_generation_prompt) == ("m", None, True)
+
+
+def test_a_step_of_an_agent_is_one_message() -> None:
+    """Reasoning, text and calls that follow one another are one message of the assistant."""
+    messages = _messages(
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "so"}, {"type": "output_text", "text": ""}],
+        },
+        {"type": "function_call", "name": "f", "call_id": "1", "arguments": "{}"},
+        {"type": "custom_tool_call", "name": "g", "call_id": "2", "input": 'ä"'},
+        {"type": "function_call_output", "call_id": "1", "output": "one"},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "2",
+            "output": [{"type": "input_text", "text": "two"}],
+        },
+    )
+
+    assert messages == [
+        {
+            "role": "assistant",
+            "reasoning": "h",
+            "content": "so",
+            "tool_calls": [
+                {"id": "1", "function": {"name": "f", "arguments": "{}"}, "type": "function"},
+                {
+                    "id": "2",
+                    "function": {"name": "g", "arguments": '{"input": "ä\\""}'},
+                    "type": "function",
+                },
+            ],
+        },
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "tool", "content": [{"type": "text", "text": "two"}], "tool_call_id": "2"},
+    ]
+
+
+def test_what_the_assistant_has_already_begins_another_message() -> None:
+    """Two texts in a row are two messages."""
+    messages = _messages(
+        {"role": "assistant", "content": "one"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"role": "assistant", "content": "two"},
+    )
+
+    assert messages == [
+        {"role": "assistant", "content": "one", "reasoning": "hm"},
+        {"role": "assistant", "content": "two"},
+    ]
+
+
+def test_tools_are_shown_as_functions() -> None:
+    """A namespace is flattened, a custom tool takes a text, what is no function is left out."""
+    tools: list[Any] = [
+        {"type": "function", "name": "f", "parameters": {"a": 1}, "strict": True},
+        {
+            "type": "namespace",
+            "name": "ns",
+            "description": "",
+            "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "no"}],
+        },
+        {"type": "custom", "name": "c", "description": "free", "defer_loading": True},
+        {"type": "web_search"},
+    ]
+    shown = parse_responses({"input": "hi", "tools": tools}).tools
+
+    assert shown is not None
+    assert [tool["function"]["name"] for tool in shown] == ["f", "ns__g", "c"]
+    assert shown[0]["function"] == {"name": "f", "parameters": {"a": 1}, "strict": True}
+    assert shown[2]["function"]["parameters"]["required"] == ["input"]
+    assert "defer_loading" not in shown[2]["function"]
+    assert parse_responses({"input": "hi", "tools": tools[3:]}).tools == []
+    assert parse_responses({"input": "hi", "tools": []}).tools is None
+
+
+def test_an_open_message_at_the_end_is_continued() -> None:
+    """Its status says so."""
+    item = {"role": "assistant", "content": "so", "status": "in_progress"}
+    parsed = parse_responses({"input": [{"role": "user", "content": "hi"}, item]})
+
+    assert (parsed.continue_final_message, parsed.add_generation_prompt) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "encrypted_content"),
+        ({"input": [{"type": "unheard_of"}]}, "item"),
+        ({"input": []}, "input"),
+        ({}, "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "images",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "part"),
+        ({"input": "hi", "tools": None}, "tools"),
+        ({"input": "hi", "media_io_kwargs": {}}, "media_io_kwargs"),
+    ],
+)
+def test_what_is_not_certain_is_for_the_engine(body: dict[str, Any], reason: str) -> None:
+    """It is forwarded as it came, with a word for why its prompt is not known."""
+    assert parse_responses(body).engine_only == reason
+
+
+def test_fields_for_the_router() -> None:
+    """What bounds the answer, and what the engine does with a prompt that is too long."""
+    parsed = parse_responses(
+        {"input": "hi", "max_output_tokens": 7, "stream": True, "truncation": "auto"}
+    )
+    large = outlined_responses(Outline(fields={"model": "m", "stream": True}))
+
+    assert (parsed.max_tokens, parsed.stream, parsed.truncates) == (7, True, True)
+    assert (large.model, large.stream, large.engine_only) == ("m", True, "size")
+
+
+@given(bodies)
+def test_no_body_is_an_error(body: dict[str, Any]) -> None:
+    """Whatever JSON it is, it is viewed; the engine has the word on it."""
+    assert parse_responses(body).renders_as == "responses"
