@@ -13,6 +13,7 @@ RouterError                    status  code
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnsupportedEncoding     415    unsupported_encoding
 │   ├── UnknownRoute            404    unknown_route
+│   ├── ResponseNotFound        404    response_not_found       (its replica is gone)
 │   ├── MethodNotAllowed        405    method_not_allowed
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
@@ -144,6 +145,17 @@ class UnknownRoute(ClientError):
     status = 404
     code = "unknown_route"
     type = "NotFoundError"
+
+
+class ResponseNotFound(ClientError):
+    """No replica has a response; worded as vLLM 0.32 does (openai/responses/serving.py)."""
+
+    status = 404
+    code = "response_not_found"
+    type = "invalid_request_error"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id}' not found.", param="response_id")
 
 
 class MethodNotAllowed(ClientError):

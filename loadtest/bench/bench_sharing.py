@@ -44,6 +44,7 @@ from router.metrics import Metrics
 from router.replicas import Booking, Fleet, Replica, ServedModel, Sessions
 from router.replicas.ledger import Lease
 from router.replicas.registry import Registry
+from router.replicas.response_owners import ResponseOwners
 
 _NUM_REPLICAS: Final = 4
 _REQUESTS_PER_S: Final = 500
@@ -268,6 +269,7 @@ class _Router:
             apply_records=_ignore,
             pool=None,
             lease_s=3.0,
+            responses=ResponseOwners(),
             session_ttl_s=60.0,
             keeps_blocks=True,
             experiments=ExperimentRunner(Metrics()),

@@ -70,7 +70,7 @@ _OF_RESPONSES: Final = {
     "/cancel": _POST,
     "/input_items": _GET,
 }
-_RESPONSE: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items|)")
+RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items|)")
 
 _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 
@@ -132,12 +132,13 @@ class Routes:
 
     def _find(self, method: str, raw_path: str) -> Route:
         path = raw_path
-        if path.endswith("/") and (path[:-1] in self._methods or _RESPONSE.fullmatch(path[:-1])):
-            path = path[:-1]
+        if path.endswith("/"):
+            bare = path[:-1]
+            path = bare if bare in self._methods or RESPONSE_PATH.fullmatch(bare) else path
         methods: set[str] | frozenset[str] | None = frozenset()
         if path in self._methods:
             methods = self._methods[path]
-        elif response := _RESPONSE.fullmatch(path):
+        elif response := RESPONSE_PATH.fullmatch(path):
             methods = _OF_RESPONSES[response[2]]
         # OPTIONS: the engine decides whether a web page may ask.
         if methods is None or method in methods or (methods and method == "OPTIONS"):

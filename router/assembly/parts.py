@@ -43,6 +43,7 @@ from router.records.log import DecisionLog
 from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
+from router.replicas.response_owners import ResponseOwners
 from router.replicas.sessions import Sessions
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
@@ -99,6 +100,7 @@ class Parts:
         self.sessions = Sessions(
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
         )
+        self.responses = ResponseOwners(max_responses=config.session.max_sessions)
         self.prompters = Prompters()
 
     def _build_experiments(self) -> None:
@@ -228,6 +230,7 @@ class Parts:
             apply_records=self.watches.apply,
             pool=PoolShare(self.pool, self.pool_follower) if self.pool_follower else None,
             lease_s=config.redis.lease_s,
+            responses=self.responses,
             session_ttl_s=config.session.ttl_s,
             keeps_blocks=config.index.mode == "local",
             experiments=self.experiments,

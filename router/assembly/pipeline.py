@@ -19,6 +19,7 @@ from router.data_path.lookup import Lookup
 from router.data_path.match import Matcher
 from router.data_path.observe import Observer
 from router.data_path.overdue import Patience
+from router.data_path.owners import Owners
 from router.data_path.pipeline import Pipeline, Steps
 from router.data_path.read import Reader
 from router.data_path.relay import Relay
@@ -82,6 +83,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             continues_streams=config.forward.continue_streams,
             session_headers=config.session.headers,
         ),
+        owners=_owners(parts),
         tokenizer=tokenizer,
         matcher=matcher,
         verifier=verifier,
@@ -125,6 +127,18 @@ def _policy(config: PolicyConfig) -> Policy:
         return create(config.name, config.params)
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
+
+
+def _owners(parts: Parts) -> Owners:
+    link = parts.sharing.link if parts.sharing is not None else None
+    return Owners(
+        parts.responses,
+        registry=parts.registry,
+        fleet=parts.fleet,
+        store=parts.store,
+        is_up=lambda: link is not None and link.is_up,
+        metrics=parts.metrics,
+    )
 
 
 def _lookup(parts: Parts) -> Lookup | None:

@@ -15,6 +15,7 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
     sessions      hash     session -> when it is forgotten (4 bytes), state
     replicas      hash     name -> record
     experiments   hash     name -> state
+    response:KEY  string   digest of a response's id -> the replica that issued it; expires
     sweeper       string   which router sweeps; expires
 
 A bucket stays a listpack (a ziplist before Redis 7) up to 512 blocks with fewer than 512 holders'
@@ -59,6 +60,7 @@ from router.messages import (
     decode_session,
     encode,
 )
+from router.replicas.response_owners import ResponseKey
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
@@ -66,6 +68,7 @@ _PIPELINE_BYTES: Final = 256 * 1024
 _READ_ENTRIES: Final = 256
 _SWEPT_BLOCKS: Final = 1_000  # a call: about a millisecond of the server's time
 _SESSIONS_A_CALL: Final = 500
+_MAX_IDENTITY: Final = 1_024
 
 
 class Written(Enum):
@@ -338,6 +341,22 @@ class RedisStore:
             if position == b"0":
                 return
 
+    async def put_response_owners(self, owners: Mapping[ResponseKey, str], ttl_s: float) -> None:
+        """Write which replicas issued responses, each for `ttl_s`."""
+        ttl = max(1, round(ttl_s))
+        commands = [("SET", self._response(key), owners[key], "EX", ttl) for key in owners]
+        for value in (await self._connection.ask_all(commands)).values:
+            if isinstance(value, Exception):
+                raise await self._connection.refusal(value)
+
+    async def response_owner(self, key: ResponseKey) -> str | None:
+        """Read which replica issued a response."""
+        timeout_s = self._config.lookup_timeout_s
+        found = await self._connection.ask("GET", self._response(key), timeout_s=timeout_s)
+        if found is None or not isinstance(found, bytes) or len(found) > _MAX_IDENTITY:
+            return None
+        return found.decode(errors="replace")
+
     async def replicas(self) -> dict[str, ReplicaRecord]:
         """Read the registry of replicas."""
         flat = await self._connection.ask("HGETALL", self._key("replicas"))
@@ -428,6 +447,9 @@ class RedisStore:
 
     def _key(self, name: str) -> str:
         return self._base + name
+
+    def _response(self, key: ResponseKey) -> str:
+        return self._key(f"response:{key}")
 
     async def _memory(self) -> tuple[int | None, int | None, str]:
         """Ask for memory in use and allowed, and what happens beyond; refuse to be evicted."""

@@ -22,7 +22,14 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.link import PAUSE_S, Link
 from router.cluster.loader import load_snapshots
-from router.cluster.loops import DeltaWriter, LeaseKeeper, LogReader, publish_notes, publish_usage
+from router.cluster.loops import (
+    FLUSH_S,
+    DeltaWriter,
+    LeaseKeeper,
+    LogReader,
+    publish_notes,
+    publish_usage,
+)
 from router.cluster.membership import Membership, Memberships, Role
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -37,6 +44,7 @@ from router.kv_events.stream import RankStream
 from router.messages import Registered, ReplicaRecord
 from router.metrics import SharingState
 from router.replicas.registry import Registry
+from router.replicas.response_owners import ResponseOwners
 from router.supervisor import described, ignore
 from router.tenants import Accounts
 
@@ -80,6 +88,7 @@ class Sharing:
         apply_records: Callable[[Mapping[str, ReplicaRecord]], None],
         pool: PoolShare | None,
         lease_s: float,
+        responses: ResponseOwners,
         session_ttl_s: float,
         keeps_blocks: bool,
         experiments: ExperimentRunner,
@@ -101,6 +110,7 @@ class Sharing:
         self._experiments = experiments
         self._accounts = accounts
         self._count_failure = count_failure
+        self._responses = responses
         self._session_ttl_s = session_ttl_s
         self._must_read_registry = asyncio.Event()
         self.reader = LogReader(
@@ -277,6 +287,7 @@ class Sharing:
             tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
             tg.create_task(self._sync_registry(), name="redis: registry")
             tg.create_task(self._store_sessions(), name="redis: sessions")
+            tg.create_task(self._store_responses(), name="redis: responses")
             tg.create_task(self._repeat_suspicions(), name="redis: suspicions")
             tg.create_task(self._sweep(), name="redis: sweep")
             if self._accounts is not None:
@@ -342,6 +353,17 @@ class Sharing:
                 while sessions := self._outbox.take_sessions():
                     await self._store.put_sessions(sessions, self._session_ttl_s)
             await asyncio.sleep(_SESSIONS_S)
+
+    async def _store_responses(self) -> None:
+        """Store which replicas issued the responses that came through here."""
+        while True:
+            try:
+                while owners := self._responses.unsaved():
+                    await self._store.put_response_owners(owners, self._session_ttl_s)
+                    self._responses.saved(owners)
+            except StoreFull:
+                await asyncio.sleep(_FULL_S)
+            await asyncio.sleep(FLUSH_S)
 
     async def _merge_pools(self, pool: PoolShare) -> None:
         """Merge directories with what Redis has, as models are found."""

@@ -21,6 +21,17 @@ from router.replicas.replica import Candidate
 from router.replicas.sessions import Sessions
 
 
+def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
+    """List the candidates that a request may go to now.
+
+    Raises:
+        UnknownModel, NoReplicaAvailable: there are none.
+    """
+    if job.owner is not None:
+        return fleet.candidates_at(job.owner, job.model, now_s, exclude=job.tried)
+    return fleet.candidates(job.model, now_s, exclude=job.tried)
+
+
 class Decider:
     """Chooses candidates.
 
@@ -60,7 +71,7 @@ class Decider:
         """
         now_s = monotonic()
         candidates: Sequence[Candidate]
-        candidates = self._fleet.candidates(job.model, now_s, exclude=job.tried)
+        candidates = candidates_for(self._fleet, job, now_s)
         assigned, assignment = job.assigned, None
         if assigned is not None:
             is_beyond = False

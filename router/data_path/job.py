@@ -56,6 +56,9 @@ class Job(Struct, kw_only=True):
     request_id: str
     model: str | None = None
     streams: bool = False
+    response_id: str | None = None  # of an earlier response that it is about, or goes on from
+    owner: str | None = None  # the replica that issued it: no other has it
+    is_kept: bool = False  # its engine may keep the response, so others may ask for it
     session: str | None = None
     session_hash: int | None = None
     chat: ChatRequest | None = None

@@ -31,6 +31,7 @@ from router.data_path.forward import Attempt, Forwarder
 from router.data_path.job import Choice, Inbound, Job, Placement
 from router.data_path.match import Matcher
 from router.data_path.observe import Observer
+from router.data_path.owners import Owners
 from router.data_path.read import Reader
 from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import Failures, Retries
@@ -39,6 +40,7 @@ from router.data_path.verify import PoolVerifier
 from router.errors import (
     NoReplicaAvailable,
     OutOfConnections,
+    ResponseNotFound,
     RouterError,
     UpstreamError,
     UpstreamUnreachable,
@@ -54,6 +56,7 @@ class Steps(Struct, frozen=True, kw_only=True):
     """The steps of a request, in their order; and what several of them use."""
 
     reader: Reader
+    owners: Owners
     tokenizer: Tokenizer
     matcher: Matcher
     verifier: PoolVerifier | None  # None: there is no shared pool
@@ -86,6 +89,7 @@ class Pipeline:
             tenancy.refund(job, monotonic())
             raise
         self.steps.admission.answered(job, placement, answer)
+        self.steps.owners.note(job, placement, answer)
         passage = Passage(job=job, placement=placement, answer=answer, first_s=answer.first_s)
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
@@ -106,6 +110,7 @@ class Pipeline:
         """
         steps = self.steps
         job = await steps.reader.read(inbound, request_id)
+        await steps.owners.find(job)
         if job.prompt is not None:
             await steps.tokenizer.fill(job)
             await steps.matcher.prepare(job)
@@ -152,7 +157,7 @@ class Pipeline:
             if job.is_excused:
                 steps.admission.absolve(placement.lease)
             if attempt.error is not None and objection is not None:
-                last = _last_word(attempt.error)
+                last = _last_word(job, attempt.error)
                 self._note_unanswered(job, placement, last.status, outcome)
                 raise last from attempt.error
             if attempt.answer is not None:
@@ -207,8 +212,13 @@ class Pipeline:
         )
 
 
-def _last_word(error: UpstreamError) -> RouterError:
-    """Return the error for the client; where nothing listens, one that says it may come back."""
+def _last_word(job: Job, error: UpstreamError) -> RouterError:
+    """Return the error for the client; where nothing listens, one that says it may come back.
+
+    But the response that a replica had issued will not.
+    """
     if not isinstance(error, UpstreamUnreachable):
         return error
+    if job.owner is not None and job.response_id is not None:
+        return ResponseNotFound(job.response_id)
     return NoReplicaAvailable(f"No replica can take a request now: {error.message}.")

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from router.api import openai
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
+from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.sessions import session_hash, session_of
 from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
@@ -111,6 +112,8 @@ class Reader:
             model = body.get("model")
             job.model = model if isinstance(model, str) else None
             job.streams = body.get("stream") is True
+        job.response_id = named_in(inbound.path, body)
+        job.is_kept = inbound.path == CREATE and body is not None and is_kept(body)
         job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
         tenancy.apply(job, body)
         job.session = session_of(inbound.headers, body, self._session_headers)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from router.api.body_fields import with_fields
 from router.config import ForwardConfig
+from router.data_path.decide import candidates_for
 from router.data_path.job import Job, Placement
 from router.data_path.read import extra_keys
 from router.data_path.verify import PoolVerifier
@@ -82,7 +83,7 @@ class Retries:
                 return "sent_twice"
         now_s = monotonic()
         try:
-            self._fleet.candidates(job.model, now_s, exclude=job.tried)
+            candidates_for(self._fleet, job, now_s)
         except RouterError:
             return "no_replica"
         name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
@@ -178,7 +179,7 @@ class Retries:
         job.skips_pool = job.is_excused = True
         self._metrics.pool_skipped.inc()
         try:
-            self._fleet.candidates(job.model, monotonic(), exclude=job.tried)
+            candidates_for(self._fleet, job, monotonic())
         except RouterError:
             job.tried.clear()
         return True

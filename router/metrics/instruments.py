@@ -55,6 +55,9 @@ class Metrics:
         "Streams whose engine broke off, by what became of them: continued at another replica or "
         "concluded here (reason: what had gone wrong), refused (reason: why the client got an "
         "error event)")]
+    responses_found: Annotated[Counter, Spec("warmroute_responses_found", "result",
+        "Requests about an earlier response, by who knew the replica that issued it: here (this "
+        "router), redis, unknown; gone: that replica is not there any more")]
     refused: Annotated[Counter, Spec("warmroute_refused", "code",
         "Requests answered with an error by the router itself, by code")]
     tenant_requests: Annotated[Counter, Spec("warmroute_tenant_requests", "tenant outcome",

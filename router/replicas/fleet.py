@@ -24,7 +24,7 @@ from router.replicas.candidate_state import (
 )
 from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
-from router.replicas.health import Health, HealthRules, ProbeFailure
+from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 
@@ -139,6 +139,11 @@ class Fleet:
         health = self._health.get(name)
         return health is not None and health.can_accept(now_s)
 
+    def listens(self, name: str, now_s: float) -> bool:
+        """Return whether something may answer at a replica, however well it does."""
+        health = self._health.get(name)
+        return health is not None and health.state(now_s) is not HealthState.DOWN
+
     def is_idle(self, name: str) -> bool:
         """Return whether this router has nothing in flight at a replica."""
         return all(state.is_idle for state in self._states_of(name))
@@ -175,6 +180,19 @@ class Fleet:
         if not offered:
             raise self._none_available(model, now_s)
         return offered
+
+    def candidates_at(
+        self, name: str, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List the candidates of one replica, draining or not, in whatever health.
+
+        Raises:
+            NoReplicaAvailable: it is excluded, or gone.
+        """
+        replica = self._replicas.get(name) if name not in exclude else None
+        if replica is None:
+            raise self._none_available(model, now_s)
+        return candidates_of(replica)
 
     def views(
         self,

@@ -49,6 +49,7 @@ from router.messages import Delta, StreamId, pack_keys
 from router.metrics import Metrics
 from router.replicas import Fleet, Replica, ServedModel, Sessions
 from router.replicas.registry import Registry
+from router.replicas.response_owners import ResponseOwners
 from tests.engine import BLOCK_SIZE
 from tests.index.contract.engine import PlayedEngine
 from tests.redis_servers import RedisServer
@@ -293,6 +294,7 @@ class Node:
             apply_records=lambda _: None,
             pool=None,
             lease_s=60.0,
+            responses=ResponseOwners(),
             session_ttl_s=60.0,
             keeps_blocks=keeps_blocks,
             experiments=ExperimentRunner(Metrics()),

@@ -1,0 +1,68 @@
+"""Which replica issued a response: the last so many, those asked for last.
+
+An engine keeps the responses that it issued to itself, so whoever asks for one by its id has to
+come to that engine. Kept is a digest of the id and of whose response it is, and what routers call
+the replica among themselves.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from itertools import islice
+from typing import Final, NewType
+
+ResponseKey = NewType("ResponseKey", str)
+
+_MAX_UNSAVED: Final = 10_000
+
+
+def response_key(response_id: str, owner: str) -> ResponseKey:
+    """Digest an id; another client's response of the same id has another key."""
+    text = f"{owner}\0{response_id}".encode(errors="surrogatepass")
+    return ResponseKey(blake2b(text, digest_size=12).hexdigest())
+
+
+class ResponseOwners:
+    """At most `max_responses`; the one not asked for longest goes."""
+
+    __slots__ = ("_identities", "_max_responses", "_unsaved")
+
+    def __init__(self, *, max_responses: int = 100_000) -> None:
+        self._max_responses = max_responses
+        self._identities: OrderedDict[ResponseKey, str] = OrderedDict()
+        self._unsaved: dict[ResponseKey, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._identities)
+
+    def get(self, key: ResponseKey) -> str | None:
+        """Find the identity of the replica that issued a response; None: it is not known here."""
+        identity = self._identities.get(key)
+        if identity is not None:
+            self._identities.move_to_end(key)
+        return identity
+
+    def note(self, key: ResponseKey, identity: str) -> None:
+        """Remember a response that was issued now, and that other routers have to know."""
+        self.learn(key, identity)
+        self._unsaved[key] = identity
+        if len(self._unsaved) > _MAX_UNSAVED:  # nobody takes them: the oldest is missed least
+            del self._unsaved[next(iter(self._unsaved))]
+
+    def learn(self, key: ResponseKey, identity: str) -> None:
+        """Remember what another router noted."""
+        self._identities[key] = identity
+        self._identities.move_to_end(key)
+        if len(self._identities) > self._max_responses:
+            self._identities.popitem(last=False)
+
+    def unsaved(self, max_responses: int = 500) -> dict[ResponseKey, str]:
+        """List what other routers do not know yet, oldest first."""
+        return dict(islice(self._unsaved.items(), max_responses))
+
+    def saved(self, owners: Mapping[ResponseKey, str]) -> None:
+        """Note that other routers can know these now."""
+        for key in owners:
+            self._unsaved.pop(key, None)

@@ -1,0 +1,191 @@
+"""Responses that engines keep: whoever asks for one comes to the engine that has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import SECRET, Json, Reply, Stage, on_stage
+from tests.faults.test_tenants import A, B, tenants_file
+from tests.redis_servers import Start
+
+PATH = "/v1/responses"
+
+
+class Keeper(FakeEngine):
+    """An engine with a store of responses, as vLLM has one with VLLM_ENABLE_RESPONSES_API_STORE."""
+
+    def __init__(self) -> None:
+        super().__init__(self.answer)
+        self.kept: dict[str, Json] = {}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        response_id = request.path.split("/")[3] if request.path.count("/") > 2 else None
+        body = orjson.loads(await request.read() or b"{}")
+        asked = response_id or body.get("previous_response_id")
+        if asked is not None and asked not in self.kept:
+            return web.json_response(
+                {"error": {"message": f"Response with id '{asked}' not found.", "code": 404}},
+                status=404,
+            )
+        if response_id is not None:
+            return web.json_response(self.kept[response_id])
+        made = {"id": f"resp_{id(self):x}_{len(self.kept)}", "object": "response", "output": []}
+        self.kept[made["id"]] = made
+        if not body.get("stream"):
+            return web.json_response(made)
+        events = [
+            {"response": made, "sequence_number": number, "type": f"response.{kind}"}
+            for number, kind in enumerate(("created", "in_progress", "completed"))
+        ]
+        lines = (b"event: x\ndata: " + orjson.dumps(event) + b"\n\n" for event in events)
+        return web.Response(body=b"".join(lines), content_type="text/event-stream")
+
+
+@asynccontextmanager
+async def keepers(number: int = 3) -> AsyncIterator[list[Keeper]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Keeper()) for _ in range(number)]
+
+
+async def create(stage: Stage, headers: Json | None = None, **fields: Any) -> str:
+    """Have a response made; return its id."""
+    reply = await stage.ask(
+        {"model": "tiny", "input": f"{SECRET} hi", **fields}, PATH, headers=headers
+    )
+    assert reply.status == 200
+    return str(reply.events[0]["response"]["id"] if fields.get("stream") else reply.json()["id"])
+
+
+async def retrieve(stage: Stage, response_id: str, headers: Json | None = None) -> Reply:
+    return await stage.ask(path=f"{PATH}/{response_id}", method="GET", headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_found_where_it_was_issued(stream: bool) -> None:
+    """To be read, cancelled, deleted, and gone on from; from whichever session one asks."""
+    async with keepers() as engines, on_stage(*engines, policy__name="round_robin") as stage:
+        sessions = [{"X-Session-ID": f"{SECRET}-{number}"} for number in range(6)]
+        ids = [await create(stage, headers, stream=stream) for headers in sessions]
+
+        for response_id, headers in zip(ids, reversed(sessions), strict=True):
+            assert (await retrieve(stage, response_id, headers)).json()["id"] == response_id
+            for method, tail in (("POST", "/cancel"), ("GET", "/input_items"), ("DELETE", "")):
+                reply = await stage.ask(
+                    path=f"{PATH}/{response_id}{tail}", method=method, headers=headers
+                )
+                assert reply.status == 200
+            await create(stage, headers, previous_response_id=response_id)
+        assert stage.metric("warmroute_responses_found_total", result="here") == 30
+
+
+async def test_what_no_router_knows_is_placed_as_any_request() -> None:
+    """The engine that gets it has the word."""
+    async with keepers() as engines, on_stage(*engines) as stage:
+        reply = await retrieve(stage, "resp_unheard_of")
+
+        assert (reply.status, reply.error["code"]) == (404, 404)
+        assert sum(len(engine.received) for engine in engines) == 1
+        assert stage.metric("warmroute_responses_found_total", result="unknown") == 1
+
+
+async def test_a_response_that_is_not_kept_is_not_remembered() -> None:
+    """`store: false`, as Codex sends it: no engine will have it."""
+    async with keepers() as engines, on_stage(*engines) as stage:
+        await create(stage, store=False)
+
+        assert len(stage.router.responses) == 0
+
+
+@pytest.mark.parametrize("way", ["dead", "removed"])
+async def test_a_response_of_a_replica_that_is_gone_is_not_found(way: str) -> None:
+    """In the API's own words, and at no other engine; neither can it be gone on from."""
+    async with keepers(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
+        response_id = await create(stage)
+        (owner,) = (engine for engine in engines if engine.kept)
+        name = next(r.name for r in stage.router.fleet.replicas if r.url == owner.url)
+        if way == "dead":
+            await owner._runner.cleanup()
+        else:
+            await stage.admin(f"/admin/replicas/{name}", method="DELETE")
+            await stage.until(lambda: stage.router.registry.find(name) is None)
+        created = {"model": "tiny", "input": "hi", "previous_response_id": response_id}
+
+        replies = [await retrieve(stage, response_id), await stage.ask(created, PATH)]
+
+        for reply in replies:
+            assert reply.status == 404
+            assert reply.error == {
+                "message": f"Response with id '{response_id}' not found.",
+                "type": "invalid_request_error",
+                "param": "response_id",
+                "code": 404,
+            }
+
+
+async def test_a_draining_replica_still_has_its_responses() -> None:
+    """It takes no new work, but what it issued is there alone."""
+    async with keepers(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
+        response_id = await create(stage)
+        owner = next(engine for engine in engines if engine.kept)
+        name = next(r.name for r in stage.router.fleet.replicas if r.url == owner.url)
+        stage.router.fleet.drain(name)
+
+        assert (await retrieve(stage, response_id)).status == 200
+
+
+async def test_tenants_do_not_reach_one_anothers_responses(tmp_path: Path) -> None:
+    """To another tenant a response is not there; nor is one that no router knows."""
+    settings = {"tenants__file": tenants_file(tmp_path), "policy__name": "round_robin"}
+    async with keepers(2) as engines, on_stage(*engines, **settings) as stage:
+        of_a = await create(stage, A)
+        chosen = await create(stage, A, request_id="resp_mine")
+
+        assert (await retrieve(stage, of_a, A)).json()["id"] == of_a
+        num_received = sum(len(engine.received) for engine in engines)
+        for response_id, headers in ((of_a, B), ("resp_unheard_of", A), (chosen, A)):
+            reply = await retrieve(stage, response_id, headers)
+            assert (reply.status, reply.error["param"]) == (404, "response_id")
+        assert sum(len(engine.received) for engine in engines) == num_received
+
+
+async def test_routers_share_what_they_know(start_redis: Start) -> None:
+    """From any router, and from one that joins later."""
+    redis = start_redis()
+    async with keepers() as engines, AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(
+                on_stage(*engines, redis=redis, policy__name="round_robin")
+            )
+            for _ in range(2)
+        ]
+        for stage in (first, second):
+            await stage.until(lambda stage=stage: stage.metric("warmroute_redis_up") == 1)  # type: ignore[misc]
+        ids = [await create(first) for _ in range(6)]
+        await first.until(lambda: not first.router.responses.unsaved())
+
+        for response_id in ids:
+            assert (await retrieve(second, response_id)).json()["id"] == response_id
+        assert second.metric("warmroute_responses_found_total", result="redis") == 6
+        assert (await retrieve(second, ids[0])).status == 200
+        assert second.metric("warmroute_responses_found_total", result="here") == 1
+
+
+async def test_no_request_fails_because_redis_does(start_redis: Start) -> None:
+    """What a router issued itself it knows; the rest is placed as any request."""
+    redis = start_redis()
+    async with keepers(1) as engines, on_stage(*engines, redis=redis) as stage:
+        await stage.until(lambda: stage.metric("warmroute_redis_up") == 1)
+        redis.pause()
+        response_id = await create(stage)
+
+        assert (await retrieve(stage, response_id)).status == 200
+        assert (await retrieve(stage, "resp_unheard_of")).status == 404
+        redis.resume()

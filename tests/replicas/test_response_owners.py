@@ -1,0 +1,38 @@
+"""Which replica issued a response: bounded, and told to other routers once."""
+
+from __future__ import annotations
+
+from router.replicas.response_owners import ResponseKey, ResponseOwners, response_key
+
+ONE, TWO, THREE = (ResponseKey(name) for name in ("one", "two", "three"))
+
+
+def test_the_one_not_asked_for_longest_goes() -> None:
+    """At most so many."""
+    owners = ResponseOwners(max_responses=2)
+    owners.note(ONE, "east")
+    owners.note(TWO, "west")
+    owners.get(ONE)
+    owners.learn(THREE, "east")
+
+    assert (owners.get(ONE), owners.get(TWO), owners.get(THREE)) == ("east", None, "east")
+    assert len(owners) == 2
+
+
+def test_what_was_issued_here_is_told_once() -> None:
+    """What was learned from others is not; what was told is not told again."""
+    owners = ResponseOwners()
+    owners.note(ONE, "east")
+    owners.learn(TWO, "west")
+    told = owners.unsaved()
+    owners.saved(told)
+
+    assert told == {ONE: "east"}
+    assert owners.unsaved() == {}
+
+
+def test_a_key_is_of_an_id_and_its_owner() -> None:
+    """Two clients' responses of the same id are two; the key shows neither."""
+    assert response_key("resp_1", "a") != response_key("resp_1", "b")
+    assert response_key("resp_1", "a") == response_key("resp_1", "a")
+    assert "resp_1" not in response_key("resp_1", "a")
