@@ -111,7 +111,7 @@ class Answer:
         self.status = response.status
         self.headers = response.headers
         self.first = first
-        self.first_s = 0.0  # when they came, by the caller's clock
+        self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
 
     @property

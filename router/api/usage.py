@@ -5,6 +5,7 @@ Nothing is added to a request to get it: a stream whose client did not ask for u
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -51,14 +52,20 @@ def usage_of_body(body: bytes) -> Usage | None:
         return None
 
 
-def usage_of_stream(tail: bytes) -> Usage | None:
-    """Read the usage from the end of an event stream (its last `TAIL_BYTES` or more)."""
+def usage_of_stream(
+    tail: bytes, read: Callable[[bytes], Usage | None] = usage_of_body
+) -> Usage | None:
+    """Read the usage from the end of an event stream (its last `TAIL_BYTES` or more).
+
+    Args:
+        read: Reads that of one event's data.
+    """
     end = len(tail)
     while (found := tail.rfind(b'"usage"', 0, end)) >= 0:
         start = tail.rfind(b"\n", 0, found) + 1
         line = tail[start : _line_end(tail, found)]
         if line.startswith(b"data:"):
-            usage = usage_of_body(line[5:].strip())
+            usage = read(line[5:].strip())
             if usage is not None:
                 return usage
         end = start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import click
 
@@ -14,11 +14,12 @@ from router.cli.admin import Admin, admin_options, echo_json
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--tenant", help="as this tenant's request: with its cache salt, its models")
+@click.option("--api", help="of which API: chat or completions; default: by its fields")
 @admin_options
-def explain(file: Any, tenant: str | None, admin: Admin) -> None:
+def explain(file: Any, tenant: str | None, api: str | None, admin: Admin) -> None:
     """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""
-    path = f"explain?tenant={quote(tenant, safe='')}" if tenant is not None else "explain"
-    fields = admin.ask("POST", path, file.read())
+    given = {name: value for name, value in (("tenant", tenant), ("api", api)) if value is not None}
+    fields = admin.ask("POST", f"explain?{urlencode(given)}" if given else "explain", file.read())
     echo_json(fields) if admin.as_json else click.echo(table(fields).rstrip("\n"))
 
 

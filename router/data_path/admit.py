@@ -97,8 +97,8 @@ class Admission:
         )
 
     def answered(self, job: Job, placement: Placement, answer: Answer) -> None:
-        """Note the first byte of an answer: of a stream it is the first token."""
-        if job.streams and answer.outcome_status == 200:
+        """Note the first token of an answer, if it has come."""
+        if job.streams and answer.outcome_status == 200 and answer.first_s is not None:
             self._fleet.first_token(placement.lease, answer.first_s)
             if self._outbox is not None:
                 self._outbox.answered(placement.lease, answer.first_s)

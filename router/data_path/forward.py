@@ -27,12 +27,6 @@ RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
 
-_HOLD_PROMPT_S: Final = 1.0
-"""How long a stream's beginning without content is kept at most. Of completions and chats: vLLM
-begins them with the first token, and an error follows at once."""
-_HOLD_OTHER_S: Final = 10.0
-"""Of others: the Responses API says that it begins before anything is computed."""
-
 _SMALL_ANSWER: Final = 1024 * 1024
 
 
@@ -111,12 +105,16 @@ class Forwarder:
 
     async def _hold(self, job: Job, placement: Placement, answer: Answer) -> None:
         """Keep a stream's beginning here until something was generated, or generating failed."""
-        until_s = answer.first_s + (_HOLD_PROMPT_S if job.prompt is not None else _HOLD_OTHER_S)
+        assert answer.first_s is not None
+        api = job.inbound.api
+        until_s = answer.first_s + api.hold_s
         while (said := opening_of(answer.first)) is Begun.NOT_YET:
             if answer.complete or len(answer.first) >= MAX_OPENING_BYTES:
-                return
+                break
             if not await answer.read_on(until_s - monotonic()):
-                return
+                break
+        if api.starts_early:
+            answer.first_s = None if said is Begun.NOT_YET else monotonic()
         if isinstance(said, int):
             answer.error_status = said
             name = placement.candidate.replica.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,6 +10,7 @@ from multidict import CIMultiDictProxy
 
 from policies.policy import Policy
 from policies.view import CandidateId, Decision, ReplicaView, Snapshot
+from router.api.apis import Api, Prompt
 from router.api.clients import Client
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
@@ -26,8 +26,6 @@ from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
-
-Api = Literal["chat", "completions", "other"]
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -118,8 +116,15 @@ class Job(Struct, kw_only=True):
         if self.completion is not None:  # how many prompts it has still matters
             self.completion = replace(self.completion, prompts=("",) * len(self.completion.prompts))
 
+    def set_prompt(self, prompt: Prompt) -> None:
+        """Set what decides the prompt."""
+        if isinstance(prompt, ChatRequest):
+            self.chat = prompt
+        else:
+            self.completion = prompt
+
     @property
-    def prompt(self) -> ChatRequest | CompletionRequest | None:
+    def prompt(self) -> Prompt | None:
         """The request as its API defines it; None on routes that are only passed through."""
         return self.chat or self.completion
 

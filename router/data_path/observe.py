@@ -118,7 +118,7 @@ class Observer:
             self._metrics.tenant_tokens.labels(label, "prompt").inc(job.num_tokens)
             if job.charge is not None:
                 self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
-        self._metrics.requests.labels(job.inbound.api, name, record.outcome).inc()
+        self._metrics.requests.labels(job.inbound.api.name, name, record.outcome).inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
         stages.tokenize.observe(job.tokenized_s - arrived_s)
@@ -218,7 +218,7 @@ def _record(
     return DecisionRecord(
         request_id=job.request_id,
         at=time.time(),
-        api=job.inbound.api,
+        api=job.inbound.api.name,
         model=job.model or "",
         tenant=job.tenant.name if job.tenant is not None else None,
         policy=placement.policy.name,

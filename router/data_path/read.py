@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
-from router.api import openai
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
 from router.api.response_ids import CREATE, is_kept, named_in
@@ -91,18 +90,14 @@ class Reader:
         job = Job(inbound=inbound, request_id=request_id, tries=[])
         if isinstance(read, Outline):
             job.outline = read
-            if inbound.api == "chat":
-                job.chat = openai.outlined_chat(read)
-            elif inbound.api == "completions":
-                job.completion = openai.outlined_completion(read)
-        elif inbound.api == "chat":
-            job.chat = openai.parse_chat(_required(body))
-        elif inbound.api == "completions":
-            job.completion = openai.parse_completion(_required(body))
+            if inbound.api.outlined is not None:
+                job.set_prompt(inbound.api.outlined(read))
+        elif inbound.api.parse is not None:
+            job.set_prompt(inbound.api.parse(_required(body)))
         if job.prompt is not None:
             job.model = self._model_of(job.prompt.model)
             job.streams = job.prompt.stream
-            if job.streams:
+            if job.streams and inbound.api.is_continued:
                 is_on = self._continues_streams
                 job.terms = (
                     terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"

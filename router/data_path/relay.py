@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,7 +17,8 @@ from multidict import CIMultiDict
 
 from router.api.body_fields import with_fields
 from router.api.failures import error_event
-from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
+from router.api.opening import Begun, opening_of
+from router.api.usage import TAIL_BYTES, Usage
 from router.data_path.admit import Admission
 from router.data_path.continuation import Continuation, is_whole
 from router.data_path.headers import answer_headers
@@ -50,12 +52,15 @@ class Reply(Protocol):
 
 
 class Passage(Struct, kw_only=True):
-    """An answer that has begun, and whose it is now; `first_s` is when its first byte came."""
+    """An answer that has begun, and whose it is now.
+
+    first_s: When its first token came, or what there is instead (`Answer.first_s`); None: not yet.
+    """
 
     job: Job
     placement: Placement
     answer: Answer
-    first_s: float
+    first_s: float | None
     is_released: bool = False  # what it holds of its replica has been given back
     failed: Failures = []  # what earlier parts of it failed at, and how
 
@@ -89,7 +94,8 @@ class Relay:
             if answer.status != 200 or job.prompt is None:
                 return None
             # A short stream is here as a whole, too.
-            read = usage_of_stream if answer.is_event_stream else usage_of_body
+            api = job.inbound.api
+            read = api.usage_of_stream if answer.is_event_stream else api.usage_of_body
             return read(answer.first)
         await reply.start(answer.status, headers)
         if isinstance(terms, Terms):
@@ -99,6 +105,9 @@ class Relay:
             tail = bytearray(answer.first)
             async for chunk in answer.chunks():
                 await reply.write(chunk)
+                if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
+                    passage.first_s = answer.first_s = monotonic()
+                    self._admission.answered(job, passage.placement, answer)
                 tail += chunk
                 if len(tail) > 4 * TAIL_BYTES:  # now and then: moving it for each event is dear
                     del tail[:-TAIL_BYTES]
@@ -108,7 +117,9 @@ class Relay:
                 with suppress(ConnectionError):  # the client may be gone as well
                     await reply.write(error_event(exc, job.inbound.path))
             raise
-        return usage_of_stream(bytes(tail[-TAIL_BYTES:])) if job.prompt is not None else None
+        if job.prompt is None:
+            return None
+        return job.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))
 
     def release(self, passage: Passage, outcome: Outcome) -> None:
         """Give back what an answer holds, once."""

@@ -9,8 +9,8 @@ from functools import partial
 
 import orjson
 
-from router.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from router.data_path.job import Job, Placement
+from router.api.apis import Prompt
+from router.data_path.job import Inbound, Job, Placement
 from router.metrics import Metrics
 from router.tokens import Prompter, Prompters
 
@@ -78,7 +78,7 @@ class TokenAudit:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         self._proof_runs = True
-        read = partial(_read_again, job.inbound.body or b"", is_chat=job.chat is not None)
+        read = partial(_read_again, job.inbound)
         tokens = job.tokens
         proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
 
@@ -115,7 +115,7 @@ class TokenAudit:
             logger.error("a replica counts other tokens; it alone is not believed", extra=said)
 
 
-def _read_again(body: bytes, *, is_chat: bool) -> ChatRequest | CompletionRequest:
+def _read_again(inbound: Inbound) -> Prompt:
     """Parse a body that was read before and has been let go of since."""
-    read = orjson.loads(body)
-    return parse_chat(read) if is_chat else parse_completion(read)
+    assert inbound.api.parse is not None
+    return inbound.api.parse(orjson.loads(inbound.body or b""))

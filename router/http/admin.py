@@ -28,6 +28,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from router.api.apis import APIS
 from router.config import Config, ReplicaConfig, experiment_of
 from router.data_path.explain import Explainer
 from router.data_path.job import Inbound
@@ -189,11 +190,12 @@ class AdminApp:
 
     async def _explain(self, request: web.Request) -> web.Response:
         body = await request.read()
+        path = _explained_path(request.query.get("api"), body)
         inbound = Inbound(
-            api="completions" if b'"prompt"' in body and b'"messages"' not in body else "chat",
+            api=APIS[path],
             method="POST",
-            path="/v1/chat/completions",
-            target="/v1/chat/completions",
+            path=path,
+            target=path,
             headers=request.headers,
             body=body,
             arrived_s=time.monotonic(),
@@ -243,6 +245,21 @@ def _as_bad_request() -> Iterator[None]:
         yield
     except ConfigError as exc:
         raise BadRequest(exc.message, param=exc.param) from exc
+
+
+def _explained_path(name: str | None, body: bytes) -> str:
+    """Find where a request to be explained would go; without a name it is a chat or a completion.
+
+    Raises:
+        BadRequest: there is no API of that name.
+    """
+    if name is None:
+        name = "completions" if b'"prompt"' in body and b'"messages"' not in body else "chat"
+    for path, api in APIS.items():
+        if api.name == name:
+            return path
+    known = ", ".join(api.name for api in APIS.values())
+    raise BadRequest(f"there is no API {name[:64]!r}; there are {known}", param="api")
 
 
 def _is_set(request: web.Request, name: str) -> bool:

@@ -17,12 +17,13 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from router.api.apis import api_of
 from router.api.clients import Clients
 from router.api.encodings import AsSent, decoded
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
-from router.data_path.job import Api, Inbound
+from router.data_path.job import Inbound
 from router.data_path.pipeline import Pipeline
 from router.discovery.readiness import Readiness
 from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, ShuttingDown
@@ -37,10 +38,6 @@ from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
-_APIS: Final[dict[str, Api]] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-}
 _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
 
@@ -136,7 +133,7 @@ class DataApp:
             self._withheld.check_form(body, request.headers.get("Content-Type", ""))
         query = request.raw_path.partition("?")[2]
         return Inbound(
-            api=_APIS.get(route.path, "other") if request.method == "POST" else "other",
+            api=api_of(request.method, route.path),
             method=request.method,
             path=route.path,
             target=f"{route.path}?{query}" if query else route.path,

@@ -1,0 +1,80 @@
+"""The APIs whose prompts are known here, one entry each; every other route is passed through.
+
+What must live here: what differs between APIs in reading requests and answers. What must not: what
+is done with it (router.data_path), and the shapes of errors (router.api.failures, by path: an error
+may come before it is clear which API is asked).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from router.api import openai, usage
+from router.api.openai import ChatRequest, CompletionRequest, Json
+from router.api.outline import Outline
+from router.api.usage import Usage
+
+Prompt = ChatRequest | CompletionRequest
+"""What decides a request's prompt, whichever API it came by."""
+
+
+class Api(Struct, frozen=True, kw_only=True):
+    """How one API's requests and answers are read.
+
+    name: In records and metrics.
+    parse: Views a body as what decides its prompt; raises BadRequest. None: that is not known here.
+    outlined: Likewise, of a body that was not read whole.
+    tokenize_body: Builds the body for an engine's `/tokenize` from the client's own; None: it is
+        built from what `parse` returned.
+    usage_of_body, usage_of_stream: Read what the engine reports, from a whole answer and from the
+        end of an event stream (its last `TAIL_BYTES` or more).
+    starts_early: Its stream may begin before anything was generated (router.api.opening): the first
+        token's time is that of the first event behind that. False: it is that of the first byte.
+    hold_s: How long a stream's beginning without content is kept at most, so that another replica
+        may answer instead.
+    is_continued: A stream that breaks off can go on elsewhere.
+    """
+
+    name: str
+    parse: Callable[[Json], Prompt] | None = None
+    outlined: Callable[[Outline], Prompt] | None = None
+    tokenize_body: Callable[[Json], dict[str, Any]] | None = None
+    usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
+    usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
+    starts_early: bool = False
+    hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
+    is_continued: bool = False
+
+
+CHAT: Final = Api(
+    name="chat",
+    parse=openai.parse_chat,
+    outlined=openai.outlined_chat,
+    tokenize_body=openai.tokenize_body,
+    is_continued=True,
+)
+
+COMPLETIONS: Final = Api(
+    name="completions",
+    parse=openai.parse_completion,
+    outlined=openai.outlined_completion,
+    tokenize_body=openai.tokenize_body,
+    is_continued=True,
+)
+
+OTHER: Final = Api(name="other", hold_s=10.0)
+"""Any other route. The Responses API says that it begins before anything is computed."""
+
+APIS: Final = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+}
+"""By the path of its POSTs."""
+
+
+def api_of(method: str, path: str) -> Api:
+    """Find the API of a request."""
+    return APIS.get(path, OTHER) if method == "POST" else OTHER
