@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.api import openai, usage
+from router.api import anthropic, openai, usage
 from router.api.openai import ChatRequest, CompletionRequest, Json
 from router.api.outline import Outline
 from router.api.usage import Usage
@@ -36,6 +36,7 @@ class Api(Struct, frozen=True, kw_only=True):
     hold_s: How long a stream's beginning without content is kept at most, so that another replica
         may answer instead.
     is_continued: A stream that breaks off can go on elsewhere.
+    counts: What is asked for is how many tokens the prompt has.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Api(Struct, frozen=True, kw_only=True):
     starts_early: bool = False
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
     is_continued: bool = False
+    counts: bool = False
 
 
 CHAT: Final = Api(
@@ -65,16 +67,33 @@ COMPLETIONS: Final = Api(
     is_continued=True,
 )
 
+MESSAGES: Final = Api(
+    name="messages",
+    parse=anthropic.parse_messages,
+    outlined=anthropic.outlined_messages,
+    usage_of_body=anthropic.usage_of_message,
+    usage_of_stream=anthropic.usage_of_messages,
+    starts_early=True,
+)
+
+COUNT_TOKENS: Final = Api(name="other", parse=anthropic.parse_count, counts=True)
+"""Answered here where the tokens are known for sure, else passed through as any other route."""
+
 OTHER: Final = Api(name="other", hold_s=10.0)
 """Any other route. The Responses API says that it begins before anything is computed."""
 
 APIS: Final = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
+    "/v1/messages": MESSAGES,
 }
 """By the path of its POSTs."""
+
+_COUNTING: Final = {"/v1/messages/count_tokens": COUNT_TOKENS}
 
 
 def api_of(method: str, path: str) -> Api:
     """Find the API of a request."""
-    return APIS.get(path, OTHER) if method == "POST" else OTHER
+    if method != "POST":
+        return OTHER
+    return APIS.get(path) or _COUNTING.get(path, OTHER)

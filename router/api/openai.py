@@ -38,12 +38,17 @@ _FALSE = frozenset({"false", "0", "no", "n", "off", "f"})
 class ChatRequest(Struct, frozen=True, kw_only=True):
     """What decides the prompt of `/v1/chat/completions`, and a few fields the router acts on.
 
+    Also what the engine makes of a request of another API (router.api.anthropic).
+
     messages: As sent, each with a string `role`.
     tools: As sent; None: no tools.
     max_tokens: `max_completion_tokens`, else `max_tokens`; None: up to the engine.
     renders_as: Which of the engine's ways to a prompt it takes; they differ in the order of a
         call's fields, and wherever no Jinja template renders.
     truncates: The engine cuts a prompt that is too long instead of refusing it.
+    has_inline_system: System messages come behind the first one; for some templates the engine's
+        Messages API puts them into one in front.
+    is_thinking_disabled: `reasoning_effort` is "none"; for some templates that API says "low".
     engine_only: Why only the engine can make the prompt; None: it can be made here.
     """
 
@@ -58,6 +63,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
+    has_inline_system: bool = False
+    is_thinking_disabled: bool = False
     cache_salt: str | None = None
     max_tokens: int | None = None
     n: int = 1
@@ -66,6 +73,11 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     renders_as: Literal["chat", "responses"] = "chat"
     truncates: bool = False
     engine_only: str | None = None
+
+    @property
+    def has_tool_choice(self) -> bool:
+        """Whether the model may call tools: an engine without a parser for them refuses it."""
+        return self.tool_choice not in (None, "none")
 
     @property
     def num_items(self) -> int:
@@ -139,6 +151,23 @@ def parse_chat(body: Json) -> ChatRequest:
     )
 
 
+def view_fields(body: Json) -> ChatRequest:
+    """View what requests of all chat-like APIs have alike: all but the conversation.
+
+    Raises:
+        BadRequest: a field that routing needs is of the wrong type.
+    """
+    max_tokens = body.get("max_tokens")
+    return ChatRequest(
+        model=_str(body, "model"),
+        messages=(),
+        cache_salt=_str(body, "cache_salt"),
+        max_tokens=max_tokens if type(max_tokens) is int else None,
+        stream=_bool(body, "stream", False, nullable=True),
+        engine_only=_reused_ids(body),
+    )
+
+
 def parse_completion(body: Json) -> CompletionRequest:
     """View a decoded body as a completion request.
 
@@ -200,6 +229,18 @@ def tokenize_body(body: Json) -> dict[str, Any]:
     return sent
 
 
+def tokenize_chat(chat: ChatRequest) -> dict[str, Any]:
+    """Build the same body of a request that came by another API and was converted."""
+    fields = {
+        "model": chat.model,
+        "messages": list(chat.messages),
+        "tools": chat.tools,
+        "reasoning_effort": chat.reasoning_effort,
+        "chat_template_kwargs": chat.chat_template_kwargs,
+    }
+    return tokenize_body(fields)
+
+
 _TOKENIZE_FIELDS = (
     "model prompt messages tools add_generation_prompt continue_final_message add_special_tokens "
     "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs"
@@ -220,6 +261,11 @@ def _engine_only(body: Json, fields: tuple[str, ...]) -> str | None:
     for field in (*fields, "truncate_prompt_tokens"):
         if body.get(field) is not None:
             return field
+    return _reused_ids(body)
+
+
+def _reused_ids(body: Json) -> str | None:
+    """Name the field that brings the prompt's ids, if it is there."""
     transfer = body.get("kv_transfer_params")
     if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
         return "kv_transfer_params.prompt_token_ids"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
-from router.api.openai import CompletionRequest, tokenize_body
+from router.api.openai import CompletionRequest, tokenize_chat
 from router.data_path.job import Job
 from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, UpstreamError
+from router.tokens import NeedsEngine, Prompter
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class EngineTokenizer:
         self._address = address
         self._timeout_s = timeout_s
 
-    async def ids(self, job: Job) -> list[int] | None:
+    async def ids(self, job: Job, prompter: Prompter) -> list[int] | None:
         """Ask within a deadline; late or failing means unknown (None), never an error."""
         address = self._address(job.model or "")
         if address is None or job.inbound.body is None:
@@ -39,13 +40,28 @@ class EngineTokenizer:
         if job.completion is not None and not _is_one_text(job.completion):
             return None  # `/tokenize` takes one text
         try:
-            body = orjson.dumps(tokenize_body(orjson.loads(job.inbound.body)))
+            body = orjson.dumps(_body(job, prompter))
             return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
         except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
             return None  # forwarded, it will be refused in the engine's own words
+        except NeedsEngine:  # what that route would have to be sent depends on the template
+            return None
         except UpstreamError as exc:
             logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
             return None
+
+
+def _body(job: Job, prompter: Prompter) -> dict[str, Any]:
+    """Build what is asked.
+
+    Raises:
+        NeedsEngine: as `Prompter.adapted`.
+    """
+    write = job.inbound.api.tokenize_body
+    if write is not None:
+        return write(orjson.loads(job.inbound.body or b""))
+    assert job.chat is not None
+    return tokenize_chat(prompter.adapted(job.chat))
 
 
 def _is_one_text(request: CompletionRequest) -> bool:

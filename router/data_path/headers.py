@@ -66,6 +66,15 @@ def answer_headers(job: Job, placement: Placement, answer: Answer) -> CIMultiDic
     return headers
 
 
+def counted_headers(job: Job) -> CIMultiDict[str]:
+    """Write the headers of an answer that no engine was asked for."""
+    headers: CIMultiDict[str] = CIMultiDict()
+    headers["Content-Type"] = "application/json"
+    headers["x-warmroute-request-id"] = job.request_id
+    tenancy.say_limits(headers, job, monotonic())
+    return headers
+
+
 def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> None:
     headers["x-warmroute-replica"] = placement.candidate.id
     headers["x-warmroute-policy"] = placement.policy.name

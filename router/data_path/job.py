@@ -66,6 +66,7 @@ class Job(Struct, kw_only=True):
     tokens: Tokens | None = None
     way: str = "unknown"  # local | engine | unknown | continued: where the tokens come from
     num_tokens: int = 0
+    num_counted_tokens: int | None = None  # the answer, where it asked for that; None: not known
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked
     assigned: Assignment | None = None  # its arm of an experiment; None: in none
@@ -103,6 +104,10 @@ class Job(Struct, kw_only=True):
         if inbound.body is inbound.as_sent.view:
             return inbound.as_sent.body, True
         return inbound.body, False
+
+    def pass_through(self) -> None:
+        """Treat it as one whose prompt does not matter: nothing is computed for it."""
+        self.chat = self.completion = None
 
     def drop_content(self) -> None:
         """Let go of what was parsed of the prompt: its tokens are known, its bytes are kept.

@@ -103,6 +103,21 @@ class Observer:
         else:
             self._write(record)
 
+    def counted(self, job: Job) -> None:
+        """Note a request that was answered with the number of its prompt's tokens."""
+        self._metrics.counted.labels("router").inc()
+        client, tenant = job.inbound.client, job.tenant
+        logger.info(
+            "counted",
+            extra={
+                "request": job.request_id,
+                "client": client.address if client is not None else None,
+                "model": job.model,
+                "tenant": tenant.name if tenant is not None else None,
+                "tokens": job.num_counted_tokens,
+            },
+        )
+
     def _write(self, record: DecisionRecord) -> None:
         if self._decision_log is not None:
             self._decision_log.add(record)
@@ -118,6 +133,8 @@ class Observer:
             self._metrics.tenant_tokens.labels(label, "prompt").inc(job.num_tokens)
             if job.charge is not None:
                 self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
+        if job.inbound.api.counts:
+            self._metrics.counted.labels("engine").inc()
         self._metrics.requests.labels(job.inbound.api.name, name, record.outcome).inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)

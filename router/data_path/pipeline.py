@@ -23,11 +23,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.anthropic import counted_body
 from router.api.usage import Usage
 from router.data_path import tenancy
 from router.data_path.admit import Admission
 from router.data_path.decide import Decider
 from router.data_path.forward import Attempt, Forwarder
+from router.data_path.headers import counted_headers
 from router.data_path.job import Choice, Inbound, Job, Placement
 from router.data_path.match import Matcher
 from router.data_path.observe import Observer
@@ -81,6 +83,10 @@ class Pipeline:
             RouterError: the caller answers in the API's own shape, if nothing was sent yet.
         """
         job = await self.prepare(inbound, request_id)  # 1, 2, and of 3 what may wait
+        if job.num_counted_tokens is not None:
+            await reply.send(200, counted_headers(job), counted_body(job.num_counted_tokens))
+            self.steps.observer.counted(job)
+            return
         job.drop_content()
         job.tokenized_s = monotonic()
         try:
@@ -111,6 +117,9 @@ class Pipeline:
         steps = self.steps
         job = await steps.reader.read(inbound, request_id)
         await steps.owners.find(job)
+        if inbound.api.counts:
+            await steps.tokenizer.count(job)
+            job.pass_through()
         if job.prompt is not None:
             await steps.tokenizer.fill(job)
             await steps.matcher.prepare(job)

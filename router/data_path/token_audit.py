@@ -54,6 +54,8 @@ class TokenAudit:
             self._mismatch(job, "template", prompter, replica, is_new=not disagreed)
             return
         self._num_requests += 1
+        if is_match and job.chat is not None and prompter.trust.reason is None:
+            prompter.trust.proven.add((job.inbound.api.name, job.chat.has_tool_choice))
         if not is_match:
             self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
         elif self._is_sampled() and not self._proof_runs:

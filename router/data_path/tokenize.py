@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
+from router.api.apis import MESSAGES
 from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
 from router.api.openai import (
     ChatRequest,
@@ -104,6 +105,27 @@ class Tokenizer:
         else:
             job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
 
+    async def count(self, job: Job) -> None:
+        """Set how many tokens a chat has; None where an engine might count otherwise or refuse it.
+
+        So only where engines have counted such requests as we do since the last doubt.
+        """
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        chat = job.chat
+        if prompter is None or chat is None or chat.model is None:
+            return
+        if chat.tools and not chat.has_tool_choice:
+            return  # an engine may leave out tools that must not be called
+        if (MESSAGES.name, chat.has_tool_choice) not in prompter.trust.proven:
+            return
+        try:
+            tokens = await self._locally(job, prompter)
+            job.num_counted_tokens = tokens.num_tokens if tokens is not None else None
+        except (NeedsEngine, RouterError):
+            return
+        except Exception as exc:  # as in `fill`
+            self._note_bug(job, exc)
+
     async def _find(self, job: Job, prompter: Prompter) -> None:
         """Set the tokens and their way.
 
@@ -114,8 +136,10 @@ class Tokenizer:
             job.tokens = await self._locally(job, prompter)
             way = "local"
         except NeedsEngine as exc:
+            why = exc.detail if exc.reason == "field" else exc.reason
+            self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
             may_ask = exc.reason not in ("field", "size")
-            ids = await self._engine.ids(job) if may_ask else None
+            ids = await self._engine.ids(job, prompter) if may_ask else None
             if ids is not None:
                 plan = prompter.plan_ids(ids, _owner(job))
                 job.tokens = prompter.commit(plan, plan.encode())

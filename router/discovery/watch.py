@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from router.api.openai import parse_chat
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
@@ -370,6 +372,7 @@ def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig
         )
         with suppress(NeedsEngine, RouterError):
             prompter.plan_chat(request).encode()
+            prompter.adapted(replace(request, has_inline_system=True, is_thinking_disabled=True))
     except Exception as exc:
         return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
     return prompter

@@ -72,7 +72,8 @@ class Metrics:
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
-        "From a request's arrival to the first byte of its answer", _TTFT_BUCKETS)]
+        "From a request's arrival to the first byte of its answer; of /v1/messages streams to the "
+        "first event with something generated", _TTFT_BUCKETS)]
     ttft_error: Annotated[Histogram, Spec("warmroute_ttft_prediction_error_seconds", "replica",
         "Absolute difference of predicted and observed time to first token", _TTFT_BUCKETS)]
     stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",
@@ -87,6 +88,11 @@ class Metrics:
         "Absolute difference of predicted and reported cached tokens", _TOKEN_BUCKETS)]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
         "Prompts turned into tokens, by way: local, engine, unknown")]
+    needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
+        "Prompts that were not tokenized here, by API and why: an engine was asked, or nothing is "
+        "known of them")]
+    counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
+        "Requests for the number of a prompt's tokens, by who counted them: router, engine")]
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
         "Bytes of the request bodies that are held now (bounded by limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",

@@ -21,6 +21,7 @@ from router.tokens.encoder import IdCuts, TextEncoder, slice_ids
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.renderer import ChatRenderer
+from router.tokens.template_probes import TemplateProbes
 from router.tokens.trust import TokenTrust
 
 _NO_IDS: TokenIds = array("I")
@@ -125,6 +126,7 @@ class Prompter:
     __slots__ = (
         "_encoder",
         "_prefix",
+        "_probes",
         "_reason",
         "_renderer",
         "_roots",
@@ -143,6 +145,7 @@ class Prompter:
         self.trust = TokenTrust()
         self._encoder = encoder
         self._renderer = renderer
+        self._probes = TemplateProbes(renderer) if renderer is not None else None
         self._reason = reason
         self._tree = SegmentTree(max_bytes)
         self._prefix = encoder.prefix if encoder is not None else None
@@ -301,7 +304,21 @@ class Prompter:
         self._usable_encoder()
         if self._renderer is None:
             raise NeedsEngine("model", self._reason)
+        request = self.adapted(request)
         return self._renderer.render(request, by_the_book=by_the_book, apart=apart, owner=owner)
+
+    def adapted(self, request: ChatRequest) -> ChatRequest:
+        """See `TemplateProbes.adapted`; a request that depends on no template stays as it is.
+
+        Raises:
+            NeedsEngine: it does depend on it, and the template is not known here.
+        """
+        if not (request.has_inline_system or request.is_thinking_disabled):
+            return request
+        self._usable_encoder()
+        if self._probes is None:
+            raise NeedsEngine("model", self._reason)
+        return self._probes.adapted(request)
 
     def _usable_encoder(self) -> TextEncoder:
         if self.trust.reason is not None:

@@ -27,6 +27,7 @@ from router.tokens.conversation import (
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.sandbox import compile_template, stock_template
+from router.tokens.template_probes import wants_system_first
 
 FindTemplate = Callable[[bool], str]
 
@@ -125,6 +126,19 @@ class ChatRenderer:
         compiled = template.stock() if by_the_book else template.template
         text = self._run(compiled, conversation, arguments)
         return _cut_at_tag(text, final_text) if continues else text
+
+    def wants_system_first(self) -> bool:
+        """Return whether one of the model's templates refuses a system message behind a user's.
+
+        Raises:
+            NeedsEngine: the model has no template, or one with which an engine would not start.
+        """
+        try:
+            return any(wants_system_first(self.template(has).source) for has in (False, True))
+        except NeedsEngine:
+            raise
+        except Exception as exc:  # whatever a template may raise
+            raise NeedsEngine("template", type(exc).__name__) from exc
 
     def _prepare(
         self, request: ChatRequest, memo: JsonMemo

@@ -19,6 +19,8 @@ class TokenTrust:
     that doubles each time; then ours are tried again.
 
     reason: Why the engine tokenizes; None: it need not.
+    proven: What engines were seen to take and to count as we do, since the last doubt: pairs of an
+        API's name and whether it was with a tool choice.
     """
 
     __slots__ = (
@@ -29,6 +31,7 @@ class TokenTrust:
         "num_matches",
         "num_mismatches",
         "num_proofs",
+        "proven",
         "reason",
     )
 
@@ -37,6 +40,7 @@ class TokenTrust:
         self.num_mismatches = 0
         self.num_proofs = 0
         self.reason: str | None = None
+        self.proven: set[tuple[str, bool]] = set()
         self._agrees: dict[str, bool] = {}  # by replica: its last answer
         self._num_in_a_row = 0
         self._pause_s = _FIRST_PAUSE_S
@@ -94,5 +98,6 @@ class TokenTrust:
     def _end(self, reason: str, now_s: float) -> None:
         if self.reason is None:  # requests of before may still come to the same end
             self.reason = reason
+            self.proven.clear()
             self._until_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

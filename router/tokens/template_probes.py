@@ -1,0 +1,106 @@
+"""What the engine tries out on a chat template before it converts requests of `/v1/messages`.
+
+    system    does the template take a system message behind a user's? Else all of them go into one
+              in front, and each new reminder changes the prompt from its beginning on.
+    effort    does it do something for the effort `none`? Else disabled thinking is `low`.
+
+Source: vLLM 0.32.0, entrypoints/anthropic/serving.py (_should_merge_inline_system,
+_detect_merge_inline_system, _probe_disabled_thinking_effort), with its own bare environment: a
+template that calls a function which only transformers provides fails there, and so counts as one
+that wants its system message first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import replace
+
+from router.api.openai import ChatRequest, Json
+from router.errors import TemplateFailed
+
+_CONVERSATION: Final = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_HI: Final = ({"role": "user", "content": "Hi"},)
+
+
+def wants_system_first(source: str) -> bool:
+    """Return whether a template refuses a system message behind a user's.
+
+    Raises: whatever else a template may raise; an engine does not start with such a one.
+    """
+    if not source:
+        return True
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    try:
+        environment.from_string(source).render(messages=_CONVERSATION, add_generation_prompt=False)
+    except jinja2.TemplateError:
+        return True
+    return False
+
+
+class Probed(Protocol):
+    """What is tried out."""
+
+    def render(self, request: ChatRequest, *, apart: bool = False) -> str:
+        """Render a prompt's text, or raise TemplateFailed."""
+        ...
+
+    def wants_system_first(self) -> bool:
+        """Return whether all system messages have to be one in front."""
+        ...
+
+
+class TemplateProbes:
+    """What was found out of one model's renderer, once each."""
+
+    __slots__ = ("_effort", "_probed", "_wants_system_first")
+
+    def __init__(self, probed: Probed) -> None:
+        self._probed = probed
+        self._wants_system_first: bool | None = None  # None: not tried yet
+        self._effort: str | None = None
+
+    def adapted(self, request: ChatRequest) -> ChatRequest:
+        """Change what the Messages API makes dependent on the template.
+
+        Raises:
+            NeedsEngine: the template cannot be tried out here.
+        """
+        if request.has_inline_system:
+            if self._wants_system_first is None:
+                self._wants_system_first = self._probed.wants_system_first()
+            if self._wants_system_first:
+                messages = _with_system_first(request.messages)
+                request = replace(request, messages=messages, has_inline_system=False)
+        if request.is_thinking_disabled:
+            if self._effort is None:
+                self._effort = self._disabled_effort()
+            request = replace(request, reasoning_effort=self._effort, is_thinking_disabled=False)
+        return request
+
+    def _disabled_effort(self) -> str:
+        """Find the effort that stands for disabled thinking: `low` where `none` does nothing."""
+        without = self._prompt("none")
+        if without is None or any(self._prompt(effort) == without for effort in _EFFORTS):
+            return "low"
+        return "none"
+
+    def _prompt(self, effort: str) -> str | None:
+        request = ChatRequest(model=None, messages=_HI, reasoning_effort=effort)
+        try:
+            return self._probed.render(request, apart=True)
+        except TemplateFailed:
+            return None
+
+
+def _with_system_first(messages: Sequence[Json]) -> list[Json]:
+    """Put all system messages into one in front; their contents are strings."""
+    texts: list[Any] = [each["content"] for each in messages if each["role"] == "system"]
+    others = [each for each in messages if each["role"] != "system"]
+    return [{"role": "system", "content": "".join(texts)}, *others]
