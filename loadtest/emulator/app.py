@@ -42,6 +42,8 @@ class App:
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generate.chat},
             "/v1/completions": {"POST": generate.completion},
+            "/v1/messages": {"POST": generate.messages},
+            "/v1/messages/count_tokens": {"POST": generate.count_message_tokens},
             "/v1/chat/completions/render": {"POST": generate.render_chat},
             "/v1/completions/render": {"POST": generate.render_completion},
             "/v1/models": {"GET": self._models},

@@ -16,6 +16,7 @@ import msgspec
 import orjson
 from aiohttp import web
 
+from loadtest.emulator import messages
 from loadtest.emulator.engine import Generation
 from loadtest.emulator.faults import REQUEST_FAULTS, Fault
 from loadtest.emulator.replica import Rank, Replica
@@ -80,6 +81,24 @@ class Generate:
     async def completion(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(request, "completion")
 
+    async def messages(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._generate(request, "messages")
+        except ApiError as error:
+            return web.Response(
+                body=messages.error_body(error),
+                status=error.status,
+                content_type="application/json",
+            )
+
+    async def count_message_tokens(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = messages.chat_body(await _body(request))
+        self._model(body)
+        (prompt,) = await self._chat_prompts(body)
+        counted = len(prompt.ids)
+        context = {"original_input_tokens": counted}
+        return _json({"input_tokens": counted, "context_management": context})
+
     async def render_chat(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await _body(request)
         model, _ = self._model(body)
@@ -121,6 +140,8 @@ class Generate:
         if fault is not None:
             await _suffer(request, fault)
         body = parse_body(raw, request.headers.get("Content-Type", ""))
+        if api == "messages":
+            body = messages.chat_body(body)
         model, lora = self._model(body)
         params = parse_generation(body, api)
         fault = fault or await _poisoned(request, params)
@@ -129,7 +150,7 @@ class Generate:
             return await self._answer_untokenized(request, head, params, len(raw))
         rank = replica.choose(request.headers.get("X-data-parallel-rank"))
         prompts = await (
-            self._chat_prompts(body) if api == "chat" else self._completion_prompts(body)
+            self._completion_prompts(body) if api == "completion" else self._chat_prompts(body)
         )
         for prompt in prompts:
             self._check_length(prompt, params, body)
@@ -211,11 +232,15 @@ class Generate:
             _raise_if_failed(choices)
             if fault is not None and choices[0].num_ready >= fault.after_tokens:
                 await _hang_up(request)
+        usage = _usage(head.api, choices, [len(choice.reply.ids) for choice in choices])
+        if head.api == "messages":
+            body = messages.message(head, choices[0].reply, usage)
+            return web.Response(body=body, content_type="application/json")
         return web.Response(
             body=answer(
                 head,
                 [choice.reply for choice in choices],
-                _usage(head.api, choices, [len(choice.reply.ids) for choice in choices]),
+                usage,
                 prompt_ids=choices[0].prompt.ids if params.return_token_ids else None,
             ),
             content_type="application/json",
@@ -230,6 +255,8 @@ class Generate:
         ready: asyncio.Event,
         fault: Fault | None,
     ) -> web.StreamResponse:
+        if head.api == "messages":
+            return await self._stream_message(request, head, choices[0], ready, fault)
         response = _event_stream(request)
         for index, choice in enumerate(choices):
             choice.chunks = ChunkWriter(
@@ -266,6 +293,38 @@ class Generate:
         await response.write_eof()
         return response
 
+    async def _stream_message(
+        self,
+        request: web.BaseRequest,
+        head: Head,
+        choice: _Choice,
+        ready: asyncio.Event,
+        fault: Fault | None,
+    ) -> web.StreamResponse:
+        response = _event_stream(request)
+        writer = messages.MessageWriter(head, choice.reply)
+        await response.prepare(request)
+        if fault is not None and fault.kind == "first_event_error":
+            await response.write(messages.error_event("emulated: generation failed"))
+            await response.write_eof()
+            return response
+        while not choice.is_done:
+            ready.clear()
+            if choice.num_ready == choice.num_sent:
+                await ready.wait()
+                _raise_if_failed([choice])
+            sent, now = choice.num_sent, choice.num_ready
+            choice.num_sent = now
+            opening = writer.start(len(choice.prompt.ids)) if sent == 0 and now else b""
+            unsent = opening + writer.tokens(sent, now)
+            if unsent:
+                await response.write(unsent)
+            if fault is not None and now >= fault.after_tokens:
+                await _hang_up(request)
+        await response.write(writer.end(_usage(head.api, [choice], [choice.num_sent])))
+        await response.write_eof()
+        return response
+
     async def _answer_untokenized(
         self, request: web.BaseRequest, head: Head, params: GenerationParams, num_bytes: int
     ) -> web.StreamResponse:
@@ -282,15 +341,25 @@ class Generate:
             num_created_tokens=0,
         )
         if not params.stream:
-            return web.Response(body=answer(head, [reply], usage), content_type="application/json")
-        chunks = ChunkWriter(head, 0, reply, usage_follows=params.include_usage)
-        parts = [chunks.role(None, None)] if head.api == "chat" else []
-        parts += [chunks.tokens(i, i + 1, None) for i in range(len(reply.ids))]
-        if params.include_usage:
-            parts.append(usage_chunk(head, usage))
+            is_message = head.api == "messages"
+            whole = messages.message(head, reply, usage) if is_message else None
+            body = whole or answer(head, [reply], usage)
+            return web.Response(body=body, content_type="application/json")
+        if head.api == "messages":
+            writer = messages.MessageWriter(head, reply)
+            parts = [writer.start(usage.num_prompt_tokens)]
+            parts += [writer.tokens(i, i + 1) for i in range(len(reply.ids))]
+            parts.append(writer.end(usage))
+        else:
+            chunks = ChunkWriter(head, 0, reply, usage_follows=params.include_usage)
+            parts = [chunks.role(None, None)] if head.api == "chat" else []
+            parts += [chunks.tokens(i, i + 1, None) for i in range(len(reply.ids))]
+            if params.include_usage:
+                parts.append(usage_chunk(head, usage))
+            parts.append(DONE)
         response = _event_stream(request)
         await response.prepare(request)
-        await response.write(b"".join([*parts, DONE]))
+        await response.write(b"".join(parts))
         await response.write_eof()
         return response
 
@@ -390,7 +459,7 @@ async def _body(request: web.BaseRequest) -> dict[str, Any]:
 
 def _head_id(request: web.BaseRequest, api: Api) -> str:
     id = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
-    return f"{'chatcmpl' if api == 'chat' else 'cmpl'}-{id}"
+    return f"{'cmpl' if api == 'completion' else 'chatcmpl'}-{id}"
 
 
 def _event_stream(request: web.BaseRequest) -> web.StreamResponse:
@@ -426,7 +495,7 @@ def _usage(api: Api, choices: list[_Choice], num_completion_tokens: list[int]) -
         num_completion_tokens=sum(num_completion_tokens),
         num_cached_tokens=sum(request.num_cached_tokens for request in requests),
         num_created_tokens=(
-            sum(request.num_created_tokens for request in requests) if api == "chat" else None
+            sum(request.num_created_tokens for request in requests) if api != "completion" else None
         ),
     )
 

@@ -18,7 +18,7 @@ VERSION: Final = "0.32.0"
 FINGERPRINT: Final = f"vllm-{VERSION}-emulated"
 DONE: Final = b"data: [DONE]\n\n"
 
-Api = Literal["chat", "completion"]
+Api = Literal["chat", "completion", "messages"]
 
 
 class ApiError(Exception):
@@ -141,7 +141,7 @@ def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
         ApiError: As vLLM words it.
     """
     max_tokens = _integer(body, "max_tokens")
-    if api == "chat":
+    if api != "completion":
         completion_tokens = _integer(body, "max_completion_tokens")
         max_tokens = max_tokens if completion_tokens is None else completion_tokens
     elif max_tokens is None:

@@ -1,0 +1,166 @@
+"""`/v1/messages` in the engine's HTTP shapes: a chat in other words, as vLLM makes one of it.
+
+Source: vLLM 0.32.0, entrypoints/anthropic/serving.py (messages_full_converter,
+message_stream_converter, _build_anthropic_usage), by the shape of its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from loadtest.emulator.replies import Reply
+from loadtest.emulator.wire import ApiError, Head, Usage
+from router.api.anthropic import parse_messages
+
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_TAKEN_OVER: Final = (
+    "temperature top_p top_k cache_salt kv_transfer_params vllm_xargs seed emulator"
+).split()
+
+
+def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a body to that of the chat that the engine makes of it.
+
+    Raises:
+        ApiError: it is none that the engine would take.
+    """
+    chat = parse_messages(body)
+    if chat.engine_only is not None:
+        raise ApiError(400, f"1 validation error:\n  {chat.engine_only}", type="Bad Request")
+    converted: dict[str, Any] = {
+        "model": chat.model,
+        "messages": list(chat.messages),
+        "tools": None if chat.tools is None else [_tool(tool) for tool in chat.tools],
+        "tool_choice": chat.tool_choice,
+        "chat_template_kwargs": chat.chat_template_kwargs,
+        "max_tokens": body.get("max_tokens"),
+        "stop": body.get("stop_sequences"),
+        "stream": chat.stream,
+        **{field: body.get(field) for field in _TAKEN_OVER},
+    }
+    if chat.stream:
+        converted["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    return {field: value for field, value in converted.items() if value is not None}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what a request model's dump leaves out where it is null."""
+    function = {
+        key: value
+        for key, value in tool["function"].items()
+        if value is not None or key not in ("strict", "defer_loading")
+    }
+    return {**tool, "function": function}
+
+
+def error_body(error: ApiError) -> bytes:
+    """Write an error of the engine's handler in this API's shape."""
+    told = orjson.loads(error.body)["error"]
+    return orjson.dumps({"type": "error", "error": {key: told[key] for key in ("type", "message")}})
+
+
+def usage_fields(usage: Usage) -> dict[str, int]:
+    """Shape a usage: what came from a cache, and what went into one, is counted apart."""
+    created = usage.num_created_tokens or 0
+    return {
+        "input_tokens": max(0, usage.num_prompt_tokens - usage.num_cached_tokens - created),
+        "output_tokens": usage.num_completion_tokens,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+    }
+
+
+def message(head: Head, reply: Reply, usage: Usage) -> bytes:
+    """Build the whole answer."""
+    block: dict[str, Any] = {"type": "text", "text": reply.text()}
+    if reply.tool_call is not None:
+        call = reply.tool_call
+        arguments = call.arguments[: reply.arguments_until(len(reply.ids))]
+        try:
+            given = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            given = {}
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    return orjson.dumps(
+        {
+            **_head(head),
+            "content": [block],
+            **_stop(reply),
+            "usage": usage_fields(usage),
+        }
+    )
+
+
+class MessageWriter:
+    """Writes a stream's events; in the place of a chat's ChunkWriter."""
+
+    __slots__ = ("_block", "_head", "_num_arguments", "_reply")
+
+    def __init__(self, head: Head, reply: Reply) -> None:
+        self._head = head
+        self._reply = reply
+        self._block: str | None = None  # the open block's type
+        self._num_arguments = 0
+
+    def start(self, num_prompt_tokens: int) -> bytes:
+        """Begin: what was cached is not known here, so the whole prompt is `input_tokens`."""
+        usage = {"input_tokens": num_prompt_tokens, "output_tokens": 0}
+        ends = {"stop_reason": None, "stop_sequence": None}
+        begun = {**_head(self._head), "content": [], **ends, "usage": usage}
+        return _event("message_start", message=begun)
+
+    def tokens(self, start: int, stop: int) -> bytes:
+        """Write tokens [start, stop) of the reply, where they say anything."""
+        call = self._reply.tool_call
+        if call is None:
+            text = self._reply.text(start, stop)
+            if not text:
+                return b""
+            opening = self._open({"type": "text", "text": ""})
+            return opening + self._delta({"type": "text_delta", "text": text})
+        events = b""
+        if stop >= call.start:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            events += self._open(block)
+        known = self._reply.arguments_until(stop)
+        if known > self._num_arguments:
+            part = call.arguments[self._num_arguments : known]
+            self._num_arguments = known
+            events += self._delta({"type": "input_json_delta", "partial_json": part})
+        return events
+
+    def end(self, usage: Usage) -> bytes:
+        """End: the only event with all of the usage."""
+        closing = _event("content_block_stop", index=0) if self._block is not None else b""
+        ended = _event("message_delta", delta=_stop(self._reply), usage=usage_fields(usage))
+        return closing + ended + _event("message_stop")
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        if self._block is not None:
+            return b""
+        self._block = block["type"]
+        return _event("content_block_start", content_block=block, index=0)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", delta=delta, index=0)
+
+
+def error_event(text: str) -> bytes:
+    """Write what a stream has in place of its end where generating failed."""
+    return _event("error", error={"type": "internal_error", "message": text})
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {"id": head.id, "type": "message", "role": "assistant", "model": head.model}
+
+
+def _stop(reply: Reply) -> dict[str, str | None]:
+    reason = "stop_sequence" if reply.stop_reason else _STOP_REASONS[reply.finish_reason]
+    return {"stop_reason": reason, "stop_sequence": reply.stop_reason}
