@@ -265,7 +265,7 @@ class _OneReplica:
 
 def _one_of_two_routers() -> SharingState:
     return SharingState(
-        is_up=True, num_routers=2, num_feeds={"leading": 1}, counts={"deltas_read": 1}
+        is_up=True, num_routers=2, num_streams={"leading": 1}, counts={"deltas_read": 1}
     )
 
 

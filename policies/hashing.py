@@ -27,7 +27,7 @@ def mix(value: int) -> int:
 
 
 def draw(seed: int, number: int, round_: int = 0) -> int:
-    """Draw 64 bits for decision `number`; `round_` tells several draws of one decision apart."""
+    """Draw 64 bits for decision `number`; `round_` numbers several draws of one decision."""
     return mix(mix(mix(seed & _MASK) ^ (number & _MASK)) ^ round_)
 
 

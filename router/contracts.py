@@ -202,7 +202,7 @@ def obeys(
     *,
     lora_paths: Mapping[str, str] | None = None,
 ) -> bool | None:
-    """Return whether the event's first hash is the contract's; None: that cannot be told."""
+    """Return whether the event's first hash is the contract's; None: it cannot be decided."""
     if not stored.is_computable or stored.block_size != contract.block_size:
         return None
     extra = extra_of(stored, lora_paths or {})

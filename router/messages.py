@@ -82,7 +82,8 @@ SharedTier = Literal["gpu", "cpu", "pool"]
 class Position(Struct, frozen=True, array_like=True):
     """The last batch of an engine's event stream that went into a state.
 
-    `mark` tells that batch from another engine's of the same number; see router.kv_events.sequence.
+    `mark` distinguishes it from another engine's batch of that number; see
+    router.kv_events.sequence.
     """
 
     sequence: Number

@@ -261,12 +261,12 @@ def test_the_first_page_leads_to_every_other() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/")])
-def test_a_page_says_whom_it_is_for(name: str) -> None:
-    """Its first line below the title begins with "For"."""
+def test_a_page_says_who_needs_it(name: str) -> None:
+    """Its first line below the title begins with "If you"."""
     title, first, *_ = [line for line in DOCUMENTS[name].splitlines() if line]
 
     assert title.startswith("# ")
-    assert first.startswith("For ")
+    assert first.startswith("If you")
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

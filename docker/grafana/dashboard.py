@@ -72,7 +72,7 @@ def quantile(q: float, metric: str, by: str = "", **labels: str) -> str:
 
 
 def gauge(metric: str, by: str, how: str = "max", **labels: str) -> str:
-    """A gauge that every router tells for itself: of one thing, so not summed."""
+    """A gauge of one thing that every router reports, so not summed."""
     wanted = "".join(f',{name}=~"{value}"' for name, value in labels.items())
     return f"{how} by ({by}) (warmroute_{metric}{{{ROUTER}{wanted}}})"
 
@@ -227,7 +227,7 @@ ROWS = [
             Panel("Trust", "Share of recent audited predictions that were right, at the router that trusts it least.", [Query(gauge("trust_ratio", "replica", "min"), "{{replica}}")], "percentunit", width=6, height=5, maximum=1),
             Panel("Blocks known", "By replica and tier.", [Query(gauge("index_blocks", "replica, tier"), "{{replica}} {{tier}}")], "short"),
             Panel(
-                "Blocks stored and removed", "What the engines tell, through the routers that follow them.",
+                "Blocks stored and removed", "What the engines publish, through the routers that follow them.",
                 [Query(rate("kv_events_total", "replica, kind", kind="stored|removed"), "{{replica}} {{kind}}")], "short",
             ),
             Panel(
@@ -275,7 +275,7 @@ ROWS = [
                 [Query(f"max(warmroute_pool_allocated_bytes{{{ROUTER}}})", "used"), Query(f"max(warmroute_pool_capacity_bytes{{{ROUTER}}})", "capacity")], "bytes", width=6,
             ),
             Panel("Blocks known", "By model.", [Query(gauge("pool_blocks", "model"), "{{model}}")], "short", width=6),
-            Panel("Age of the last listing", "The keys are listed at the start, on doubt, else every mooncake.list_s.", [Query(f"min(warmroute_pool_listing_age_seconds{{{ROUTER}}})", "age")], "s", width=6),
+            Panel("Age of the last listing", "The keys are listed at the start, after a wrong answer, else every mooncake.list_s.", [Query(f"min(warmroute_pool_listing_age_seconds{{{ROUTER}}})", "age")], "s", width=6),
             Panel(
                 "Verified before a fetch", "confirmed, less, more: the directory against the master; late, failed, unnamed: not verified.",
                 [Query(rate("pool_verifications_total", "result") + OR_NONE, "{{result}}")], "reqps",

@@ -152,13 +152,13 @@ def _commit() -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    told = subprocess.run(
+    done = subprocess.run(
         [git, "describe", "--always", "--dirty", "--exclude=*"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.stdout.strip() or None
+    return done.stdout.strip() or None
 
 
 def _table(result: Report) -> Table:

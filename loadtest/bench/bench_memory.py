@@ -34,13 +34,13 @@ def run(setting: Setting) -> list[Line]:
     results = {}
     for what, num in setting.track((("blocks", num_blocks), ("tokens", num_tokens)), "memory"):
         command = [sys.executable, "-m", "loadtest.bench.bench_memory", what, str(num)]
-        told = subprocess.run(
+        done = subprocess.run(
             [*command, "--model", str(setting.model_dir)],
             check=True,
             stdout=subprocess.PIPE,
             text=True,
         )
-        results[what] = [float(number) for number in told.stdout.split()]
+        results[what] = [float(number) for number in done.stdout.split()]
     block_bytes, num_blocks_held = results["blocks"]
     token_bytes, num_tokens_held, estimate_bytes = results["tokens"]
     return [

@@ -91,12 +91,12 @@ class _Writer:
         self._numbers: dict[StreamId, int] = {}
         self.store = store
 
-    async def write(self, told: list[tuple[StreamId, bytes]]) -> None:
+    async def write(self, blocks: list[tuple[StreamId, bytes]]) -> None:
         """Store packed keys on gpu."""
-        stream_ids = {stream_id for stream_id, _ in told}
+        stream_ids = {stream_id for stream_id, _ in blocks}
         await self.store.hold([*stream_ids])
         deltas = []
-        for stream_id, keys in told:
+        for stream_id, keys in blocks:
             self._numbers[stream_id] = self._numbers.get(stream_id, 0) + 1
             change = TierChange("gpu", keys)
             deltas.append(Delta(stream_id, self._numbers[stream_id], changes=(change,)))

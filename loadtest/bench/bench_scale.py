@@ -52,8 +52,8 @@ def run(setting: Setting) -> list[Line]:
     figures = None
     for size in setting.track([(num_replicas, num_blocks)], "a large fleet"):
         command = [sys.executable, "-m", "loadtest.bench.bench_scale", *map(str, size)]
-        told = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-        figures = msgspec.json.decode(told.stdout, type=_Figures)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        figures = msgspec.json.decode(done.stdout, type=_Figures)
     assert figures is not None
     where = f"{num_replicas} replicas x {num_blocks:,} blocks"
     return [
@@ -139,7 +139,7 @@ def _bring_in_and_out(
 
 
 def _loaded(seed: int, num_blocks: int) -> tuple[StagedBlocks, list[float]]:
-    """Load random blocks slice by slice; also tell how long each took."""
+    """Load random blocks slice by slice; also return how long each took."""
     keys = np.random.default_rng(seed).integers(0, 1 << KEY_BITS, num_blocks, dtype=np.uint64)
     staged = StagedBlocks()
     slices_ms = []

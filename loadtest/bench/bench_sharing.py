@@ -3,7 +3,7 @@
 A Redis of its own on the same machine. Warm: from the first connection of a router that knows
 nothing until all that Redis has is in its index and it follows the log; four replicas, 1,000,000
 blocks in all, in a process of its own, and how long its loop was busy without a turn. Old: two
-router processes; one tells of 500 requests/s, each claiming 125 new blocks, answered and ended a
+router processes; one publishes 500 requests/s, each claiming 125 new blocks, answered and ended a
 little later; from the moment a request begins there until its lease is booked in the other.
 Nothing but sharing runs in these processes: no requests, no events.
 """
@@ -122,8 +122,8 @@ async def _fill(url: str, num_blocks: int) -> None:
 
 def _spawn_warm(url: str, num_blocks: int) -> _Warmed:
     command = [sys.executable, "-m", "loadtest.bench.bench_sharing", "warm", url, str(num_blocks)]
-    told = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    return msgspec.json.decode(told.stdout, type=_Warmed)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return msgspec.json.decode(done.stdout, type=_Warmed)
 
 
 async def _warm_up(url: str, num_blocks: int) -> _Warmed:
@@ -160,7 +160,7 @@ def _old(setting: Setting, url: str) -> list[Line]:
         assert listener.stdout is not None
         assert listener.stdin is not None
         listener.stdout.readline()  # it is there
-        began_s = uvloop.run(_tell(url, seconds * _REQUESTS_PER_S))
+        began_s = uvloop.run(_publish(url, seconds * _REQUESTS_PER_S))
         booked_s = msgspec.json.decode(listener.communicate(b"\n")[0], type=dict[int, float])
     old_ms = [(booked_s[number] - began_s[number]) * 1e3 for number in booked_s.keys() & began_s]
     return [
@@ -173,9 +173,9 @@ def _old(setting: Setting, url: str) -> list[Line]:
     ]
 
 
-async def _tell(url: str, num_requests: int) -> dict[int, float]:
+async def _publish(url: str, num_requests: int) -> dict[int, float]:
     """Begin requests at an even pace, and end them; return when each began."""
-    router = _Router("teller", url)
+    router = _Router("publisher", url)
     began_s: dict[int, float] = {}
     async with asyncio.TaskGroup() as tg:
         running = router.share(tg)
@@ -204,7 +204,7 @@ async def _up(router: _Router) -> None:
 
 
 async def _listen(url: str) -> dict[int, float]:
-    """Book what is told until a line comes; return when each request was booked."""
+    """Book what is received until a line comes; return when each request was booked."""
     router = _Router("listener", url)
     async with asyncio.TaskGroup() as tg:
         running = router.share(tg)

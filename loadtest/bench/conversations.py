@@ -67,7 +67,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
         )
 
     def request(self, *, num_cached_tokens: int | None = None, stream: str | None = None) -> bytes:
-        """Write the HTTP request; the headers tell the fake replica what to answer.
+        """Write the HTTP request; the headers order what the fake replica answers.
 
         Args:
             num_cached_tokens: For the usage; None: it does not say.

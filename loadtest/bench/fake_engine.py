@@ -7,7 +7,7 @@ engine would compute comes from the request's headers, so that a body is counted
     x-bench-stream: EVENTS,INTERVAL_MS   answer as so many server-sent events
 
 `POST /bench/publish` (body: a msgpack event batch) publishes KV events. A JSON line on stdout
-tells the ports.
+has the ports.
 """
 
 from __future__ import annotations

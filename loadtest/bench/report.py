@@ -73,8 +73,8 @@ def markdown(report: Report) -> str:
     parts = [
         "# Benchmarks",
         "",
-        "For whoever asks what a router costs: every budget, measured, and how it is measured. "
-        f"Made by `{report.command}`",
+        "If you ask what a router costs, this page has every budget, measured, and how it is "
+        f"measured. Made by `{report.command}`",
         "(`make bench`); the same figures are in [benchmarks.json](benchmarks.json).",
         "",
         f"{report.date}{f', commit {report.commit}' if report.commit else ''} · "

@@ -180,7 +180,7 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
             stderr=log,
         )
     try:
-        port, admin_port = await _ports_told(process, log_path)
+        port, admin_port = await _ports_logged(process, log_path)
         async with Connection(admin_port) as admin:
             yield Rig(process.pid, port, admin, ports)
     finally:
@@ -192,13 +192,13 @@ def _leashed() -> tuple[str, ...]:
     return (sys.executable, str(_LEASH), str(os.getpid()), sys.executable)
 
 
-async def _ports_told(process: asyncio.subprocess.Process, log_path: Path) -> tuple[int, int]:
+async def _ports_logged(process: asyncio.subprocess.Process, log_path: Path) -> tuple[int, int]:
     deadline_s = time.monotonic() + _START_S
     while True:
         text = _text_of(log_path)
-        told = _LISTENS.search(text)
-        if told is not None:
-            return int(told[1]), int(told[2])
+        found = _LISTENS.search(text)
+        if found is not None:
+            return int(found[1]), int(found[2])
         if process.returncode is not None or time.monotonic() > deadline_s:
             raise RigError(f"the router did not start: {text[-2000:]}")
         await asyncio.sleep(0.05)

@@ -179,8 +179,8 @@ def difference(read: Read, expected: Expected, *, streams: bool, wants_usage: bo
     if len(read.usages) != int(wants_usage):
         return f"usage came {len(read.usages)} times"
     if wants_usage:
-        told = (read.usages[0].get("prompt_tokens"), read.usages[0].get("completion_tokens"))
+        reported = (read.usages[0].get("prompt_tokens"), read.usages[0].get("completion_tokens"))
         right = (expected.num_prompt_tokens, expected.num_completion_tokens)
-        if told != right:
-            return f"usage {told}, not {right}"
+        if reported != right:
+            return f"usage {reported}, not {right}"
     return None

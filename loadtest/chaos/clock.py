@@ -1,8 +1,8 @@
 """Run a module with a wall clock that can be set: `clock.py FILE MODULE ARGS…`.
 
-FILE holds one double, the seconds by which `time.time` is off; it is read at every look, so that
-whoever writes it steps the clock. The monotonic clock stays, as it does on a machine whose time
-is set.
+FILE holds one double, the seconds by which `time.time` is off; it is read at every look, so that a
+process that writes it steps the clock. The monotonic clock stays, as it does on a machine whose
+time is set.
 """
 
 from __future__ import annotations

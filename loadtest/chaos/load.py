@@ -211,7 +211,7 @@ class Load:
                 made("deep JSON", b'{"model":"tiny","messages":' + b"[" * 100_000, allowed=wrong),
                 made("wrong types", chat | {"messages": "wrong"}, allowed=wrong),
                 made("no tokens", chat | {"max_tokens": -1}, allowed=wrong),
-                made("no such model", chat | {"model": "nobody"}, allowed=(404,)),
+                made("no such model", chat | {"model": "no-such-model"}, allowed=(404,)),
                 made("too large", b"x" * (BODY_BYTES + 1), allowed=(413,)),
                 made("empty messages", chat | {"messages": []}, allowed=wrong),
                 made("odd path", chat, path="/v1/../%2e/reset_prefix_cache", allowed=no_route),

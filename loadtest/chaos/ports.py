@@ -11,7 +11,7 @@ FIRST, LAST = 10_000, 32_000
 
 
 def free_ports(dice: random.Random) -> Iterator[int]:
-    """Yield ports on which nobody listens, none of them twice."""
+    """Yield ports on which no process listens, none of them twice."""
     ports = list(range(FIRST, LAST))
     dice.shuffle(ports)
     for port in ports:

@@ -156,7 +156,7 @@ class Server:
                 await self.start()
                 continue
             self._begun.clear()
-            if self.life is life:  # whoever ended it starts it again, or nobody does
+            if self.life is life:  # what ended it starts it again, or nothing does
                 await self._begun.wait()
 
     async def kill(self) -> None:

@@ -255,7 +255,7 @@ def _gauges_are_zero(evidence: Evidence) -> Check:
 
 def _memory_is_flat(evidence: Evidence) -> Check:
     """Compare the floors of both halves of each long life, once what it remembers has filled."""
-    told: list[str] = []
+    figures: list[str] = []
     failures: list[str] = []
     for (router, life), samples in sorted(evidence.samples.items()):
         full = _since_ready(evidence, router, life, samples, _FULL_S)
@@ -276,15 +276,15 @@ def _memory_is_flat(evidence: Evidence) -> Check:
             f"{router}: {first.rss_bytes / 2**20:.0f} MiB to {last.rss_bytes / 2**20:.0f} MiB "
             f"over {num_requests:,} requests"
         )
-        told.append(line)
+        figures.append(line)
         if grown > _SWAY_BYTES + _FILL_BYTES * num_requests:
             failures.append(f"life {life} of router {line}")
-    return _flatness("memory of routers is flat", told, failures)
+    return _flatness("memory of routers is flat", figures, failures)
 
 
 def _descriptors_are_flat(evidence: Evidence) -> Check:
     """Compare the medians of the first and the last fifth of each long life, once warm."""
-    told: list[str] = []
+    figures: list[str] = []
     failures: list[str] = []
     for (router, life), samples in sorted(evidence.samples.items()):
         warm = _since_ready(evidence, router, life, samples, _WARM_S)
@@ -294,10 +294,10 @@ def _descriptors_are_flat(evidence: Evidence) -> Check:
         first = statistics.median(s.num_descriptors for s in warm[:fifth])
         last = statistics.median(s.num_descriptors for s in warm[-fifth:])
         line = f"{router}: {first:.0f} to {last:.0f} in {warm[-1].at_s - warm[0].at_s:.0f} s"
-        told.append(line)
+        figures.append(line)
         if last - first > _GROWTH_DESCRIPTORS:
             failures.append(f"life {life} of router {line}")
-    return _flatness("descriptors of routers are flat", told, failures)
+    return _flatness("descriptors of routers are flat", figures, failures)
 
 
 def _since_ready(
@@ -308,11 +308,11 @@ def _since_ready(
     return [s for s in samples if ready_s is not None and s.at_s > ready_s + after_s]
 
 
-def _flatness(name: str, told: Sequence[str], failures: Sequence[str]) -> Check:
+def _flatness(name: str, figures: Sequence[str], failures: Sequence[str]) -> Check:
     return Check(
         name=name,
-        holds=None if not told else not failures,
-        figures="; ".join(told) or "no life was long enough",
+        holds=None if not figures else not failures,
+        figures="; ".join(figures) or "no life was long enough",
         failures=failures,
     )
 

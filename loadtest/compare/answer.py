@@ -34,7 +34,7 @@ def paragraphs(report: Report) -> list[str]:
     ]
 
 
-def doubts(report: Report) -> list[str]:
+def caveats(report: Report) -> list[str]:
     """List what limits these figures: what is missing, what is not compared, which checks warn."""
     said = []
     if not report.is_complete:

@@ -58,7 +58,7 @@ def _belief(report: Report) -> Iterable[Part]:
 
 
 def _differences(report: Report) -> Iterable[Part]:
-    for text in answer.doubts(report):
+    for text in answer.caveats(report):
         yield Note(text=text, kind="warning")
     if report.is_complete and all(check.outcome != "warned" for check in report.checks):
         yield Note(text="Every check passed.", kind="good")

@@ -108,7 +108,7 @@ def _checks(report: Report) -> Table:
 
 
 def _left_out(report: Report) -> list[str]:
-    return [text for text in answer.doubts(report) if "are not compared" in text]
+    return [text for text in answer.caveats(report) if "are not compared" in text]
 
 
 def _table(*names: str, left: int = 1) -> Table:

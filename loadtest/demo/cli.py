@@ -187,7 +187,7 @@ async def _run(job: Job, console: Console) -> int:
                     runs.append(done)
         status = _finish(job, plans, runs, console)
         if job.keep:
-            _tell_how_to_use(stack, job.policies[-1], console)
+            _print_how_to_use(stack, job.policies[-1], console)
             await asyncio.get_running_loop().create_future()  # until a signal cancels it
     return status
 
@@ -220,7 +220,7 @@ def _finish(job: Job, plans: list[Plan], runs: list[Run], console: Console) -> i
     return 1 if report.num_errors else 0
 
 
-def _tell_how_to_use(stack: Stack, policy: str, console: Console) -> None:
+def _print_how_to_use(stack: Stack, policy: str, console: Console) -> None:
     """Print how to use what was kept, and how to end it."""
     url = stack.router_url
     console.print(

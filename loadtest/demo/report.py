@@ -166,7 +166,7 @@ def table(report: Report) -> Table:
 
 def words(report: Report) -> list[str]:
     """Describe what was measured and what limits it, one paragraph each."""
-    said = [*_say_all(report.comparisons), *_say_doubts(report)]
+    said = [*_say_all(report.comparisons), *_caveats(report)]
     speed = report.workload.speed
     if report.comparisons:
         said.append("In brackets: 95 % intervals, by session; with several seeds, each is a round.")
@@ -262,8 +262,8 @@ def _say_all(comparisons: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def _say_doubts(report: Report) -> list[str]:
-    """List what speaks against these numbers."""
+def _caveats(report: Report) -> list[str]:
+    """List what limits these numbers."""
     said: list[str] = []
     if report.num_errors:
         kinds = sorted({kind for run in report.runs for kind in run.summary.errors})

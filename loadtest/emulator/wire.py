@@ -403,8 +403,8 @@ class ChunkWriter:
             chunk += b',"stop_reason":' + orjson.dumps(stop_reason)
         if not chat:
             chunk += b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
-        told_ids = orjson.dumps(ids) if self._ids else b"null"
-        chunk += b',"token_ids":' + told_ids + b"}]" + _continuous(usage, chat=chat)
+        token_ids = orjson.dumps(ids) if self._ids else b"null"
+        chunk += b',"token_ids":' + token_ids + b"}]" + _continuous(usage, chat=chat)
         if ends and self._is_last:
             chunk += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
         return chunk + b"}\n\n"

@@ -167,7 +167,7 @@ def report(
         margin=margin,
         adjusts_for_prompt=adjust_for_prompt,
     )
-    with _told() as progress:
+    with _shown_progress() as progress:
         for library in ("duckdb", "scipy", *(["matplotlib"] if html_file is not None else [])):
             need(library)  # now, and not after minutes of reading
         from loadtest.experiments.page import html  # late: numpy
@@ -239,7 +239,7 @@ def redecide(
             other = create(named, own | given)
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="--policy") from exc
-    with _told() as progress:
+    with _shown_progress() as progress:
         from loadtest.experiments.records import resolve
         from loadtest.experiments.redecide import redecide as decide_again
 
@@ -263,7 +263,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _told() -> Iterator[Progress]:
+def _shown_progress() -> Iterator[Progress]:
     """Show progress of what takes longer than two seconds; end in order, with a status."""
     begin_s = time.monotonic()
     bar = Bar(console=Console(stderr=True), transient=True)

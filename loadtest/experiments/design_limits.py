@@ -147,7 +147,7 @@ def _carry_over(observations: Observations, slot_s: float) -> Iterator[Finding]:
             "carry_over",
             f"within slots the difference changes: a ratio of {np.exp(early.value):.2f} in their "
             f"first half, {np.exp(late.value):.2f} in their second. The other arm's caches still "
-            "tell: make the wash-out longer",
+            "count: make the wash-out longer",
         )
 
 
@@ -167,11 +167,11 @@ def _partition(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Findi
             "too. The arm with fewer replicas for its share looks slower than its policy is",
         )
     if speeds and max(speeds.values()) > (1 + _UNEQUAL) * min(speeds.values()):
-        told = ", ".join(f"{arm} {speed:.3g}" for arm, speed in sorted(speeds.items()))
+        listed = ", ".join(f"{arm} {speed:.3g}" for arm, speed in sorted(speeds.items()))
         yield warning(
             "unequal_speeds",
-            f"partition with unequal replicas: learned prefill times differ (ms per token: {told})."
-            " The faster machines' arm looks better than its policy is",
+            f"partition with unequal replicas: learned prefill times differ (ms per token: "
+            f"{listed}). The faster machines' arm looks better than its policy is",
         )
     yield warning(
         "few_replicas",

@@ -167,13 +167,13 @@ def _of_trials(known: list[Named], wanted: Sequence[str]) -> list[Named]:
     ids = {trial for each in known for trial in each.trials}
     for trial in wanted:
         if trial not in ids:
-            told = ", ".join(
+            trials = ", ".join(
                 f"{t} (from {moment(e.begin_s)}, {e.num_requests:,} requests)"
                 for e in known
                 for t in e.trials
             )
             raise RecordsError(
-                f"experiment {known[0].name!r} has no trial {trial!r} (there are: {told})"
+                f"experiment {known[0].name!r} has no trial {trial!r} (there are: {trials})"
             )
     kept = set(wanted) or set(known[0].trials)
     return [each for each in known if kept.issuperset(each.trials)]

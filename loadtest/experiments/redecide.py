@@ -25,7 +25,7 @@ from policies.view import CandidateCost, CandidateId, Decision, Snapshot
 from router.records.record import SCHEMA
 
 _NAMED: Final = 5
-_TOLD_EVERY: Final = 500  # records
+_PROGRESS_EVERY: Final = 500  # records
 
 
 class _Decided(Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def redecide(
         other: A policy to ask as well.
         other_label: What to call it.
         skip_bad: Leave lines out that are no records; a torn last one is left out anyway.
-        progress: Told the share of the files' bytes that is done.
+        progress: Called with the share of the files' bytes that is done.
 
     Raises:
         RecordsError: a line is no record, or there is none.
@@ -218,7 +218,7 @@ def _read(
         with file.open("rb") as raw:
             lines: IO[bytes] = gzip.open(raw) if file.suffix == ".gz" else raw  # type: ignore[assignment]
             for number, line in enumerate(lines, 1):
-                if number % _TOLD_EVERY == 0:
+                if number % _PROGRESS_EVERY == 0:
                     progress("deciding again", (done + raw.tell()) / total)
                 if not line.strip():
                     continue

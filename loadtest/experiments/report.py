@@ -90,7 +90,7 @@ def make_report(
             Where records do not name it: the one called control, baseline or default, else the
             first by name.
         options: What is asked.
-        progress: Told what is being done, and how much of it is.
+        progress: Called with what is being done, and the share of it that is.
 
     Raises:
         RecordsError: no such experiment or arm, or not clear which.

@@ -18,7 +18,7 @@ from loadtest.experiments.records import Records
 QUANTILES: Final = (0.1, 0.5, 0.9, 0.99)
 
 _QUERY: Final = """
-WITH told AS (
+WITH choices AS (
   SELECT policy AS live, unnest(shadows, recursive := false) AS s, prompt - predicted AS uncached,
     greatest(0, predicted - coalesce(chosen.num_gpu_tokens, 0)) AS fetched
   FROM records WHERE len(shadows) > 0
@@ -29,7 +29,7 @@ SELECT s.policy, live, count(*), avg(CAST(s.agrees AS DOUBLE)), avg(s.ttft_ms),
   quantile_cont(s.regret_ms, [{quantiles}]),
   avg(CASE WHEN s.regret_ms > 0 THEN s.regret_ms ELSE 0 END),
   avg(CASE WHEN s.regret_ms < 0 THEN -s.regret_ms ELSE 0 END)
-FROM told GROUP BY 1, 2 ORDER BY 1, 2
+FROM choices GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 

@@ -24,7 +24,7 @@ _DISAGREEING: Final = 0.01  # of units; more is no accident of a changing share
 _MISSING_Z: Final = 4.0  # standard errors: looked at often, and never by chance
 _MISSING: Final = 0.01  # of requests; less does not matter
 _BREAKS: Final = 0.05
-_BY_WHOM: Final = "by a guardrail or by hand?"  # records tell where they were placed elsewhere
+_BY_WHOM: Final = "by a guardrail or by hand?"  # if others placed them, their records have it
 
 
 def check_soundness(
@@ -155,8 +155,8 @@ def _window(records: Records, observations: Observations) -> Iterator[Finding]:
             yield warning(
                 "arm_stopped",
                 f"{arm} got no {noun} of its own after {moment(end_s)}: {said} "
-                "It is compared until then. What it would have done to the rest nobody "
-                "knows: an arm that is stopped for being bad is not a fair sample of being good",
+                "It is compared until then. What it would have done to the rest is "
+                "unknown: an arm that is stopped for being bad is not a fair sample of being good",
             )
         if np.isfinite(begin_s):
             yield note("arm_late", f"{arm} is compared from {moment(begin_s)} on, when it began")

@@ -36,8 +36,8 @@ def _left_out(records: Records) -> Iterator[Finding]:
 def _lost(records: Records) -> Iterator[Finding]:
     """Count the decisions that a router numbered and no record has.
 
-    A router numbers its decisions of each model, tries again included; its seed tells processes
-    apart. Where seeds were configured alike, the file does.
+    A router numbers its decisions of each model, tries again included; its seed distinguishes
+    processes. Where seeds were configured alike, the file does.
     """
     seen, lost = records.rows(
         "SELECT coalesce(sum(seen), 0), coalesce(sum(greatest(0, span - seen)), 0) FROM ("
@@ -74,10 +74,10 @@ def _policies(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
         main = next(iter(arm.policies.values()), 0)
         others = sum(arm.policies.values()) - main
         if others > _OTHER_POLICY * (main + others):
-            told = ", ".join(f"{name} {count:,}" for name, count in arm.policies.items())
+            counts = ", ".join(f"{name} {count:,}" for name, count in arm.policies.items())
             yield warning(
                 "several_policies",
-                f"{arm.name} ran several policies: {told}. Was its definition changed, or are "
+                f"{arm.name} ran several policies: {counts}. Was its definition changed, or are "
                 "these requests that no policy but session_sticky can place?",
             )
 

@@ -13,7 +13,7 @@ _TOGETHER: Final = 0.5
 """Trials that ran together for that share of the shorter one did not follow one another: moments
 are what an order takes from one router to the next."""
 
-_TOLD: Final = 5
+_LISTED: Final = 5
 
 
 def check_trials(chosen: Named, known: list[Named]) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def check_trials(chosen: Named, known: list[Named]) -> Iterator[Finding]:
         yield warning(
             "trials_overlap",
             f"this is trial {_ids(chosen)} only; {_list(together)} ran at the same time: routers "
-            f"that did not hear of each other's orders? `{options}` takes all for one experiment",
+            f"that did not receive each other's orders? `{options}` takes all for one experiment",
         )
     before = [each for each in left if each not in together]
     if before:
@@ -58,9 +58,9 @@ def _ids(named: Named) -> str:
 
 
 def _list(trials: list[Named]) -> str:
-    told = ", ".join(
+    listed = ", ".join(
         f"{_ids(each)} (from {moment(each.begin_s)}, {each.num_requests:,} requests)"
-        for each in trials[:_TOLD]
+        for each in trials[:_LISTED]
     )
-    more = len(trials) - _TOLD
-    return told + (f" and {more} more" if more > 0 else "")
+    more = len(trials) - _LISTED
+    return listed + (f" and {more} more" if more > 0 else "")

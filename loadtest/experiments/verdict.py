@@ -88,7 +88,7 @@ def _needs(evidence: Evidence, design: str, options: Options) -> str:
     to_find, to_equal = evidence.needs.to_find, evidence.needs.to_equal
     effect, margin = percent(options.effect), percent(options.margin)
     if to_find is None:
-        return "How long it takes cannot be told yet"
+        return "How long it takes cannot be estimated yet"
     if to_find.num_more_units:
         return f"Finding a difference of {effect} needs {_more(to_find, design)}"
     if to_equal is None or not to_equal.num_more_units:
@@ -101,8 +101,8 @@ def _needs(evidence: Evidence, design: str, options: Options) -> str:
 
 def _more(need: Need, design: str) -> str:
     more = need.num_more_units
-    told = f"about {more:,} more {unit_noun(design, more)}"
-    return told if need.more_s is None else f"{told} ({time_span(need.more_s)} of this traffic)"
+    units = f"about {more:,} more {unit_noun(design, more)}"
+    return units if need.more_s is None else f"{units} ({time_span(need.more_s)} of this traffic)"
 
 
 def _sided(value: float, metric: Metric) -> str:

@@ -1,6 +1,6 @@
 """One system prompt for all, and otherwise unrelated chats.
 
-Whoever follows the longest prefix alone sends everything to one replica.
+A policy that follows the longest prefix alone sends everything to one replica.
 """
 
 from __future__ import annotations

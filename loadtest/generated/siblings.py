@@ -1,7 +1,7 @@
 """Bursts of siblings: several requests at once that share a long prefix no replica has seen.
 
-What an agent does that starts sub-agents, or a user who asks for several answers. Whoever knows
-only what caches hold already sends the siblings apart, and each replica computes the same.
+An agent does that if it starts sub-agents, or a user who asks for several answers. A policy that
+knows only what caches hold already sends the siblings apart, and each replica computes the same.
 """
 
 from __future__ import annotations

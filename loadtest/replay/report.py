@@ -153,13 +153,13 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 def _hit_ratio(turns: Sequence[TurnResult]) -> float | None:
     """Return cached by prompt tokens of the turns that report both; None: none does."""
-    told = [
+    reported = [
         (turn.num_cached_tokens, turn.num_prompt_tokens)
         for turn in turns
         if turn.num_cached_tokens is not None and turn.num_prompt_tokens
     ]
-    num_prompt_tokens = sum(prompt for _, prompt in told)
-    return sum(cached for cached, _ in told) / num_prompt_tokens if told else None
+    num_prompt_tokens = sum(prompt for _, prompt in reported)
+    return sum(cached for cached, _ in reported) / num_prompt_tokens if reported else None
 
 
 def _by_replica(turns: Sequence[TurnResult]) -> tuple[ReplicaRow, ...]:

@@ -1,7 +1,7 @@
 """Send a workload to a target and measure every turn.
 
     schedule    says which turn is due when (pure)
-    feeder      makes requests ahead of time, waits, and starts one task per turn that is due
+    sender      makes requests ahead of time, waits, and starts one task per turn that is due
     tasks       send, read the stream, report to the schedule and to the caller
 
 How it ends:
@@ -243,13 +243,13 @@ class _Driver:
         )
 
     async def _send_all(self) -> None:
-        """Feed and send until nothing is left or `stop_after_s` has passed."""
+        """Send until nothing is left or `stop_after_s` has passed."""
         timer: asyncio.TimerHandle | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                feeder = group.create_task(self._feed(group), name="replay feeder")
+                sender = group.create_task(self._send_due(group), name="replay sender")
                 if self._options.stop_after_s is not None:
-                    timer = self._loop.call_later(self._options.stop_after_s, feeder.cancel)
+                    timer = self._loop.call_later(self._options.stop_after_s, sender.cancel)
         except BaseExceptionGroup as errors:
             gone, others = errors.split(_TargetGone)
             raise (others or gone or errors).exceptions[0] from None
@@ -257,7 +257,7 @@ class _Driver:
             if timer is not None:
                 timer.cancel()
 
-    async def _feed(self, group: asyncio.TaskGroup) -> None:
+    async def _send_due(self, group: asyncio.TaskGroup) -> None:
         """Start a task for every turn when it is due; make requests ahead while there is time."""
         schedule = self._schedule
         while schedule.num_left:

@@ -194,7 +194,7 @@ class _Simulation:
         ticket = _Ticket(
             turn=turn, arrival_s=now_s, placement=placement, router=router, elsewhere=[]
         )
-        self._tell_others(ticket, ask, now_s)
+        self._notify_others(ticket, ask, now_s)
         engine = self._engines[placement.replica]
         engine.arrive(Request(keys.copy(), num_tokens, num_out, ticket), now_s)
         self._plan_engine(engine, now_s)
@@ -216,9 +216,9 @@ class _Simulation:
             return  # the leap was cut short, or it began a moment ago
         changes = engine.blocks.take_changes()
         if changes:
-            told_s = now_s if engine.end_s is None else engine.first_step_s
+            published_s = now_s if engine.end_s is None else engine.first_step_s
             for router in self._routers:
-                router.streams[engine.number].send(changes, told_s + self._setup.event_lag_s)
+                router.streams[engine.number].send(changes, published_s + self._setup.event_lag_s)
         if engine.end_s is not None:
             self._plan_engine(engine, now_s)
         self._plan_reads()
@@ -245,12 +245,12 @@ class _Simulation:
         ticket = _ticket(request)
         ticket.router.first_token(ticket.placement, now_s)
         ttft_s = now_s - ticket.arrival_s
-        self._tell(ticket, now_s, partial(_answered, ttft_s))
+        self._notify(ticket, now_s, partial(_answered, ttft_s))
 
     def _finished(self, request: Request, now_s: float) -> None:
         ticket = _ticket(request)
         ticket.router.end(ticket.placement, now_s)
-        self._tell(ticket, now_s, _ended)
+        self._notify(ticket, now_s, _ended)
         self._note(ticket, request, now_s)
         self._release(ticket.turn, now_s)
 
@@ -263,7 +263,7 @@ class _Simulation:
 
     # -- other routers -----------------------------------------------------------------------
 
-    def _tell_others(self, ticket: _Ticket, ask: Ask, now_s: float) -> None:
+    def _notify_others(self, ticket: _Ticket, ask: Ask, now_s: float) -> None:
         if len(self._routers) == 1 or math.isinf(self._setup.note_lag_s):
             return
         note = ticket.router.note_of(ask, ticket.placement)
@@ -271,12 +271,12 @@ class _Simulation:
             _Elsewhere(router) for router in self._routers if router is not ticket.router
         ]
 
-        def began(other: _Elsewhere, heard_s: float) -> None:
-            other.lease, other.claim = other.router.began_elsewhere(note, heard_s)
+        def began(other: _Elsewhere, received_s: float) -> None:
+            other.lease, other.claim = other.router.began_elsewhere(note, received_s)
 
-        self._tell(ticket, now_s, began)
+        self._notify(ticket, now_s, began)
 
-    def _tell(
+    def _notify(
         self, ticket: _Ticket, now_s: float, learn: Callable[[_Elsewhere, float], None]
     ) -> None:
         for other in ticket.elsewhere:

@@ -25,8 +25,8 @@ from loadtest.text.vocabulary import Vocabulary
 from loadtest.workload import Turn
 
 _MIN_BITS: Final = 40
-"""What a block must be able to say for ids to be told apart: of a million ids that follow one
-prefix (there are never so many), some two are alike with an even chance."""
+"""The bits of a block at which ids still differ: of a million ids that follow one prefix (there are
+never so many), some two are alike with an even chance."""
 
 
 class Prompts:
@@ -61,7 +61,7 @@ class Prompts:
         bits = block_size * math.log2(max(1, len(vocabulary)))
         if bits < _MIN_BITS:
             raise ValueError(
-                f"blocks of {block_size} tokens out of {len(vocabulary)} cannot be told apart; "
+                f"blocks of {block_size} tokens out of {len(vocabulary)} are too alike; "
                 f"{_MIN_BITS} bits are needed, these have {bits:.0f}"
             )
         self.block_size = block_size

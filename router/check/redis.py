@@ -222,7 +222,7 @@ def judge(
         )
     names = f"{len(seen.routers)}: {', '.join(seen.routers)}"
     yield _REDIS.ok("routers", names if seen.routers else "none runs now")
-    yield from _feeds(seen, replicas)
+    yield from _streams(seen, replicas)
     for text in seen.refused:
         yield _REDIS.warning(
             "replicas",
@@ -300,7 +300,7 @@ def _memory(seen: RedisSeen) -> Finding:
     return _REDIS.ok("memory", text)
 
 
-def _feeds(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     """List the leaders of event streams; compare with the replicas that are configured here."""
     engines = [stream for stream in seen.feeds if not stream.id.startswith("pool/")]
     if engines:

@@ -461,7 +461,7 @@ class RedisStore:
         max_bytes, policy = int(info.get("maxmemory", 0)), info.get("maxmemory_policy", "")
         if max_bytes and policy.startswith("allkeys"):
             raise StoreRefused(
-                f"maxmemory-policy {policy} may evict what tells holders apart, and blocks would "
+                f"maxmemory-policy {policy} may evict the table of holders, and blocks would "
                 "be credited to others: set it to noeviction, or use a Redis of its own"
             )
         return int(info["used_memory"]), max_bytes, policy

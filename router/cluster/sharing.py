@@ -137,11 +137,11 @@ class Sharing:
     def state(self) -> SharingState:
         """Describe it for /metrics and the admin API."""
         roles = {member.candidate: member.role.name.lower() for member in self.memberships}
-        num_feeds = Counter(roles.values())
+        num_streams = Counter(roles.values())
         return SharingState(
             is_up=self.link.is_up,
             num_routers=self.keeper.num_routers if self.link.is_up else 1,
-            num_feeds={name: num_feeds[name] for name in (role.name.lower() for role in Role)},
+            num_streams={name: num_streams[name] for name in (role.name.lower() for role in Role)},
             counts={
                 "outages": self.link.num_outages,
                 "deltas_written": self.writer.num_deltas,

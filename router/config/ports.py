@@ -42,13 +42,13 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str,
         Meta(
             pattern="^(auto|always|never)$",
-            description="who is told replica, policy and cached tokens (x-warmroute-…) of an "
-            "answer: auto: clients on loopback or in listen.trusted",
+            description="which clients get replica, policy and cached tokens (x-warmroute-…) "
+            "with an answer: auto: those on loopback or in listen.trusted",
         ),
     ] = "auto"
     trusted: Annotated[
         tuple[str, ...],
-        Meta(description="networks (CIDR) of clients that are told as much as those on loopback"),
+        Meta(description="networks (CIDR) of clients that get what those on loopback get"),
     ] = ()
     tls_cert: _Certificate = None
     tls_key: _Key = None

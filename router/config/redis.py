@@ -60,7 +60,7 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0.02
     lease_s: Annotated[
         float,
-        Meta(ge=0.5, description="a router not heard of for so long is taken for dead"),
+        Meta(ge=0.5, description="a router that sends nothing for so long counts as dead"),
     ] = 3.0
     log_entries: Annotated[
         int,

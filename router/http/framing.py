@@ -40,7 +40,7 @@ async def expected(request: web.Request) -> web.StreamResponse | None:
 
 
 async def let_send(request: web.Request) -> None:
-    """Tell a client that waits for it to send its body: it will be read."""
+    """Ask a client that waits before its body to send it (`Expect: 100-continue`)."""
     if "Expect" in request.headers and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0

@@ -1,4 +1,4 @@
-"""Blocks that went recently: to tell a prediction that was overtaken from one that was wrong."""
+"""Blocks that were removed recently: a prediction that they overtook was not a wrong one."""
 
 from __future__ import annotations
 

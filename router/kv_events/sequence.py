@@ -1,7 +1,7 @@
 """How much of an engine's event history is known, and what has to be asked for.
 
 What must live here: sequence numbers, gaps, replay, restarts. What must not: the contents of a
-batch. Marks are bytes that tell one batch from another (its time stamp). There are two rules.
+batch. Marks are bytes that distinguish batches (their time stamp). There are two rules.
 
 1. The overlap proves identity. A restarted engine counts from 0 again, and one that came back
    unseen may have counted past the last known sequence. So replay is asked from the last batch that

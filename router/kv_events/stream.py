@@ -356,5 +356,5 @@ class RankStream:
 
 
 def _mark(payload: bytes) -> bytes:
-    """Return what tells batches apart: the payload's head, with the engine's time stamp."""
+    """Return what distinguishes batches: the payload's head, with the engine's time stamp."""
     return payload[:10]

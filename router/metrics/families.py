@@ -98,7 +98,7 @@ SHARING: Final[list[Family[SharingState]]] = [
     Family("warmroute_feeds", "role",
         "Candidates by where this router has their blocks from: leading (the engine, for "
         "all routers), direct (the engine, for itself), following (another router)",
-        lambda s: _each(s.num_feeds)),
+        lambda s: _each(s.num_streams)),
     Family("warmroute_sharing_total", "kind", "What happened between this router and Redis",
         lambda s: _each(s.counts)),
 ]

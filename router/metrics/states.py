@@ -29,7 +29,7 @@ class SharingState(Struct, frozen=True, kw_only=True):
 
     is_up: bool
     num_routers: int  # that live, this one included
-    num_feeds: dict[str, int]  # role -> candidates
+    num_streams: dict[str, int]  # role -> candidates
     counts: dict[str, int]  # what happened -> how often, since the router started
     reason: str = ""  # why it is not up
     redis: str | None = None  # which server it is, or was last

@@ -61,7 +61,7 @@ class AssignmentRecord(Struct, frozen=True, kw_only=True):
     is_wash_out: bool = False  # not to be counted, whatever the reason
     not_counted: str | None = None  # why: wash_out | clock_step | beyond_partition | stopped
     stop_reason: str | None = None  # stopped: what its guardrail, or an operator, said
-    control: str = ""  # arm that the others are held against; "": a record from before it was told
+    control: str = ""  # arm that the others are held against; "": an older record
     trial: str = ""  # "": likewise
 
 
@@ -73,7 +73,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     at: float  # unix seconds, wall clock
     api: str
     model: str
-    tenant: str | None = None  # its name; None: clients were not told apart
+    tenant: str | None = None  # its name; None: there is no tenants file
     policy: str
     policy_params: dict[str, Any] = {}  # with the name: the very policy, see `policies.create`
     assignment: AssignmentRecord | None = None  # None: in no experiment

@@ -138,8 +138,8 @@ class CostFit:
     ) -> None:
         """Learn from a first token that another router saw; of many, 20 a second.
 
-        Every router hears of every request: without a bound each would solve at the pace of all
-        together (0.3 to 1 ms for eight observations).
+        Every router receives a note of every request: without a bound each would solve at the pace
+        of all together (0.3 to 1 ms for eight observations).
         """
         if self.num_observations < _WINDOW or now_s >= self._next_elsewhere_s:
             self._next_elsewhere_s = now_s + _PACE_S

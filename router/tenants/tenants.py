@@ -183,7 +183,7 @@ def _salt(entry: TenantEntry, secret: str | None) -> str | None:
 
 
 def _signature(path: Path) -> _Signature | None:
-    """Return what tells versions of the file apart; None: there is no file."""
+    """Return what distinguishes versions of the file; None: there is no file."""
     try:
         status = os.stat(path)
     except OSError:

@@ -73,7 +73,7 @@ def test_every_metric_on_the_page_exists() -> None:
             return []
 
     metrics = Metrics()
-    without_redis = SharingState(is_up=False, num_routers=1, num_feeds={}, counts={})
+    without_redis = SharingState(is_up=False, num_routers=1, num_streams={}, counts={})
     metrics.watch(NoReplicas())
     metrics.watch_sharing(lambda: without_redis)
     families = {family.name for family in metrics.registry.collect()}
