@@ -1,6 +1,6 @@
 """The code blocks of the documentation, and a shell to run them in.
 
-Conventions, for whoever writes a document. The line before a fenced block may be a comment:
+Conventions for documents. The line before a fenced block may be a comment:
 
     <!-- run -->                               run it; it must succeed
     <!-- run: shows TEXT -->                   and TEXT must be in what it writes

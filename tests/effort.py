@@ -1,6 +1,6 @@
 """How hard property tests try: a quarter of their examples, and all of them in `make fuzz`.
 
-Whoever writes one says how many examples find what it is for: `max_examples=examples(200)`. Those
+A property test says how many examples find what it is for: `max_examples=examples(200)`. Those
 that no `@given` marks as such carry `@pytest.mark.hypothesis`, so that `make fuzz` finds them.
 """
 

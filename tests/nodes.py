@@ -155,19 +155,19 @@ class Node:
 
     # -- notes -------------------------------------------------------------------------------
 
-    def told(self) -> Notes:
-        """Take what is to be told, over the wire."""
+    def take_notes(self) -> Notes:
+        """Take the notes that are due, over the wire."""
         return decode_notes(encode(Notes(self.peers.name, self.outbox.take())))
 
-    def hear(self, *others: Node, now_s: float) -> None:
-        """Hear at once what others have to tell."""
+    def receive(self, *others: Node, now_s: float) -> None:
+        """Receive at once the notes of others."""
         for other in others:
-            self.peers.apply(other.told(), now_s)
+            self.peers.apply(other.take_notes(), now_s)
 
     # -- questions ---------------------------------------------------------------------------
 
     def load(self, now_s: float) -> dict[str, tuple[int, int, int, float]]:
-        """Tell requests, waiting ones, their tokens and the queue, by address."""
+        """Return requests, waiting ones, their tokens and the queue, by address."""
         return {
             s.url: (s.num_requests, s.num_waiting, s.num_queued_tokens, s.queue_ms)
             for s in self.fleet.status(now_s)

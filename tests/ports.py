@@ -1,9 +1,9 @@
-"""Ports for servers that are told theirs before they start: free, and not given again soon.
+"""Ports for servers that get theirs before they start: free, and not given again soon.
 
 They lie below those that the kernel hands out (32,768 and above on Linux, 49,152 and above
-elsewhere). One of those belongs to whoever binds port 0 or connects between its choice and the
-moment when its server listens, which for an engine is half a minute. Processes of a test run choose
-from slices of their own.
+elsewhere). One of those may go to any process that binds port 0 or connects between its choice and
+the moment when its server listens, which for an engine is half a minute. Processes of a test run
+choose from slices of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUS = 10_000  # Source: redis.conf, cluster-port: "the command port plus 10000"
 
 
 def free_port() -> int:
-    """Give a port on which nobody listens, and whose Redis Cluster bus is free, too."""
+    """Return a port on which no process listens, and whose Redis Cluster bus is free, too."""
     for port in _ports:
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as bus:
             one.bind(("0.0.0.0", port))

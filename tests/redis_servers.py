@@ -45,8 +45,8 @@ def binaries() -> dict[str, str]:
         binary = shutil.which("redis-server", path=folder)
         if binary is None:
             continue
-        told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
-        if int(told.stdout.partition("v=")[2].partition(".")[0]) >= 7:
+        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
+        if int(answer.stdout.partition("v=")[2].partition(".")[0]) >= 7:
             found["7"] = binary
             break
     return found
@@ -117,7 +117,7 @@ class RedisServer:
             return subprocess.Popen([self._path, *port, *flags], stdout=output, stderr=output)
 
     def _is_ready(self) -> bool:
-        """Wait for its own word: somebody else may answer on its port."""
+        """Wait for its own word: another server may answer on its port."""
         assert self._process is not None
         end_s = time.monotonic() + DEADLINE_S
         while self._process.poll() is None and time.monotonic() < end_s:
@@ -259,5 +259,5 @@ def shared_redis(
 
 @pytest.fixture
 def namespace() -> str:
-    """Name a namespace that nobody else uses."""
+    """Return a namespace that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"

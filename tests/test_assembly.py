@@ -41,7 +41,7 @@ async def test_a_replica_that_is_not_there_yet_is_waited_for() -> None:
     assert (models.status, refused.status, served.status) == (503, 503, 200)
 
 
-async def test_one_missing_replica_keeps_nobody_waiting() -> None:
+async def test_one_missing_replica_keeps_no_request_waiting() -> None:
     """The others serve; each reason for its absence is logged once."""
     async with Engines(1) as (engine,), on_stage("http://127.0.0.1:9", engine) as stage:
         reply = await stage.ask(chat(words(1)))
@@ -133,7 +133,7 @@ async def test_events_may_be_switched_off_or_their_endpoints_given() -> None:
             assert stage.state("r1") == "blind"
 
 
-async def test_a_cache_that_is_switched_off_is_told() -> None:
+async def test_a_cache_that_is_switched_off_is_logged() -> None:
     """Routing by caches is of no use there."""
     async with Engines(1, enable_prefix_caching=False) as engines, on_stage(*engines) as stage:
         first = await stage.ask(chat(words(1)))
@@ -161,7 +161,7 @@ async def test_streams_in_flight_are_finished_at_the_end(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
 @pytest.mark.parametrize("path", ["/dev/full", "/nowhere/decisions.jsonl", "/proc/decisions"])
-async def test_a_disk_that_takes_no_records_fails_nobody(path: str) -> None:
+async def test_a_disk_that_takes_no_records_fails_no_request(path: str) -> None:
     """They are dropped, counted, and said once."""
     async with Engines(1) as engines:
         async with on_stage(*engines, log__decisions=Path(path)) as stage:

@@ -144,7 +144,7 @@ def test_the_contract_is_found(algorithm: Algorithm, seed: str, extra: ExtraKeys
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_an_adapters_event_tells_whether_extra_keys_are_tagged(tagged: bool) -> None:
+def test_an_adapters_event_shows_whether_extra_keys_are_tagged(tagged: bool) -> None:
     """With the adapter's path known, tagged and bare are distinguished."""
     contract = HashContract(algorithm="sha256", block_size=16, tagged=tagged)
     stored = stored_by(contract, ExtraKeys(lora=("sql", "/sql"), cache_salt="t1"))
@@ -173,7 +173,7 @@ def test_an_adapters_event_without_extra_keys_is_understood() -> None:
         {"extra_keys": [[b"embeds"]]},
     ],
 )
-def test_an_event_that_cannot_tell_finds_nothing(changes: dict[str, Any]) -> None:
+def test_an_undecidable_event_finds_nothing(changes: dict[str, Any]) -> None:
     """A later part of a prompt, one without tokens, an image: wait for another event."""
     contract = HashContract(algorithm="sha256", block_size=16)
     stored = stored_by(contract, **changes)
@@ -191,7 +191,7 @@ def test_an_unknown_seed_finds_nothing() -> None:
     assert stored.is_plain
 
 
-def test_obeys_tells_yes_and_no() -> None:
+def test_obeys_answers_yes_and_no() -> None:
     """A found contract is verified against later events."""
     contract = HashContract(algorithm="sha256", block_size=16)
     other = HashContract(algorithm="sha256", block_size=16, seed="0")

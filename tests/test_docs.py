@@ -117,7 +117,7 @@ def test_commands_run(name: str, ports: dict[int, int], tmp_path: Path) -> None:
     assert "Traceback" not in "".join(said)
 
 
-def test_a_failing_block_is_told(tmp_path: Path) -> None:
+def test_a_failing_block_fails_the_test(tmp_path: Path) -> None:
     """A block that fails fails the test, with its output."""
     block = Block(language="sh", code="echo before; false; echo after", marker="run")
 
@@ -125,7 +125,7 @@ def test_a_failing_block_is_told(tmp_path: Path) -> None:
         shell.run(block)
 
 
-def test_a_block_that_does_not_show_what_it_says_is_told(tmp_path: Path) -> None:
+def test_a_block_that_does_not_show_what_it_says_fails(tmp_path: Path) -> None:
     """A block whose output lacks what the document promises fails the test."""
     block = Block(language="sh", code="echo before", marker="run: shows after")
 
@@ -196,7 +196,7 @@ def test_generated_parts_are_up_to_date(name: str) -> None:
     assert docs.fill(DOCUMENTS[name], docs.MAKERS) == DOCUMENTS[name], "run `make docs`"
 
 
-def test_a_part_that_nobody_makes_is_refused() -> None:
+def test_a_generated_part_without_a_maker_is_refused() -> None:
     """A misspelt part is an error, not left as it is."""
     with pytest.raises(ValueError, match="'optoins'"):
         docs.fill("<!-- generated: optoins -->\n<!-- end -->", docs.MAKERS)

@@ -52,7 +52,7 @@ class _Unprintable:
         raise ValueError
 
 
-def test_a_line_that_cannot_be_written_is_told_of() -> None:
+def test_a_line_that_cannot_be_written_is_reported() -> None:
     """And those after it are written."""
     stream = io.StringIO()
     writer = logs.LineWriter(stream, logs.TextFormatter())
@@ -66,7 +66,7 @@ def test_a_line_that_cannot_be_written_is_told_of() -> None:
     assert second.endswith("second")
 
 
-def test_a_closed_stream_harms_nobody() -> None:
+def test_a_closed_stream_does_no_harm() -> None:
     """The lines are lost."""
     stream = io.StringIO()
     writer = logs.LineWriter(stream, logs.TextFormatter())

@@ -1,4 +1,4 @@
-"""What routers tell one another survives the way through Redis."""
+"""What routers send one another survives the way through Redis."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_delta_and_head_come_back() -> None:
 
 
 def test_notes_come_back_by_their_tags() -> None:
-    """Each kind of note is told from the others."""
+    """Each kind of note is distinguished from the others."""
     notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", 3, 5), Ended(1, True)))
 
     assert decode_notes(encode(notes)) == notes

@@ -27,7 +27,7 @@ class Follower:
         await asyncio.Event().wait()
 
 
-async def test_what_nobody_expected_ends_no_group(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_ends_no_group(caplog: pytest.LogCaptureFixture) -> None:
     """RecursionError, a group of errors, no memory: each is one more run."""
     follower = Follower(
         RecursionError("secret"), ExceptionGroup("g", [KeyError("secret")]), MemoryError()

@@ -76,7 +76,7 @@ async def test_the_body_and_the_query_arrive_as_they_are(serve: Serve, size: int
     assert (answer.status, answer.first, answer.complete) == (200, b"ok", True)
 
 
-async def test_nobody_there_is_unreachable() -> None:
+async def test_no_server_at_the_address_is_unreachable() -> None:
     """A refused connection says so."""
     async with Upstream(ForwardConfig()) as upstream:
         with pytest.raises(UpstreamUnreachable, match="refused") as caught:

@@ -30,23 +30,23 @@ def test_a_free_port_is_free_and_left_so() -> None:
 
 async def test_a_router_is_known_by_its_pages(serve: Serve) -> None:
     """Behind a token, too; others are not taken for one."""
-    told = {"/metrics": (200, 'warmroute_x_total{a="b"} 2.0\nwarmroute_x_total 1\n')}
+    answers = {"/metrics": (200, 'warmroute_x_total{a="b"} 2.0\nwarmroute_x_total 1\n')}
 
     async def answer(request: web.Request) -> web.Response:
-        status, text = told.get(request.path, (401, '{"error": "admin token missing"}'))
+        status, text = answers.get(request.path, (401, '{"error": "admin token missing"}'))
         return web.Response(status=status, text=text)
 
     port = int((await serve(answer)).rpartition(":")[2])
     page = await ask_router("listen", "0.0.0.0", port, timeout_s=10)
     admin = await ask_router("admin", "127.0.0.1", port, timeout_s=10)
-    told["/metrics"] = (200, "<html>")
+    answers["/metrics"] = (200, "<html>")
     other = await ask_router("listen", "", port, timeout_s=10)
-    nobody = await ask_router("listen", "::", port, timeout_s=10)
+    closed = await ask_router("listen", "::", port, timeout_s=10)
 
     assert page is not None
     assert (total(page, "warmroute_x_total"), total(page, "warmroute_y_total")) == (3, 0)
     assert admin is not None
-    assert (other, nobody) == (None, None)
+    assert (other, closed) == (None, None)
 
 
 # -- judge ---------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ def test_a_running_router_reports_the_audit() -> None:
     """Answers without a word about cached tokens: a flag is missing. A few say nothing yet."""
     silent = HostSeen(num_answered=20, num_audited=0)
 
-    (told,) = judged(silent)
-    (untold,) = judged(HostSeen())
+    (found,) = judged(silent)
+    (unasked,) = judged(HostSeen())
 
-    assert (told.level, untold.level) == ("warning", "note")
-    assert "--enable-prompt-tokens-details" in told.hint
-    assert "--enable-prompt-tokens-details" in untold.hint
+    assert (found.level, unasked.level) == ("warning", "note")
+    assert "--enable-prompt-tokens-details" in found.hint
+    assert "--enable-prompt-tokens-details" in unasked.hint
     assert judged(replace(silent, num_answered=19)) == []
 
 
@@ -131,7 +131,7 @@ def test_replicas_without_a_name_on_loopback_are_noted() -> None:
 
 
 def test_a_ca_file_for_a_plain_redis_is_reported() -> None:
-    """Whoever gives one wants encryption."""
+    """A certificate in the configuration asks for encryption."""
     quiet = HostSeen(num_answered=0, num_audited=0)
 
     (found,) = judged(quiet, redis__url="redis://10.0.0.6:6379/0", redis__ca_file="ca.pem")

@@ -27,7 +27,7 @@ POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
 def test_what_is_wrong_with_the_pool_is_found(
     seen: PoolSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
-    """Beside the standing note on load failures."""
+    """Beside the usual note on load failures."""
     findings = [f for f in judge(seen, [REPLICA]) if f.about != "load failures"]
 
     (found,) = [f for f in findings if f.level != "ok"]
@@ -69,7 +69,7 @@ def test_members_are_known_by_their_word_or_taken_for_such() -> None:
     """By their stores, their metrics, the configuration; the rest is only believed."""
     silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))
     replicas = [
-        replace(silent, name="told", has_pool_connector=True),
+        replace(silent, name="other", has_pool_connector=True),
         replace(silent, name="off", reads_pool=False),
         replace(silent, name="maybe"),
         replace(silent, name="gone", error="x"),
@@ -78,7 +78,7 @@ def test_members_are_known_by_their_word_or_taken_for_such() -> None:
 
     findings = {f.text: f for f in judge(POOL, replicas) if f.about in ("members", "hashes")}
 
-    assert "take part: told, odd" in findings
+    assert "take part: other, odd" in findings
     assert "do not, as configured: off" in findings
     assert any("they take part: maybe;" in text for text in findings)
     assert any("cannot be matched" in text for text in findings)

@@ -157,7 +157,7 @@ def test_a_new_namespace_is_well() -> None:
     }
 
 
-def test_feeds_of_routers_that_are_gone_are_no_fault() -> None:
+def test_streams_of_routers_that_are_gone_are_no_fault() -> None:
     """Of pools and of states not known, too."""
     feeds = (
         replace(STREAM, leader=None, state="degraded", reason="why"),
@@ -176,7 +176,7 @@ def test_feeds_of_routers_that_are_gone_are_no_fault() -> None:
     assert "one#0 DEGRADED (why), leader none" in {f.text for f in findings}
 
 
-def test_feeds_of_replicas_that_left_are_no_fault() -> None:
+def test_streams_of_replicas_that_left_are_no_fault() -> None:
     """They are forgotten after a day."""
     feeds = (STREAM, replace(STREAM, id=StreamId("left#0"), leader=None, state=None, reason=None))
     findings = list(

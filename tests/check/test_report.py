@@ -64,13 +64,13 @@ def test_a_report_is_json() -> None:
     """With all that was seen."""
     report = Report(findings=(finding("ok"),), replicas=(REPLICA,), redis=REDIS, pool=POOL)
 
-    told = json.loads(json.dumps(report.as_json()))
+    report_json = json.loads(json.dumps(report.as_json()))
 
-    assert told["well"] is True
-    assert told["findings"][0]["text"] == "it is ok"
-    assert told["replicas"][0]["ranks"][0]["state"] == "exact"
-    assert told["redis"]["feeds"][0]["leader"] == "router-a"
-    assert told["pool"]["models"][0]["num_ranks"] == 2
+    assert report_json["well"] is True
+    assert report_json["findings"][0]["text"] == "it is ok"
+    assert report_json["replicas"][0]["ranks"][0]["state"] == "exact"
+    assert report_json["redis"]["feeds"][0]["leader"] == "router-a"
+    assert report_json["pool"]["models"][0]["num_ranks"] == 2
 
 
 @pytest.mark.parametrize(

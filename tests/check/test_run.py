@@ -412,9 +412,9 @@ async def test_a_shared_redis_is_described(start_redis: Start) -> None:
     assert report.redis is not None
     assert report.redis.schema == "1"
     assert len(report.redis.routers) == 2
-    feeds = {feed.id: feed for feed in report.redis.feeds}
-    assert feeds.keys() == {f"{one.url}#0", "added#0"}  # type: ignore[comparison-overlap]
-    assert all(feed.leader is not None for feed in feeds.values())
+    streams = {stream.id: stream for stream in report.redis.feeds}
+    assert streams.keys() == {f"{one.url}#0", "added#0"}  # type: ignore[comparison-overlap]
+    assert all(stream.leader is not None for stream in streams.values())
     assert "added at an admin API" in finding(report, "replica added", "reachable").text
     assert [replica.name for replica in alone.replicas] == ["added"]
 
@@ -447,14 +447,14 @@ async def test_a_redis_that_will_not_do_is_reported(start_redis: Start) -> None:
     )
     missing = await checked(url, redis__url=locked.url)
     other = await checked(url, redis__url=evicting.url)
-    nobody = await checked(url, redis__url=f"redis://127.0.0.1:{free_port()}/0")
+    closed = await checked(url, redis__url=f"redis://127.0.0.1:{free_port()}/0")
 
     assert "wrong password" in finding(wrong_password, "redis", "reachable").text
     assert "right" not in str(wrong_password.as_json())
     assert "wants a password" in finding(missing, "redis", "reachable").text
     assert "allkeys-lru" in finding(other, "redis", "memory").text
     assert "schema 77" in finding(other, "redis", "namespace").text
-    assert "is it running?" in finding(nobody, "redis", "reachable").hint
+    assert "is it running?" in finding(closed, "redis", "reachable").hint
 
 
 async def test_a_redis_that_hangs_ends_by_its_deadline(start_redis: Start) -> None:

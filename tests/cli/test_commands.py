@@ -197,14 +197,14 @@ async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
         await stage.settled(*engines)
         admin = ("--admin", stage.admin_url, "--token-file", str(token))
         table = await explain(str(file), *admin)
-        told = await explain(str(file), *admin, "--json")
+        as_json = await explain(str(file), *admin, "--json")
         refused = await explain(str(file), "--admin", stage.admin_url)
         file.write_text("no json")
         wrong = await explain(str(file), *admin)
 
-    assert table.exit_code == told.exit_code == 0
+    assert table.exit_code == as_json.exit_code == 0
     assert f"→ {reply.replica}" in table.stdout
-    assert json.loads(told.stdout)["decision"]["candidate"] == reply.replica
+    assert json.loads(as_json.stdout)["decision"]["candidate"] == reply.replica
     assert (refused.exit_code, refused.stderr) == (1, "Error: admin token missing or wrong\n")
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
     assert "not JSON" in wrong.stderr
@@ -280,10 +280,10 @@ async def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
         ports = {"--port": "0", "--admin-port": "0"} | {which: port}
         flags = [part for pair in ports.items() for part in pair]
         async with serving(*REPLICA, *flags) as process:
-            _, told = await process.communicate()
+            _, log = await process.communicate()
 
     assert process.returncode == 2
-    lines = [line for line in told.decode().splitlines() if "[transformers]" not in line]
+    lines = [line for line in log.decode().splitlines() if "[transformers]" not in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"warmroute: cannot listen on 127.0.0.1:{port}: ")
 
@@ -314,15 +314,15 @@ async def test_a_signal_ends_it_when_answers_are_finished(
             process.send_signal(signal.SIGHUP)  # ends nothing
             process.send_signal(number)
             rest = await answer.read()
-        _, told = await process.communicate()
+        _, log = await process.communicate()
         with pytest.raises(aiohttp.ClientConnectionError):
             await client.get(found[1] + "/healthz")
 
     assert process.returncode == 0
     assert (first + rest).endswith(b"data: [DONE]\n\n")
-    assert b"Traceback" not in told
-    assert b"nothing to reload" in told
-    assert b'"message":"routed"' in told
+    assert b"Traceback" not in log
+    assert b"nothing to reload" in log
+    assert b'"message":"routed"' in log
     assert json.loads(records.read_text())["outcome"] == "ok"
 
 
@@ -339,13 +339,13 @@ async def test_check_says_that_all_is_well() -> None:
     """To people and to machines, with status 0."""
     async with Engines(1) as (engine,):
         table = await check("--replica", engine.url)
-        told = await check("--replica", engine.url, "--json")
+        as_json = await check("--replica", engine.url, "--json")
 
-    assert (table.exit_code, told.exit_code) == (0, 0), table.output
+    assert (table.exit_code, as_json.exit_code) == (0, 0), table.output
     assert "replica r1" in table.stdout
     assert "all is well" in table.stdout
-    assert json.loads(told.stdout)["well"] is True
-    waited = [*table.stderr.splitlines(), *told.stderr.splitlines()]
+    assert json.loads(as_json.stdout)["well"] is True
+    waited = [*table.stderr.splitlines(), *as_json.stderr.splitlines()]
     assert all(line.startswith("waiting for ") for line in waited)  # where it took a while
 
 

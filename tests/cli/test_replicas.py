@@ -22,8 +22,8 @@ async def run(stage: Stage, *args: str) -> Result:
 
 async def test_replicas_are_listed_added_drained_and_removed() -> None:
     """Each order reports what it did; the list has the status of each replica."""
-    nobody = "http://127.0.0.1:9"
-    async with Engines(2) as (first, second), on_stage(first, nobody) as stage:
+    closed = "http://127.0.0.1:9"
+    async with Engines(2) as (first, second), on_stage(first, closed) as stage:
         await stage.ask(chat(words(1)))
         await stage.settled(first)
         added = await run(stage, "add", second.url, "--name", "east")

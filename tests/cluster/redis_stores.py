@@ -1,4 +1,4 @@
-"""Stores for tests: deadlines that a busy machine keeps, and what is told in few words."""
+"""Stores for tests: deadlines that a busy machine keeps, and deltas written in few words."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def opened(
 def stored(
     stream_id: StreamId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
 ) -> Delta:
-    """Tell that blocks are held."""
+    """Write that blocks are held."""
     return Delta(stream_id, number, changes=(TierChange(tier, stored=pack(keys)),), **more)
 
 
 def removed(
     stream_id: StreamId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
 ) -> Delta:
-    """Tell that blocks are not held."""
+    """Write that blocks are not held."""
     return Delta(stream_id, number, changes=(TierChange(tier, removed=pack(keys)),), **more)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router.cluster.lease_tracker import LeaseTracker
 
 
-def heard(*numbers: int) -> LeaseTracker[int]:
+def tracker_of(*numbers: int) -> LeaseTracker[int]:
     made: LeaseTracker[int] = LeaseTracker()
     for number in numbers:
         begin(made, number)
@@ -28,9 +28,9 @@ def join(made: LeaseTracker[int], numbers: set[int], last: int) -> list[int]:
     return made.joined(numbers, last)
 
 
-def test_a_begin_heard_twice_is_one_lease() -> None:
+def test_a_begin_received_twice_is_one_lease() -> None:
     """Nor does it begin again once it has ended."""
-    made = heard(1)
+    made = tracker_of(1)
 
     assert not begin(made, 1)
     assert made.end(1) == 1
@@ -40,7 +40,7 @@ def test_a_begin_heard_twice_is_one_lease() -> None:
 
 def test_an_end_without_a_begin_is_ignored() -> None:
     """And a begin that comes after it is an old one."""
-    made = heard()
+    made = tracker_of()
 
     assert made.end(7) is None
     assert not begin(made, 7)
@@ -48,15 +48,15 @@ def test_an_end_without_a_begin_is_ignored() -> None:
 
 def test_a_heartbeat_ends_what_it_does_not_list() -> None:
     """But not what began after it was made: that has a higher number."""
-    made = heard(1, 2, 3)
+    made = tracker_of(1, 2, 3)
 
     assert made.keep({2}, 2) == [1]
     assert set(made.open) == {2, 3}
 
 
-def test_what_was_lost_is_missing_until_it_is_heard() -> None:
-    """A listed lease that nobody knows; other old ones stay over."""
-    made = heard(1)
+def test_what_was_lost_is_missing_until_it_is_received() -> None:
+    """A listed lease that is unknown here; other old ones stay over."""
+    made = tracker_of(1)
     made.keep({1, 3}, 4)
     assert made.missing == {3}
 
@@ -65,9 +65,9 @@ def test_what_was_lost_is_missing_until_it_is_heard() -> None:
     assert (made.missing, set(made.open)) == (set(), {1, 3})
 
 
-def test_a_heartbeat_heard_again_brings_nothing_back() -> None:
+def test_a_heartbeat_received_again_brings_nothing_back() -> None:
     """Neither what ended since, nor an older list of what is missing."""
-    made = heard(1, 2)
+    made = tracker_of(1, 2)
     made.keep({1, 2}, 2)
     made.end(1)
     assert made.keep({1, 2}, 2) == []
@@ -81,7 +81,7 @@ def test_a_heartbeat_heard_again_brings_nothing_back() -> None:
 
 def test_a_load_is_the_truth_of_its_moment() -> None:
     """It brings what is unknown, ends what it lacks, and keeps what began since."""
-    made = heard(1, 2)
+    made = tracker_of(1, 2)
     made.keep({1, 2, 3}, 4)
     begin(made, 6)
 
@@ -90,8 +90,8 @@ def test_a_load_is_the_truth_of_its_moment() -> None:
 
 
 def test_an_old_load_brings_back_nothing() -> None:
-    """What ended since it was made stays ended, whether heard or by a heartbeat."""
-    made = heard(1, 2, 3)
+    """What ended since it was made stays ended, whether by a note or by a heartbeat."""
+    made = tracker_of(1, 2, 3)
     made.end(1)
     made.keep({3}, 3)
 
@@ -105,9 +105,9 @@ Action = tuple[str, int]
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("bbbeah"), st.integers(0, 9)), max_size=60), st.data())
 def test_in_the_end_all_agree(actions: list[Action], data: st.DataObject) -> None:
-    """Notes lost, heard again from an earlier place, loads at any moment: a last load repairs all.
+    """Notes lost, received again, loads at any moment: a last load repairs all.
 
-    And at no time is a lease open here that the other had ended before its last heartbeat heard.
+    And at no time is a lease open here that the other had ended before the last heartbeat received.
     """
     truth: set[int] = set()
     last = 0
@@ -126,10 +126,10 @@ def test_in_the_end_all_agree(actions: list[Action], data: st.DataObject) -> Non
             log.append(("alive", (frozenset(truth), last)))
         else:
             loads.append((set(truth), last))
-    made = heard()
+    made = tracker_of()
     position = 0
     while position < len(log):
-        step = data.draw(st.sampled_from(["hear", "hear", "hear", "lose", "again", "load"]))
+        step = data.draw(st.sampled_from(["note", "note", "note", "lose", "again", "load"]))
         if step == "again":
             position = data.draw(st.integers(0, position))
         elif step == "load":

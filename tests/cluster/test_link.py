@@ -7,7 +7,7 @@ import pytest
 from router.cluster.link import Link
 from router.errors import StoreRefused, StoreUnavailable
 
-GONE = StoreUnavailable("nobody there")
+GONE = StoreUnavailable("no server there")
 REFUSED = StoreRefused("wrong password")
 
 

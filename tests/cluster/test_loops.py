@@ -27,7 +27,7 @@ class Router:
     def __init__(self, name: str, store: RedisStore, engine: PlayedEngine) -> None:
         self.store = store
         self.node = Node(name, PlainRedis(), engine)
-        self.heard: list[Delta] = []
+        self.received: list[Delta] = []
         self.held: list[frozenset[StreamId]] = []
         peer = Peer(name)
         self.writer = DeltaWriter(store, self.node.memberships, list)
@@ -37,7 +37,7 @@ class Router:
             peer.peers,
             me=name,
             on_registered=lambda: None,
-            on_pool=self.heard.append,
+            on_pool=self.received.append,
         )
         self.keeper = LeaseKeeper(
             store,
@@ -84,7 +84,9 @@ async def routers(redis: RedisServer, namespace: str) -> AsyncIterator[tuple[Rou
         yield first, second
 
 
-async def test_what_one_tells_the_other_knows(shared_redis: RedisServer, namespace: str) -> None:
+async def test_what_one_publishes_the_other_knows(
+    shared_redis: RedisServer, namespace: str
+) -> None:
     """By snapshot, then by the log; and it goes on when the first one leaves."""
     async with routers(shared_redis, namespace) as (first, second):
         await first.step()
@@ -128,7 +130,7 @@ async def test_a_log_with_entries_missing_is_loaded_anew(
 async def test_a_snapshot_torn_by_a_flush_is_not_believed(
     start_redis: Start, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its position says that all is there, and nobody would ever tell what is not."""
+    """Its position says that all is there, and no delta would ever bring what is not."""
     redis = start_redis()
     async with routers(redis, namespace) as (first, second):
         await first.step()
@@ -188,8 +190,8 @@ async def test_a_full_redis_is_said_once(
 
         assert not first.writer.is_full
         assert second.node.held() == first.node.held()
-        told = [record for record in caplog.records if record.name == "router.cluster.loops"]
-        assert [record.getMessage() for record in told] == [
+        logged = [record for record in caplog.records if record.name == "router.cluster.loops"]
+        assert [record.getMessage() for record in logged] == [
             "redis is full: the shared index is not kept up (see maxmemory)",
             "redis has room again",
         ]

@@ -32,7 +32,7 @@ ENGINE = st.one_of(
 ROUTER = st.tuples(
     st.sampled_from(
         ["connect", "disconnect", "beat", "follow", "flush", "flush", "lost_ack", "lost_delta",
-         "read", "read_one", "skip", "begin_load", "end_load", "step", "reconnect", "distrust",
+         "read", "read_one", "skip", "begin_load", "end_load", "step", "reconnect", "suspect",
          "rejoin", "deaf"]
     ),
     st.integers(0, 2),
@@ -105,7 +105,7 @@ class World:
                 node.flush(lambda delta, router: None)
             case "read_one":
                 node.read(1)
-            case "distrust":
+            case "suspect":
                 stream = node.caches.stream(CANDIDATE)
                 assert stream is not None
                 stream.mark_suspect("at random")

@@ -50,7 +50,7 @@ def test_a_request_counts_at_both_routers() -> None:
     chain = chain_of(1, 10)
 
     lease, claim = a.begin("r1", chain, 1.0, session_hash=5)
-    b.hear(a, now_s=1.0)
+    b.receive(a, now_s=1.0)
     assert b.load(1.0) == a.load(1.0)
     assert b.load(1.0)["http://x"][:3] == (1, 1, 10 * BLOCK_SIZE + 1)
     assert b.held("r2", chain) == a.held("r1", chain) == 10
@@ -59,12 +59,12 @@ def test_a_request_counts_at_both_routers() -> None:
     assert session.candidate == "r2"
 
     a.first_token(lease, 1.2)
-    b.hear(a, now_s=1.2)
+    b.receive(a, now_s=1.2)
     assert b.load(1.2) == a.load(1.2)
     assert b.fleet.status(1.2)[1].num_observations == 1
 
     a.end(lease, claim, 2.0)
-    b.hear(a, now_s=2.0)
+    b.receive(a, now_s=2.0)
     assert b.held("r2", chain) == a.held("r1", chain) == 10  # blind: guessed, at both
     for node in (a, b):
         node.caches.expire_claims(2.0 + LINGER_S)
@@ -76,7 +76,7 @@ def test_siblings_at_different_routers_join_the_first() -> None:
     a, b = Node("a"), Node("b")
     policy = create("longest_prefix")
     first, _ = a.place(policy, chain_of(1, 100, shared=90), 0, 0.0)
-    b.hear(a, now_s=0.005)
+    b.receive(a, now_s=0.005)
 
     snapshot = b.snapshot(chain_of(2, 100, shared=90), 0, 0.005)
     second, _ = b.place(policy, chain_of(2, 100, shared=90), 0, 0.005)
@@ -106,7 +106,7 @@ def test_two_routers_decide_as_one_would(seed: int) -> None:
         flying.append((node, alone, shared))
         for other in two:
             if other is not node:
-                other.hear(node, now_s=now_s)
+                other.receive(node, now_s=now_s)
 
         assert shared[0].candidate == alone[0].candidate
         assert shared[0].predicted_ms == pytest.approx(alone[0].predicted_ms)
@@ -120,7 +120,7 @@ def test_two_routers_decide_as_one_would(seed: int) -> None:
             node.end(*shared, now_s, outcome)  # type: ignore[arg-type]
             for other in two:
                 if other is not node:
-                    other.hear(node, now_s=now_s)
+                    other.receive(node, now_s=now_s)
             for each in (one, *two):
                 each.caches.expire_claims(now_s)
         assert one.load(now_s) == two[0].load(now_s) == two[1].load(now_s)
@@ -131,12 +131,12 @@ def test_health_is_each_routers_own() -> None:
     a, b = Node("a"), Node("b")
     b.fleet.end(b.begin("r1", chain_of(1, 2), 0.0)[0], 0.0, Outcome.REPLICA_UNREACHABLE)
     lease, claim = a.begin("r1", chain_of(2, 2), 40.0)
-    b.hear(a, now_s=40.0)
+    b.receive(a, now_s=40.0)
     assert b.fleet.is_up("r1", 40.0)  # the trial is still to be had
 
     a.first_token(lease, 40.1)
     a.end(lease, claim, 40.2)
-    b.hear(a, now_s=40.2)
+    b.receive(a, now_s=40.2)
     assert {s.replica: s.state for s in b.fleet.status(40.2)} == {"r1": "trial", "r2": "up"}
 
 
@@ -144,7 +144,7 @@ def test_replicas_are_idle_when_ours_are_done() -> None:
     """Whether a removed replica may go here is not for others' requests to say."""
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 2), 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
 
     assert [(s.num_requests, s.num_elsewhere) for s in b.fleet.status(0.0)] == [(1, 1), (0, 0)]
     assert b.fleet.is_idle("r1")
@@ -159,7 +159,7 @@ def test_engine_figures_do_not_count_others_twice() -> None:
     a.begin("r1", chain_of(1, 2), 0.0)
     a.begin("r1", chain_of(2, 2), 0.0)
     b.begin("r1", chain_of(3, 2), 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
     b.fleet.note_engine_load(R1, EngineLoad(num_running=1, num_waiting=3, at_s=0.1))
 
     view = b.fleet.views(b.fleet.candidates("m", 0.1), {}, 0.1)[0]
@@ -167,7 +167,7 @@ def test_engine_figures_do_not_count_others_twice() -> None:
 
 
 def test_a_note_behind_a_reading_takes_its_request_out_of_the_foreign() -> None:
-    """A reading saw three requests before we heard of two; later ones are no part of it."""
+    """A reading saw three requests before we knew of two; later ones are no part of it."""
     b = Node("b")
     b.fleet.note_engine_load(R1, EngineLoad(num_running=2, num_waiting=1, at_s=1.0))
 
@@ -191,13 +191,13 @@ def test_our_own_notes_are_passed_over() -> None:
     """The stream brings them back."""
     a = Node("a")
     a.begin("r1", chain_of(1, 2), 0.0)
-    a.peers.apply(a.told(), 0.0)
+    a.peers.apply(a.take_notes(), 0.0)
 
     assert a.load(0.0)["http://x"][0] == 1
     assert a.peers.routers == ()
 
 
-def test_notes_heard_twice_do_nothing() -> None:
+def test_notes_received_twice_do_nothing() -> None:
     """Begin, first token and end; nor does a begin after the end."""
     b = Node("b")
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_lost_begin_is_asked_for() -> None:
     a.begin("r1", chain_of(1, 4), 0.0)
     a.outbox.take()  # lost
     a.outbox.alive()
-    b.hear(a, now_s=0.5)
+    b.receive(a, now_s=0.5)
     assert b.peers.wanted() == ("a",)
 
     b.peers.join({"a": a.outbox.load(1.0), "b": b.outbox.load(1.0)}, 1.0)
@@ -237,15 +237,15 @@ def test_a_lost_begin_is_asked_for() -> None:
 
 
 def test_a_router_that_joins_knows_all_at_once() -> None:
-    """Waiting and answered leases, in the order they began, whoever sent them."""
+    """Waiting and answered leases, in the order they began, whichever router sent them."""
     a, b, late = Node("a"), Node("b"), Node("late")
     first, _ = a.begin("r1", chain_of(1, 10), 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
     b.begin("r1", chain_of(2, 10), 0.05)
-    a.hear(b, now_s=0.05)
+    a.receive(b, now_s=0.05)
     done, _ = a.begin("r2", chain_of(3, 10), 0.06)
     a.first_token(done, 0.09)
-    b.hear(a, now_s=0.09)
+    b.receive(a, now_s=0.09)
 
     late.peers.join({"b": b.outbox.load(0.1), "a": a.outbox.load(0.1)}, 0.1)
     for url, load in late.load(0.1).items():
@@ -254,21 +254,21 @@ def test_a_router_that_joins_knows_all_at_once() -> None:
     assert set(late.peers.routers) == {"a", "b"}
     assert late.held("r1", chain_of(1, 10)) == 10
     a.first_token(first, 0.2)
-    late.hear(a, now_s=0.2)
+    late.receive(a, now_s=0.2)
     assert late.fleet.status(0.2)[0].num_waiting == 1
 
 
-def test_an_outbox_that_nobody_empties_is_told_anew() -> None:
+def test_an_outbox_that_is_not_emptied_is_sent_anew() -> None:
     """Above its bound all is dropped; then come the open leases, and a heartbeat."""
     a, b = Node("a", max_notes=4), Node("b")
     done = a.begin("r1", chain_of(1, 2), 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
     a.end(*done, 0.1)
     for number in range(5):
         lease, _ = a.begin("r2", chain_of(number, 2), 0.1)
     a.first_token(lease, 0.2)
 
-    notes = a.told()
+    notes = a.take_notes()
     assert [type(note) for note in notes.notes] == [*[Began] * 5, Answered, Alive]
     assert a.metrics.notes_dropped._value.get() == 5.0
     b.peers.apply(notes, 0.2)
@@ -287,7 +287,7 @@ def test_claims_count_against_the_bound() -> None:
     assert [type(note) for note in a.outbox.take()] == [Began, Began, Alive]
 
 
-def test_what_may_not_have_arrived_is_told_anew() -> None:
+def test_what_may_not_have_arrived_is_sent_anew() -> None:
     """Taken, but the store did not take it; suspicions are kept."""
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 2), 0.0)
@@ -296,7 +296,7 @@ def test_what_may_not_have_arrived_is_told_anew() -> None:
     a.outbox.suspected(R1, "why again")
     a.outbox.suspected(CandidateId("r9"), "unknown")
     a.outbox.resend()
-    notes = a.told()
+    notes = a.take_notes()
     b.peers.apply(notes, 0.0)
 
     assert [type(note) for note in notes.notes] == [Began, Alive, Suspected]
@@ -305,16 +305,16 @@ def test_what_may_not_have_arrived_is_told_anew() -> None:
 
 def test_a_suspicion_reaches_the_leader() -> None:
     """By the local name; an unknown stream is passed over."""
-    heard: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
     b = Node("b", ("y", "x"))
-    b.peers.on_suspected = lambda candidate, reason: heard.append((candidate, reason))
+    b.peers.on_suspected = lambda candidate, reason: received.append((candidate, reason))
     say(b, Suspected(X, "why"), Suspected(StreamId("http://z#0"), "why"), Registered())
 
-    assert heard == [("r2", "why")]
+    assert received == [("r2", "why")]
 
 
 def test_without_a_listener_a_suspicion_is_counted_only() -> None:
-    """A router may be told before anybody minds."""
+    """A router may be marked as suspect before anything waits for it."""
     b = Node("b")
     say(b, Suspected(X, "why"))
 
@@ -329,9 +329,9 @@ def test_a_silent_router_is_forgotten() -> None:
     a, b = Node("a"), Node("b")
     chain = chain_of(1, 10)
     a.begin("r1", chain, 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
     a.outbox.alive()
-    b.hear(a, now_s=2.0)
+    b.receive(a, now_s=2.0)
     assert b.peers.expire(2.0 + LEASE_S) == ()
     assert b.held("r1", chain) == 10
 
@@ -346,16 +346,16 @@ def test_one_that_was_forgotten_in_vain_comes_back_whole() -> None:
     """It was cut off for a while: its next heartbeat names what it has, its load brings it."""
     a, b = Node("a"), Node("b")
     lease, claim = a.begin("r1", chain_of(1, 10), 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
     b.peers.expire(10.0)
     a.outbox.alive()
-    b.hear(a, now_s=11.0)
+    b.receive(a, now_s=11.0)
     assert b.peers.wanted() == ("a",)
     b.peers.join({"a": a.outbox.load(11.0)}, 11.0)
 
     assert b.load(11.0)["http://x"][:3] == a.load(11.0)["http://x"][:3]
     a.end(lease, claim, 12.0, Outcome.REPLICA_FAILED)
-    b.hear(a, now_s=12.0)
+    b.receive(a, now_s=12.0)
     assert b.leftovers() == []
 
 
@@ -367,9 +367,9 @@ def test_a_failed_request_takes_its_claim_back() -> None:
     a, b = Node("a"), Node("b")
     chain = chain_of(1, 10)
     lease, claim = a.begin("r1", chain, 0.0)
-    b.hear(a, now_s=0.0)
+    b.receive(a, now_s=0.0)
     a.end(lease, claim, 0.1, Outcome.REPLICA_FAILED)
-    b.hear(a, now_s=0.1)
+    b.receive(a, now_s=0.1)
 
     assert b.held("r1", chain) == 0
 
@@ -401,7 +401,7 @@ def encode_keys(chain: object) -> bytes:
 # -- streams -------------------------------------------------------------------------------------
 
 
-def test_an_unknown_feed_is_ignored_and_counted() -> None:
+def test_a_note_about_an_unknown_candidate_is_ignored_and_counted() -> None:
     """Unknown replicas, ranks that are not there, no rank at all."""
     b = Node("b")
     for number, id_ in enumerate(["http://z#0", "http://x#1", "http://x", "http://x#y", "#0", ""]):
@@ -431,7 +431,7 @@ def replica(url: str) -> object:
     return ReplicaConfig(url=url)
 
 
-def test_a_removed_replica_is_not_told_of() -> None:
+def test_no_notes_are_sent_of_a_removed_replica() -> None:
     """Requests that still run there have no stream any more; their ends are no news."""
     a = Node("a")
     lease, claim = a.begin("r1", chain_of(1, 2), 0.0)

@@ -74,7 +74,7 @@ async def test_a_password_is_needed_and_hinted_at(start_redis: Start, version: s
 
     assert "WARMROUTE_REDIS_PASSWORD or redis.password_file" in await refused(server.url)
     assert "wrong password" in await refused(server.url, "hunter3")
-    assert "wrong password" in await refused(server.url, SECRET, username="nobody")
+    assert "wrong password" in await refused(server.url, SECRET, username="unknown")
     async with opened(server.url, password=SECRET) as store:
         assert (await store.beat(b"")).routers == {"router-1"}
     assert "no password, but one is configured" in await refused(start_redis(version).url, SECRET)
@@ -98,7 +98,7 @@ async def test_an_acl_user_with_few_rights_will_do(start_redis: Start, version: 
 async def test_who_may_not_ask_for_info_takes_every_connection_for_a_new_server(
     start_redis: Start,
 ) -> None:
-    """Then nobody can say that nothing was lost."""
+    """Then it is unknown whether anything was lost."""
     server = start_redis()
     rights = "~{wr:* +@read +@write +@scripting +@connection".split()
     server.client.execute_command("ACL", "SETUSER", "router", "on", f">{SECRET}", *rights)
@@ -214,7 +214,7 @@ async def test_a_replica_is_refused(start_redis: Start) -> None:
     assert "name its master in redis.url" in await refused(replica.url)
 
 
-async def test_nobody_there_is_unavailable(start_redis: Start) -> None:
+async def test_no_server_at_the_address_is_unavailable(start_redis: Start) -> None:
     """Refused, silent, or not ready yet."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -247,8 +247,8 @@ async def test_a_server_that_comes_back_is_used_again(start_redis: Start) -> Non
         assert (await store.beat(b"")).log_number == 0
 
 
-async def test_whoever_waits_when_the_server_dies_is_told(start_redis: Start) -> None:
-    """By a StoreUnavailable each, not by what the others' clean-up does to its connection."""
+async def test_commands_in_flight_fail_when_the_server_dies(start_redis: Start) -> None:
+    """With a StoreUnavailable each, not with what the others' clean-up does to its connection."""
     server = start_redis()
     async with opened(server.url) as store:
         cursor = (await store.snapshot()).cursor
@@ -257,15 +257,15 @@ async def test_whoever_waits_when_the_server_dies_is_told(start_redis: Start) ->
             try:
                 await (store.read(cursor, block_s=30) if number % 2 else _beat_on(store))
             except StoreUnavailable:
-                return "told"
-            return "not told"
+                return "unavailable"
+            return "done"
 
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(wait(number)) for number in range(12)]
             await asyncio.sleep(0.1)
             server.stop()
 
-        assert {task.result() for task in waiting} == {"told"}
+        assert {task.result() for task in waiting} == {"unavailable"}
 
 
 async def _beat_on(store: RedisStore) -> None:
@@ -359,8 +359,8 @@ async def test_a_fail_over_is_followed(start_redis: Start, tmp_path: Path, versi
 
 
 def _knows_replica(sentinel: RedisServer) -> bool:
-    told = sentinel.client.execute_command("SENTINEL", "REPLICAS", "main")
-    return len(told) == 1 and b"s_down" not in str(told).encode()
+    replicas = sentinel.client.execute_command("SENTINEL", "REPLICAS", "main")
+    return len(replicas) == 1 and b"s_down" not in str(replicas).encode()
 
 
 async def _beats(store: RedisStore) -> bool:
@@ -371,7 +371,9 @@ async def _beats(store: RedisStore) -> bool:
     return True
 
 
-async def test_a_sentinel_is_told_from_a_master(start_redis: Start, tmp_path: Path) -> None:
+async def test_a_sentinel_is_distinguished_from_a_master(
+    start_redis: Start, tmp_path: Path
+) -> None:
     """In the URL it is wrong; and a service that it does not know is named."""
     sentinel = start_sentinel(binary("6.2"), tmp_path / "sentinel", start_redis(), "main")
     try:
@@ -384,7 +386,7 @@ async def test_a_sentinel_is_told_from_a_master(start_redis: Start, tmp_path: Pa
 
 
 async def test_a_close_that_is_cancelled_cuts_all_the_same(start_redis: Start) -> None:
-    """Nobody else knows those connections: they would stay open for as long as the process."""
+    """No other code knows those connections: they would stay open for as long as the process."""
     redis = start_redis()
     connection = RedisConnection(config(redis.url), key="k", password=None)
     async with asyncio.TaskGroup() as tg:
@@ -396,7 +398,7 @@ async def test_a_close_that_is_cancelled_cuts_all_the_same(start_redis: Start) -
         task.cancel()
 
     async with asyncio.timeout(DEADLINE_S):
-        while len(redis.client.client_list()) > 1:  # noqa: ASYNC110 (it does not tell)
+        while len(redis.client.client_list()) > 1:  # noqa: ASYNC110 (it does not notify)
             await asyncio.sleep(0.01)
 
 

@@ -46,13 +46,13 @@ def read(log: Sequence[Entry], after: Cursor = BEGIN, work: Sequence[Entry] = ()
 
 
 def content(delta: Delta) -> dict[str, Any]:
-    """Tell what a delta says, however its changes are cut."""
-    told: dict[str, Any] = {}
+    """Return what a delta says, however its changes are cut."""
+    said: dict[str, Any] = {}
     for change in delta.changes:
         for kind in ("stored", "removed", "copies"):
             key = f"{change.tier} {kind}"
-            told[key] = told.get(key, type(getattr(change, kind))()) + getattr(change, kind)
-    return {key: value for key, value in told.items() if value}
+            said[key] = said.get(key, type(getattr(change, kind))()) + getattr(change, kind)
+    return {key: value for key, value in said.items() if value}
 
 
 @given(
@@ -72,7 +72,7 @@ def content(delta: Delta) -> dict[str, Any]:
 def test_a_delta_comes_back_whole_wherever_reading_was_interrupted(
     changes: list[TierChange], cleared: bool, data: st.DataObject
 ) -> None:
-    """In pieces of bounded size, which nobody sees."""
+    """In pieces of bounded size, which no reader sees."""
     delta = Delta(R1, 7, cleared, tuple(changes), Position(3, b"m"))
     entries = entries_of(delta, stored(R2, 1, [1]))
     cut = data.draw(st.integers(0, len(entries)))

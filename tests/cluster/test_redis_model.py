@@ -64,9 +64,9 @@ def _unpacked(packed: bytes) -> list[int]:
 
 
 def _delta(model: Model, step: tuple[Any, ...]) -> Delta:
-    kind, stream_id, tier, told = step
+    kind, stream_id, tier, keys = step
     model.numbers[stream_id] += 1
-    packed = pack(sorted(told))
+    packed = pack(sorted(keys))
     change = TierChange(tier, removed=packed) if kind == "remove" else TierChange(tier, packed)
     return Delta(stream_id, model.numbers[stream_id], kind == "clear", (change,), pool=POOL_STREAM)
 

@@ -83,7 +83,7 @@ async def test_what_was_written_comes_back(store: RedisStore) -> None:
     assert store.num_garbage == 0
 
 
-async def test_a_snapshot_may_be_of_some_feeds_only(store: RedisStore) -> None:
+async def test_a_snapshot_may_be_of_some_streams_only(store: RedisStore) -> None:
     """A leader needs no snapshot of its own."""
     await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
 
@@ -102,18 +102,18 @@ async def test_a_stream_has_a_leader_when_the_holder_of_its_lease_has_written(
         opened(url, "gone", namespace=namespace) as gone,
         opened(url, "next", namespace=namespace) as successor,
     ):
-        told = []
+        seen = []
         await gone.hold([R1])
         await gone.write([stored(R1, 1, [1])])
-        told.append((await successor.snapshot()).heads[R1].has_leader)
+        seen.append((await successor.snapshot()).heads[R1].has_leader)
         await gone.release([R1])
-        told.append((await successor.snapshot()).heads[R1].has_leader)
+        seen.append((await successor.snapshot()).heads[R1].has_leader)
         await successor.hold([R1])
-        told.append((await successor.snapshot()).heads[R1].has_leader)
+        seen.append((await successor.snapshot()).heads[R1].has_leader)
         await successor.write([stored(R1, 2, [2])])
-        told.append((await successor.snapshot()).heads[R1].has_leader)
+        seen.append((await successor.snapshot()).heads[R1].has_leader)
 
-        assert told == [True, False, False, True]
+        assert seen == [True, False, False, True]
 
 
 async def test_a_large_delta_goes_in_pieces_and_arrives_whole(store: RedisStore) -> None:
@@ -172,7 +172,7 @@ async def test_copies_are_remembered_where_there_are_several(store: RedisStore) 
 async def test_a_snapshot_torn_by_a_flush_is_refused(
     store: RedisStore, shared_redis: RedisServer, namespace: str, is_filled_again: bool
 ) -> None:
-    """What was read is a part of an index that is gone; nobody may take it for the whole."""
+    """What was read is a part of an index that is gone; no router may take it for the whole."""
     await store.write([stored(R1, 1, range(5_000), position=Position(1, b"m"))])
     snapshot = await store.snapshot()
     parts = aiter(snapshot.slices())
@@ -219,7 +219,7 @@ async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
     assert await store.lookup(pack(range(40)), [R1]) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
 
 
-async def test_a_pool_of_its_own_feed_can_be_cleared(store: RedisStore) -> None:
+async def test_a_pool_of_its_own_can_be_cleared(store: RedisStore) -> None:
     """The master lost everything."""
     await store.write([stored(POOL_STREAM, 1, [1, 2], "pool"), Delta(POOL_STREAM, 2, cleared=True)])
 
@@ -229,7 +229,7 @@ async def test_a_pool_of_its_own_feed_can_be_cleared(store: RedisStore) -> None:
 async def test_the_pool_may_be_corrected_without_a_lease(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """A delta of number 0 counts nothing and needs nothing: somebody looked."""
+    """A delta of number 0 counts nothing and needs nothing: a leader looked."""
     begin = (await store.snapshot()).cursor
     await store.write([stored(R1, 1, range(10), "pool", pool=POOL_STREAM)])
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
@@ -292,7 +292,7 @@ async def test_only_the_lease_holder_writes(
 
 
 async def test_a_number_that_is_not_the_next_is_lost(store: RedisStore) -> None:
-    """Redis lost what was before it, or somebody else wrote."""
+    """Redis lost what was before it, or another router wrote."""
     assert await store.write([stored(R1, 2, [1])]) == [LOST]
     assert await store.write([stored(R1, 1, [1]), stored(R1, 1, [2])]) == [OK, LOST]
     assert await store.write([stored(R1, 3, [3]), stored(R1, 2, [4])]) == [LOST, OK]
@@ -337,7 +337,7 @@ async def test_reading_waits_for_what_comes(store: RedisStore) -> None:
 async def test_notes_come_from_the_others(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """What a router told itself it knows."""
+    """A router knows what it wrote itself."""
     cursor = (await store.snapshot()).cursor
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
         await other.publish([Ended(3, True), Suspected(R1, "wrong")])
@@ -353,7 +353,7 @@ async def test_notes_come_from_the_others(
 async def test_what_was_trimmed_is_a_gap(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """Who is too far behind is told."""
+    """A router that is too far behind gets an error."""
     cursor = (await store.snapshot()).cursor
     await store.write([stored(R1, n, [n]) for n in (1, 2, 3)])
     shared_redis.client.xtrim(f"{{wr:{namespace}}}:log", maxlen=1, approximate=False)
@@ -576,7 +576,7 @@ async def test_experiments_are_kept(
 # -- sweeping ------------------------------------------------------------------------------------
 
 
-async def test_a_sweep_takes_out_what_nobody_holds(
+async def test_a_sweep_takes_out_what_has_no_holder(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
     """Dead bits are cleared and freed; what others hold stays."""

@@ -1,4 +1,4 @@
-"""A stream that follows another router: which deltas count, what is believed, who is told."""
+"""A stream that follows another router: which deltas count, what is believed, what is called."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_a_snapshot_brings_blocks_status_and_position() -> None:
     assert follower.stream.epoch == 1
 
 
-def test_a_snapshot_of_a_feed_that_never_said_how_it_stands_is_blind() -> None:
-    """Somebody holds the lease and has heard no events."""
+def test_a_snapshot_of_a_stream_that_never_sent_its_status_is_blind() -> None:
+    """A router holds the lease and has received no events."""
     assert Follower().joined(status=None).stream.state_and_reason() == ("blind", "no events yet")
 
 
@@ -204,7 +204,7 @@ def test_suspicions_are_passed_on_until_history_is_read_again() -> None:
     assert (follower.stream.state, follower.num_matched()) == ("exact", 1)
 
 
-def test_what_the_feeding_router_does_not_believe_nobody_does() -> None:
+def test_what_the_leader_does_not_believe_no_router_does() -> None:
     """It reads history again; then it says so."""
     follower = Follower().joined(0)
     suspect = StreamStatus("degraded", "wrong", OTHER, 77, is_suspect=True)
@@ -215,37 +215,37 @@ def test_what_the_feeding_router_does_not_believe_nobody_does() -> None:
     assert follower.num_matched() == 1
 
 
-def test_a_snapshot_that_nobody_has_kept_up_is_believed_but_is_no_history() -> None:
-    """Until whoever leads now says how it stands, and has read what its engine did since."""
+def test_a_snapshot_without_a_leader_is_believed_but_is_no_history() -> None:
+    """Until the leader of now sends its status, and has read what its engine did since."""
     follower = Follower()
     follower.stream.load(StreamHead(10, P5, EXACT, has_leader=False), staged(0))
-    told = [(follower.stream.state, follower.num_matched(), follower.stream.has_history)]
+    seen = [(follower.stream.state, follower.num_matched(), follower.stream.has_history)]
     resuming = StreamStatus("degraded", "resuming", OTHER, 77, is_proven=False)
     for delta in (Delta(STREAM, 11, status=resuming), Delta(STREAM, 12, status=EXACT)):
         follower.stream.apply(delta)
-        told.append((follower.stream.state, follower.num_matched(), follower.stream.has_history))
+        seen.append((follower.stream.state, follower.num_matched(), follower.stream.has_history))
 
-    assert told == [("degraded", 1, False), ("degraded", 1, False), ("exact", 1, True)]
+    assert seen == [("degraded", 1, False), ("degraded", 1, False), ("exact", 1, True)]
 
 
 def test_what_it_knows_can_be_resumed() -> None:
     """The leader's status, as far as it is known here."""
     follower = Follower().joined(0, status=GUESSED)
-    told = follower.stream.status()
+    seen = follower.stream.status()
 
-    assert told == GUESSED
+    assert seen == GUESSED
     follower.stream.mark_suspect("wrong")
     assert follower.stream.status().is_suspect
 
 
-def test_it_tells_when_blocks_have_changed_to_whoever_listens() -> None:
-    """Or to nobody."""
+def test_its_callback_is_called_when_blocks_have_changed() -> None:
+    """There may be none."""
     follower = Follower()
-    heard: list[CandidateId] = []
-    follower.stream.on_applied = heard.append
+    changed: list[CandidateId] = []
+    follower.stream.on_applied = changed.append
     follower.joined(0)
     follower.stream.apply(Delta(STREAM, 11))
     follower.stream.on_applied = None
     follower.stream.apply(Delta(STREAM, 12))
 
-    assert heard == [A, A]
+    assert changed == [A, A]

@@ -80,10 +80,10 @@ def filled(expr: str) -> str:
 def ask(prometheus: str, expr: str) -> tuple[float, ...]:
     """Run an instant query; return its samples."""
     answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": expr}, trust_env=False)
-    told = answer.json()
-    assert told["status"] == "success", f"{expr}: {told.get('error')}"
-    result = told["data"]["result"]
-    pairs = [result] if told["data"]["resultType"] == "scalar" else [r["value"] for r in result]
+    found = answer.json()
+    assert found["status"] == "success", f"{expr}: {found.get('error')}"
+    result = found["data"]["result"]
+    pairs = [result] if found["data"]["resultType"] == "scalar" else [r["value"] for r in result]
     numbers = (float(value) for _, value in pairs)
     return tuple(number for number in numbers if not math.isnan(number))
 
@@ -159,8 +159,8 @@ def drain(stack: Stack, replica: str, *, draining: bool = True) -> None:
             )
 
 
-def _is_draining(told: dict[str, Any], replica: str) -> bool:
-    return next(bool(r["draining"]) for r in told["replicas"] if r["name"] == replica)
+def _is_draining(found: dict[str, Any], replica: str) -> bool:
+    return next(bool(r["draining"]) for r in found["replicas"] if r["name"] == replica)
 
 
 def _num_scrapes(prometheus: str) -> float:

@@ -371,7 +371,7 @@ def _path() -> str:
 
 
 def _is_foreign(source: Path, ours: Path) -> bool:
-    """Tell a directory of the user's; Docker makes it if it is not there."""
+    """Return a directory of the user's; Docker makes it if it is not there."""
     return not source.is_file() and not (source.is_dir() and source.is_relative_to(ours))
 
 

@@ -1,4 +1,4 @@
-"""The image: linted, small, nobody's, and made of what the build context has."""
+"""The image: linted, small, without rights, and made of what the build context has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert done.returncode == 0
 
 
-def test_it_runs_as_nobody_and_says_when_it_is_well() -> None:
+def test_it_runs_without_rights_and_has_a_health_check() -> None:
     """By number, so that `runAsNonRoot` can check it; healthy is ready."""
     image = dockerfile()
 

@@ -1,4 +1,4 @@
-"""The runner starts what a file says, in its order, and tells what does not come up."""
+"""The runner starts what a file says, in its order, and names what does not come up."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ services:
     networks: [a]
   after:
     image: busybox:1
-    command: [sh, -c, "cp /etc/told /out/copy; sleep 60"]
+    command: [sh, -c, "cp /etc/given /out/copy; sleep 60"]
     depends_on: {web: {condition: service_healthy}}
-    volumes: ["./told:/etc/told:ro", "out:/out"]
+    volumes: ["./given:/etc/given:ro", "out:/out"]
     networks: [a]
   lonely: {image: "busybox:1", command: [sleep, "60"], networks: [b]}
 networks: {a: , b: }
@@ -44,7 +44,9 @@ def files(tmp_path: Path) -> Path:
     (folder / "compose.yaml").write_text(SERVER)
     (folder / "www").mkdir()
     (folder / "www" / "page").write_text("at http://web:8000, not at web or web:port\n")
-    (folder / "told").write_text("ask http://web:8000 from 127.0.0.1, keep /out/x and 127.0.0.11\n")
+    (folder / "given").write_text(
+        "ask http://web:8000 from 127.0.0.1, keep /out/x and 127.0.0.11\n"
+    )
     return folder / "compose.yaml"
 
 
@@ -68,7 +70,7 @@ def test_it_runs_as_the_file_says(files: Path, tmp_path: Path) -> None:
         httpx.get(url, trust_env=False)
 
 
-def test_what_does_not_come_up_is_told(files: Path, tmp_path: Path) -> None:
+def test_what_does_not_come_up_is_named(files: Path, tmp_path: Path) -> None:
     """With the end of its log; and what was started before it is ended."""
     files.write_text(SERVER.replace("-m, http.server", "-c, 'raise SystemExit(9)'"))
 
@@ -79,7 +81,7 @@ def test_what_does_not_come_up_is_told(files: Path, tmp_path: Path) -> None:
         stack.up()
 
 
-def test_an_unknown_image_is_told(files: Path, tmp_path: Path) -> None:
+def test_an_unknown_image_is_named(files: Path, tmp_path: Path) -> None:
     """Nothing is guessed about what an image starts."""
     with (
         Stack(load(files), tmp_path / "stack", {"python": Image()}) as stack,

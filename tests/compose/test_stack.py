@@ -78,7 +78,7 @@ def test_a_drained_replicas_sessions_go_on_from_the_pool(
 
 @pytest.mark.parametrize(("router", "port"), [("router-1", 8081), ("router-2", 8082)])
 def test_the_admin_api_wants_its_token(stack: Stack, router: str, port: int) -> None:
-    """From the secret's file; without it nothing is told."""
+    """From the secret's file; without it nothing is answered."""
     url = f"{stack.published(router, port)}/admin/replicas"
     token = stack.mounted(router, "/run/secrets/admin_token").read_text()
 
@@ -123,7 +123,7 @@ def test_bytes_come_as_they_are_sent(front: str, http: httpx.Client) -> None:
 def test_a_client_that_leaves_ends_the_engines_work(
     stack: Stack, front: str, http: httpx.Client
 ) -> None:
-    """Before its first byte, through the front: nothing is computed for nobody."""
+    """Before its first byte, through the front: nothing is computed for a client that left."""
     routers = [stack.url(name, 8080) for name in ("router-1", "router-2")]
     replicas = [stack.url(name, 8000) for name in ("replica-1", "replica-2")]
     for url in replicas:
@@ -214,7 +214,7 @@ def test_no_router_at_all_is_said_in_the_apis_shape(
     for name in ("router-1", "router-2"):
         stack.kill(name)
     try:
-        body = {"model": MODEL, "prompt": "anybody?"}
+        body = {"model": MODEL, "prompt": "hello?"}
         wait_until(lambda: not stack.is_healthy("front"), "the front is unhealthy")
         answer = http.post(f"{front}/v1/completions", json=body)
     finally:

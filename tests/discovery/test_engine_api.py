@@ -62,7 +62,7 @@ async def api() -> AsyncIterator[EngineApi]:
         yield client
 
 
-async def test_a_vllm_replica_tells_everything(replica: Replica, api: EngineApi) -> None:
+async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineApi) -> None:
     """Models, block size, capacity, ranks, event sources, start time."""
     url = await replica(
         {
@@ -88,7 +88,7 @@ async def test_a_vllm_replica_tells_everything(replica: Replica, api: EngineApi)
     assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
 
 
-async def test_a_server_that_tells_little_is_served_with_less(
+async def test_a_server_that_reports_little_is_served_with_less(
     replica: Replica, api: EngineApi
 ) -> None:
     """Only a model list: everything else is unknown, not wrong."""
@@ -135,7 +135,7 @@ async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineAp
     assert found == ["tiny", "tiny"]
 
 
-async def test_nobody_there_is_unreachable(api: EngineApi) -> None:
+async def test_no_server_at_the_address_is_unreachable(api: EngineApi) -> None:
     """A refused connection and a wrong answer are different errors."""
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await api.ping("r1", f"http://127.0.0.1:{free_port()}")

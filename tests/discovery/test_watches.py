@@ -101,7 +101,7 @@ async def test_an_added_replica_takes_its_share() -> None:
 
         assert {reply.replica for reply in replies} == {"r1", "east"}
         shown = (await stage.admin("/admin/replicas")).json()["replicas"]
-        assert [(told["name"], told["leaving"]) for told in shown] == [
+        assert [(each["name"], each["leaving"]) for each in shown] == [
             ("r1", False),
             ("east", False),
         ]
@@ -120,13 +120,13 @@ async def test_a_removed_replica_finishes_its_answers() -> None:
             assert b"[DONE]" in await answer.content.read()
         await stage.until(lambda: nothing_of(stage, name))
 
-        assert [told["leaving"] for told in shown].count(True) == 1
+        assert [each["leaving"] for each in shown].count(True) == 1
         assert elsewhere.replica != name
         assert (await stage.admin(f"/admin/replicas/{name}", method="DELETE")).status == 404
         assert "replica removed" in stage.log
 
 
-async def test_removing_now_waits_for_nobody() -> None:
+async def test_removing_now_waits_for_no_answer() -> None:
     """Who waits for a first byte there moves on; its blocks are forgotten at once."""
     async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
@@ -240,7 +240,7 @@ async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
         assert (reply.replica, reply.predicted, reply.reported) == ("east", 0, 0)
 
 
-async def test_records_of_no_replica_are_told_once() -> None:
+async def test_records_of_no_replica_are_logged_once() -> None:
     """And the others are followed."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         for _ in range(2):
@@ -281,7 +281,7 @@ async def test_readiness_does_not_wait_for_a_removed_ones_tokenizer() -> None:
         assert (await stage.ask(chat(words(1)))).status == 200
 
 
-async def test_two_routers_tell_one_another() -> None:
+async def test_two_routers_share_their_notes() -> None:
     """A prompt being computed for one is joined by the other; in the end nothing is left."""
     async with (
         Engines(2, time_model=SLOW) as engines,

@@ -77,7 +77,7 @@ async def test_an_answer_counts_what_the_cache_had(client: openai.AsyncOpenAI) -
     assert second.usage.prompt_tokens_details.cached_tokens == held // 16 * 16
 
 
-async def test_a_stream_tells_the_same_as_the_whole_answer(client: openai.AsyncOpenAI) -> None:
+async def test_a_stream_has_the_same_as_the_whole_answer(client: openai.AsyncOpenAI) -> None:
     """Role first, then text, the reason, and the usage that was asked for."""
     whole = await client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=20)
     chunks = [
@@ -185,7 +185,7 @@ async def test_completions_take_text_ids_and_lists(http: httpx.AsyncClient) -> N
     assert len(several_ids["choices"][1]["token_ids"]) == 3
 
 
-async def test_a_completion_stream_tells_usage_as_it_goes(http: httpx.AsyncClient) -> None:
+async def test_a_completion_stream_reports_usage_as_it_goes(http: httpx.AsyncClient) -> None:
     """Every chunk counts with continuous stats; token ids come where asked for."""
     body = {
         "prompt": "a b c",
@@ -202,8 +202,8 @@ async def test_a_completion_stream_tells_usage_as_it_goes(http: httpx.AsyncClien
     chunks = [json.loads(line[6:]) for line in lines[:-2]]
     assert all("usage" in chunk for chunk in chunks)
     assert chunks[0]["choices"][0]["prompt_token_ids"] is not None
-    told = [id for chunk in chunks[:-1] for id in chunk["choices"][0]["token_ids"]]
-    assert len(told) == 6
+    ids = [id for chunk in chunks[:-1] for id in chunk["choices"][0]["token_ids"]]
+    assert len(ids) == 6
     assert chunks[-1]["usage"]["completion_tokens"] == 6
     assert "created_cache_tokens" not in chunks[-1]["usage"]["prompt_tokens_details"]
 
@@ -354,7 +354,7 @@ INVALID = "Bad Request"
         ),
     ],
 )
-async def test_a_wrong_chat_request_is_told_what_is_wrong(
+async def test_the_answer_to_a_wrong_chat_request_says_what_is_wrong(
     http: httpx.AsyncClient, body: Any, type_: str, param: str | None, words: str
 ) -> None:
     """Type, parameter and message as recorded from vLLM; the status is 400."""

@@ -116,7 +116,7 @@ def test_events_can_name_blocks_by_all_their_bytes() -> None:
 
 
 def test_without_events_nothing_is_noted() -> None:
-    """A manager told not to note events reports neither stores, removals nor resets."""
+    """A manager that is not to note events reports neither stores, removals nor resets."""
     manager = BlockManager(3, 1, events=False)
     for token in range(4):
         sequence = CachedSequence([token], [bytes([token])])
@@ -135,7 +135,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.contract = HashContract(algorithm="xxhash", block_size=2)
         self.manager = BlockManager(12, 2)
         self.live: list[tuple[CachedSequence, int]] = []
-        self.told: Counter[int] = Counter()
+        self.published: Counter[int] = Counter()
 
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=16),
@@ -190,20 +190,20 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.manager.usage == pytest.approx(len(held) / 11)
 
     @invariant()
-    def events_retell_the_cache(self) -> None:
+    def events_describe_the_cache(self) -> None:
         for event in self.manager.take_events():
             match event:
                 case BlockStored():
-                    self.told.update(event.block_hashes)  # type: ignore[arg-type]
+                    self.published.update(event.block_hashes)  # type: ignore[arg-type]
                 case BlockRemoved():
-                    self.told.subtract(event.block_hashes)  # type: ignore[arg-type]
+                    self.published.subtract(event.block_hashes)  # type: ignore[arg-type]
                 case AllBlocksCleared():
-                    self.told.clear()
+                    self.published.clear()
         cached = {
             int.from_bytes(digest[-8:], "big"): copies
             for digest, copies in self.manager.cached_digests().items()
         }
-        assert {key: n for key, n in self.told.items() if n} == cached
+        assert {key: n for key, n in self.published.items() if n} == cached
 
     @invariant()
     def each_sequence_holds_what_it_computed(self) -> None:

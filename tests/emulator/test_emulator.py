@@ -221,7 +221,7 @@ async def test_where_it_may_the_process_is_killed(monkeypatch: pytest.MonkeyPatc
     assert killed == [(os.getpid(), signal.SIGKILL)]
 
 
-async def test_a_taken_port_is_told_and_nothing_stays_open() -> None:
+async def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
     """HTTP or event port: the error comes through, and the ports of the failed start are free."""
     async with Emulator(OPTIONS) as first:
         with pytest.raises(OSError, match="in use"):

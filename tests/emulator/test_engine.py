@@ -67,7 +67,7 @@ async def test_steps_without_duration_still_let_others_run() -> None:
 
 
 async def test_failing_and_aborting_end_requests_at_once() -> None:
-    """Failed readers are told, aborted ones are gone; blocks come back; the engine goes on."""
+    """Failed readers get an error, aborted ones are gone; blocks come back; the engine goes on."""
     async with running(TimeModel(base_ms=1e6)) as engine:
         aborted, failed = submit(engine, 5, 5), submit(engine, 5, 5)
         await asyncio.sleep(0)

@@ -148,7 +148,7 @@ async def test_arrays_and_bytes_on_request() -> None:
     assert b"block_hashes" not in frames[2]
 
 
-async def test_a_taken_port_is_told() -> None:
+async def test_a_taken_port_is_named() -> None:
     """The second publisher on a port fails and leaves nothing open."""
     first = publisher()
 

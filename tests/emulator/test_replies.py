@@ -49,7 +49,7 @@ def test_the_same_prompt_gets_the_same_reply_and_another_seed_another() -> None:
     assert len({tuple(ids) for ids in replies}) == 3
 
 
-def test_a_reply_ends_by_itself_unless_told_otherwise() -> None:
+def test_a_reply_ends_by_itself_unless_asked_otherwise() -> None:
     """The natural length ends with an end-of-sequence token; limits and ignore_eos overrule it."""
     dice = WRITER.dice([1], None)
 

@@ -132,7 +132,7 @@ def test_generated_tokens_can_be_hit_but_for_the_last_one() -> None:
 
 
 def test_without_caching_everything_is_computed() -> None:
-    """A scheduler told not to cache finds nothing and stores nothing."""
+    """A scheduler that is not to cache finds nothing and stores nothing."""
     scheduler, blocks = make(caching=False)
     for _ in range(2):
         scheduler.add(request(list(range(8)), num_reply=9, caching=False))

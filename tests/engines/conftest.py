@@ -73,19 +73,19 @@ def taps(replicas: tuple[Engine, Engine]) -> Iterator[tuple[EventTap, EventTap]]
 
 
 @pytest.fixture(scope="session")
-def standing_router(pair: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
+def lasting_router(pair: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
     with Router(pair, log_dir) as running:
         yield running
 
 
 @pytest.fixture
-def router(replicas: tuple[Engine, Engine], standing_router: Router) -> Router:
+def router(replicas: tuple[Engine, Engine], lasting_router: Router) -> Router:
     """The router in front of both, default policy, nothing but --replica given.
 
     One process for all tests that do it no harm; it has seen that the caches are cold again.
     """
-    wait_until(lambda: standing_router.metric("warmroute_index_blocks") == 0, 15, "cold caches")
-    return standing_router
+    wait_until(lambda: lasting_router.metric("warmroute_index_blocks") == 0, 15, "cold caches")
+    return lasting_router
 
 
 @pytest.fixture

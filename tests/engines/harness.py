@@ -207,7 +207,7 @@ class Engine(Process):
         return answer
 
     def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
-        """Complete token ids, one token unless told otherwise; return the answer."""
+        """Complete token ids, one token unless asked otherwise; return the answer."""
         body = {"model": "tiny", "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
         response = httpx.post(f"{self.url}/v1/completions", json={**body, **fields}, timeout=60)
         response.raise_for_status()
@@ -265,7 +265,7 @@ class Master(Process):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What a router is told of it: two cores for two engines and it make its answers late."""
+        """The router's options for it: two cores for two engines and it make its answers late."""
         return "--mooncake", self.url, "--mooncake-verify-timeout-s", "0.1"
 
     def keys(self) -> list[str]:
@@ -442,14 +442,14 @@ class Router(Process):
         return read_metric(response.text, name, **labels)
 
     def state(self, replica: str) -> str | None:
-        """Tell how well the router knows a replica's cache: exact, degraded or blind."""
+        """Return how well the router knows a replica's cache: exact, degraded or blind."""
         for state in ("exact", "degraded", "blind"):
             if self.metric("warmroute_replica_state", replica=replica, state=state) == 1.0:
                 return state
         return None
 
     def num_known_tokens(self, body: Mapping[str, Any]) -> dict[str, int]:
-        """Tell how many leading tokens of a request each replica is believed to hold."""
+        """Return how many leading tokens of a request each replica is believed to hold."""
         views = (candidate["view"] for candidate in self.explain(body)["candidates"])
         return {view["id"]: view["num_gpu_tokens"] for view in views}
 
@@ -517,7 +517,7 @@ def num_removed(taps: tuple[EventTap, EventTap]) -> int:
 
 
 class LossyProxy:
-    """Passes a replica's published messages on, except while told to lose them."""
+    """Passes a replica's published messages on, except while it is to lose them."""
 
     __slots__ = ("_context", "_is_losing", "_source", "_stop", "_thread", "endpoint", "num_lost")
 
@@ -594,7 +594,7 @@ def unpack(payload: bytes) -> Any:
 
 
 def answers(url: str) -> bool:
-    """Tell whether a GET gives 200."""
+    """Return whether a GET gives 200."""
     try:
         return httpx.get(url, timeout=5).status_code == 200
     except httpx.HTTPError:

@@ -11,7 +11,7 @@ from tests.engines.turns import mixed_sessions, settled, take_turns, wrong_predi
 
 
 def test_discovery_needs_nothing_but_the_url(replicas: tuple[Engine, Engine]) -> None:
-    """An engine tells its event endpoints, its model and the model's directory."""
+    """An engine reports its event endpoints, its model and the model's directory."""
     engine = replicas[0]
 
     sources = httpx.get(f"{engine.url}/kv_event_sources").json()

@@ -14,7 +14,7 @@ PROMPTS = (
     (1, 2, 3, 4, 5),
     (1, 2, 3, 4, 5, 6, 7),  # goes on
     (1, 2, 8, 9),  # branches off
-    (10, 11),  # somebody else
+    (10, 11),  # another session
     (1, 2, 3, 4, 5, 6, 7),  # the same once more: its last block is computed again
     (10, 11, 12),
 )
@@ -82,9 +82,9 @@ def test_words_are_the_tokens_they_stand_for(replicas: tuple[Engine, Engine]) ->
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     made = Prompts(of_tokenizer(tokenizer), BLOCK_SIZE)
     for turn in workload(BLOCK_SIZE).turns:
-        told = httpx.post(
+        answer = httpx.post(
             f"{replicas[0].url}/tokenize",
             json={"model": "tiny", "prompt": made.text(turn), "add_special_tokens": False},
             timeout=60,
         )
-        assert told.json()["tokens"] == list(made.token_ids(turn))
+        assert answer.json()["tokens"] == list(made.token_ids(turn))

@@ -90,12 +90,12 @@ def test_openai_client_tools(client: OpenAI) -> None:
 def test_openai_client_models_and_errors(client: OpenAI) -> None:
     """The model list is the replicas'; an unknown model is the API's own 404."""
     assert [model.id for model in client.models.list()] == ["tiny"]
-    with pytest.raises(NotFoundError, match="nobody"):
-        client.chat.completions.create(model="nobody", messages=MESSAGES)
+    with pytest.raises(NotFoundError, match="no-such-model"):
+        client.chat.completions.create(model="no-such-model", messages=MESSAGES)
 
 
 @pytest.mark.parametrize("path", ["/version", "/metrics", "/%6detrics", "//load", "/v1/../ping"])
-def test_what_tells_about_an_engine_is_not_served(
+def test_what_describes_an_engine_is_not_served(
     router: Router, replicas: tuple[Engine, Engine], path: str
 ) -> None:
     """The engine has these routes; the router has its own metrics only."""
@@ -133,7 +133,7 @@ def test_tokenize_passes_through(router: Router, replicas: tuple[Engine, Engine]
 
 
 def test_the_engines_own_400_comes_through(router: Router) -> None:
-    """What the engine refuses is refused with its words and counts against nobody."""
+    """What the engine refuses is refused with its words and counts against no replica."""
     answer = httpx.post(
         f"{router.url}/v1/chat/completions",
         json={"model": "tiny", "messages": MESSAGES, "temperature": -1},

@@ -1,4 +1,4 @@
-"""An engine restarts, its events get lost, it dies: nobody sees an error, nothing is made up."""
+"""An engine restarts, its events get lost, it dies: no client sees an error, nothing is made up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sessions(seed: int, num_sessions: int = 4) -> list[Session]:
 
 
 def first_body(seed: int) -> dict[str, Any]:
-    """Build a request nobody has seen."""
+    """Build a request that no replica has seen."""
     turn = sessions(seed, 1)[0].next_turn()
     assert turn is not None
     return turn.body

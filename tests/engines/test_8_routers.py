@@ -1,4 +1,4 @@
-"""Several routers in front of two real replicas: one index, one load, whoever of them dies.
+"""Several routers in front of two real replicas: one index, one load, whichever dies.
 
 Two replicas without a pool (`replicas`), then two with a Mooncake pool (`pooled`) whose memory is
 a process of its own: what is in the pool outlives a replica. Redis and the master are real, too.
@@ -169,7 +169,7 @@ async def test_looked_up_in_redis(
     results = [result for _, result in turns]
     assert sum(r.num_cached_tokens or 0 for r in results) > 10_000
     assert wrong_predictions(results) == []
-    assert num_found >= len(results) // 2 - 1  # of the first nobody knew the contract
+    assert num_found >= len(results) // 2 - 1  # of the first no router knew the contract
     assert num_kept == 0
 
 
@@ -241,13 +241,13 @@ async def test_a_session_leaves_a_busy_replica(
 async def test_a_late_router_is_warm(
     pooled: tuple[Engine, Engine], start_routers: StartRouters, master: Master
 ) -> None:
-    """It knows from Redis what the engines themselves have long forgotten to have told."""
+    """It knows from Redis what the engines themselves published long ago and no longer replay."""
     [session] = make_sessions(replace(PROFILE, num_sessions=1, seed=82))
     with start_routers(pooled, 1, *with_pool(master)) as [early]:
         turns = await take_turns(early.url, [session], max_rounds=3)
-        told = [engine.replayable()[-1] for engine in pooled]
+        published = [engine.replayable()[-1] for engine in pooled]
         forget(pooled)
-        assert all(e.replayable()[0] > t for e, t in zip(pooled, told, strict=True))
+        assert all(e.replayable()[0] > t for e, t in zip(pooled, published, strict=True))
 
         with start_routers(pooled, 1, *with_pool(master)) as [late]:
             ready_s = time.monotonic()
@@ -270,7 +270,7 @@ async def test_each_dies_during_load(
     master: Master,
     redis: RedisServer,
 ) -> None:
-    """Routers, Redis, the master, an engine, one after the other: nobody sees an error."""
+    """Routers, Redis, the master, an engine, one after the other: no client sees an error."""
     with start_routers(pooled, 2, *with_pool(master)) as routers:
         load = Load(routers)
         supply = make_sessions(
@@ -385,7 +385,7 @@ class Load:
     """Sessions at several routers: every session goes from one to the other and back.
 
     A client tries again only where the router it asked was killed, at another one; and where an
-    answer that had begun broke off with its engine: nobody can go on with that.
+    answer that had begun broke off with its engine: no replica can go on with that.
     """
 
     def __init__(self, routers: Sequence[Router]) -> None:

@@ -43,7 +43,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 async def test_an_engine_dies_with_its_segment_of_the_pool(
     engines: tuple[Master, tuple[Engine, Engine]], redis: RedisServer, log_dir: Path
 ) -> None:
-    """Half of what is in the pool is gone; the master does not know: nobody sees an error."""
+    """Half of what is in the pool is gone; the master does not know: no client sees an error."""
     master, both = engines
     flags = ("--redis", redis.url, *master.options)
     routers = [Router(both, log_dir, options=flags, policy="random") for _ in range(2)]

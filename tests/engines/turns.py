@@ -5,7 +5,7 @@ and the engine's look-up: from `SETTLE_S` before the request was sent until its 
 other request was in flight on the replica that served it. (`SETTLE_S` is the time the events of
 the last step before take to arrive. What runs after a request's first token does not matter: the
 engine counts `cached_tokens` when it schedules a request first.) Siblings of a sub-agent, and
-whoever shares a replica with a running request, are not settled: there the router predicts what
+those that share a replica with a running request, are not settled: there the router predicts what
 will be computed, and may be wrong by what the engine schedules in between.
 """
 

@@ -1,4 +1,4 @@
-"""router.experiments.evidence: a bound that is kept is hardly ever doubted, a broken one soon."""
+"""router.experiments.evidence: a bound that is kept is hardly ever refuted, a broken one soon."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_bet_gains_at_the_bound(bound: float, values: tuple[float, float]) ->
     assert (1 - p) * wealth[0] + p * wealth[1] == pytest.approx(wealth[2])
 
 
-def test_it_tells_what_it_saw() -> None:
+def test_it_counts_what_it_saw() -> None:
     """Number and mean; none before the first."""
     evidence = Evidence(0.5)
     assert evidence.mean is None

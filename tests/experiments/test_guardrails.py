@@ -181,6 +181,6 @@ def test_sessions_are_forgotten_when_there_are_too_many() -> None:
     assert "0" not in guarded._turns
 
 
-def test_a_switchback_without_a_slot_tells_nothing() -> None:
+def test_a_switchback_without_a_slot_has_no_evidence() -> None:
     """Whatever was assigned before the design was another."""
     assert guard("switchback", max_ttft_s=1.0).answered("a", "1", None, 9.0) is None

@@ -133,7 +133,7 @@ async def test_what_is_held_out_or_passed_through_is_as_without() -> None:
         assert stage.metric("warmroute_arm_requests_total") <= 2
 
 
-async def test_explaining_tells_the_arm() -> None:
+async def test_explaining_names_the_arm() -> None:
     """And changes nothing."""
     async with Engines(2) as engines, on_stage(*engines, **settings()) as stage:
         headers = {"X-Session-ID": f"{SECRET}-3"}

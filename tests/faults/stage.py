@@ -63,7 +63,7 @@ def chat(*texts: str, **fields: Any) -> Json:
 
 
 def streamed(body: Json) -> Json:
-    """Ask for a stream that tells its usage."""
+    """Ask for a stream that ends with its usage."""
     return body | {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -245,7 +245,7 @@ class Stage:
         return found
 
     def roles(self) -> dict[str, str]:
-        """Say by whom this router hears of each candidate."""
+        """Return how this router follows each candidate."""
         assert self.router.sharing is not None
         return self.router.sharing.state().roles
 
@@ -265,15 +265,15 @@ class Stage:
         try:
             await self.until(lambda: all(self.held(engine) == truth(engine) for engine in engines))
         except TimeoutError:
-            told = [
+            states = [
                 f"{len(known - true)} too many, {len(true - known)} too few"
                 for engine in engines
                 for known, true in zip(self.held(engine), truth(engine), strict=True)
             ]
-            raise AssertionError(f"not in step: {told}, {self.roles()}\n{self.log}") from None
+            raise AssertionError(f"not in step: {states}, {self.roles()}\n{self.log}") from None
 
     async def saved(self, *engines: Emulator) -> None:
-        """Wait until the engines have written to the pool what they computed, and told so.
+        """Wait until the engines have written to the pool what they computed, and published it.
 
         They do it after the answer; what is evicted for it may be the next request's.
         """
@@ -349,7 +349,7 @@ async def on_stage(
                 stage.stop.set()
         if failed is not None:
             raise failed
-        _nothing_told(stage)
+        _nothing_leaked(stage)
         if redis is not None and redis.is_running:
             assert SECRET.encode() not in everything(redis)
 
@@ -371,11 +371,11 @@ async def on_stages(
 async def together(stages: Sequence[Stage], *engines: Emulator) -> None:
     """Wait until state is shared, each engine is led by one router, and all know the same."""
     for stage in stages:
-        num_feeds = sum(len(engine.replica.ranks) for engine in engines)
+        num_streams = sum(len(engine.replica.ranks) for engine in engines)
 
-        def is_shared(stage: Stage = stage, num_feeds: int = num_feeds) -> bool:
+        def is_shared(stage: Stage = stage, num_streams: int = num_streams) -> bool:
             roles = list(stage.roles().values())
-            return len(roles) == num_feeds and "direct" not in roles
+            return len(roles) == num_streams and "direct" not in roles
 
         await stage.until(lambda stage=stage: stage.metric("warmroute_redis_up") == 1)  # type: ignore[misc]
         await stage.until(is_shared)
@@ -384,7 +384,7 @@ async def together(stages: Sequence[Stage], *engines: Emulator) -> None:
         )
     await stages[0].until(
         lambda: (
-            sum(stage.metric("warmroute_feeds", role="leading") for stage in stages) == num_feeds
+            sum(stage.metric("warmroute_feeds", role="leading") for stage in stages) == num_streams
         )
     )
     for stage in stages:
@@ -421,7 +421,7 @@ async def _nothing_left(stage: Stage) -> None:
         raise AssertionError(f"left over: {stage.leftovers()}") from None
 
 
-def _nothing_told(stage: Stage) -> None:
+def _nothing_leaked(stage: Stage) -> None:
     assert SECRET not in stage.log
     assert SECRET not in stage.router.metrics.render().decode()
     if stage.records is not None and stage.records.is_file():

@@ -1,4 +1,4 @@
-"""Many clients, many faults at once: nobody is left waiting, and nothing is left of anybody."""
+"""Many clients, many faults at once: no client is left waiting, and nothing is left of any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BRISK = TimeModel(base_ms=2.0, ms_per_prefill_token=0.01)
 
 
 async def one_client(stage: Stage, number: int) -> str:
-    """Ask for something, and perhaps leave; tell what came of it."""
+    """Ask for something, and perhaps leave; return what came of it."""
     dice = random.Random(number)
     body = chat(words(number % 5), "ok", words(number, 5), max_tokens=dice.randrange(1, 30))
     if dice.random() < 0.1:
@@ -78,11 +78,11 @@ async def test_nothing_is_left_of_a_storm() -> None:
         assert stage.metric("warmroute_refused_total", code="internal_error") == 0
         assert (await stage.ask(chat(words(1)))).status == 200
         await stage.until(lambda: not stage.leftovers())
-        _hears_it_all(stage, engines)
+        _receives_it_all(stage, engines)
 
 
-def _hears_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
-    """Let another router hear of every request of the storm: nothing is left there, either."""
+def _receives_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
+    """Send another router the notes of every request: nothing is left there, either."""
     other = Node("b", [engine.url.removeprefix("http://") for engine in engines])
     assert stage.router.outbox is not None
     notes = stage.router.outbox.take()

@@ -43,7 +43,7 @@ async def still_serves(stage: Stage) -> None:
 async def test_a_client_that_leaves_before_the_first_byte_ends_the_engines_work(
     stream: bool,
 ) -> None:
-    """The engine sees its request aborted at once, and nobody is blamed."""
+    """The engine sees its request aborted at once, and no replica is blamed."""
     body = streamed(chat(words(1))) if stream else chat(words(1))
     async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
         async with stage.hanging_up(body):
@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_a_stream_ends_the_engines_work() -> None:
 
 
 async def test_a_client_that_leaves_while_the_engine_writes_nothing_ends_its_work() -> None:
-    """A stream that pauses does not hide that nobody listens."""
+    """A stream that pauses does not hide that its client is gone."""
 
     async def pauses(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_while_the_engine_writes_nothing_ends_its_wor
             await engine.left.wait()
 
 
-async def test_a_slow_reader_holds_up_nobody() -> None:
+async def test_a_slow_reader_holds_up_no_other() -> None:
     """Nor does its answer pile up here: the engine is read as fast as the client reads."""
     num_written = 0
 
@@ -111,7 +111,7 @@ async def test_a_slow_reader_holds_up_nobody() -> None:
             async with stage.asking(None, "/healthz", method="GET") as answer:
                 assert answer.status == 200
             before = -1
-            while before != num_written:  # until nobody takes any more
+            while before != num_written:  # until no buffer takes any more
                 before = num_written
                 await asyncio.sleep(0.1)
 
@@ -281,7 +281,7 @@ async def test_an_unknown_model_is_a_404_that_names_the_known() -> None:
 
 
 async def test_a_prompt_the_template_refuses_is_a_400() -> None:
-    """Told by the engine as long as our template is not proven to be its own, then by us."""
+    """The engine says so as long as our template is not proven to be its own, then we do."""
     template = {"continue_final_message": True, "add_generation_prompt": True}
     async with Engines(2) as engines, on_stage(*engines) as stage:
         first = await stage.ask(chat("a", **template))

@@ -290,8 +290,8 @@ async def test_at_the_end_of_an_answer(path: str, place: Callable[[bytes], int])
 
         assert reply.replica == "r2"
         assert text_of(reply) == text_of(whole)
-        told = orjson.loads(reply.body.split(b"data: ")[-2])["usage"]
-        assert told["completion_tokens"] == LONG["max_tokens"]
+        usage = orjson.loads(reply.body.split(b"data: ")[-2])["usage"]
+        assert usage["completion_tokens"] == LONG["max_tokens"]
         assert reply.body.endswith(b"data: [DONE]\n\n")
         assert continued(stage, "concluded") == 1
         assert continued(stage) == 0

@@ -61,7 +61,7 @@ async def test_a_truncated_replay_is_accepted() -> None:
 
 
 async def test_an_engine_that_falls_silent_is_blind_and_served() -> None:
-    """Nothing was ever heard of it: what is routed there counts as held, as far as it fits."""
+    """It never published anything: what is routed there counts as held, as far as it fits."""
     async with Engines(2) as engines:
         for engine in engines:
             arm(engine, "silence_events")

@@ -43,7 +43,7 @@ def test_every_row_names_tests_that_exist() -> None:
 
 
 def test_every_fault_test_is_on_the_page() -> None:
-    """What breaks a replica, a stream, a token or a request is told to operators."""
+    """Operators see what breaks a replica, a stream, a token or a request."""
     on_page = set(named(PAGE))
     helpers = {  # of the tests themselves, or of what is no fault
         "test_a_view_of_a_request_holds_what_it_was_given",

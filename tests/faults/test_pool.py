@@ -24,7 +24,7 @@ class Pooled:
         self.master = master
 
     async def ask(self, number: int) -> Reply:
-        """Ask a prompt, and let the router hear of what that did."""
+        """Ask a prompt, and let the router learn what that did."""
         reply = await self.stage.ask(chat(words(number)))
         assert reply.status == 200
         await self.stage.saved(*self.engines)
@@ -77,11 +77,11 @@ async def test_what_another_replica_computed_is_fetched_and_predicted() -> None:
         first = await it.ask(0)
         await it.known()
         moved = await it.move(0, first)
-        told = (await it.stage.admin("/admin/pool")).json()["pool"]
+        pool_state = (await it.stage.admin("/admin/pool")).json()["pool"]
 
         assert pool_tokens(moved) == moved.predicted == moved.reported > 0
-        assert told["state"] == "up"
-        assert told["models"]["tiny"]["key_pattern"].startswith("tiny")
+        assert pool_state["state"] == "up"
+        assert pool_state["models"]["tiny"]["key_pattern"].startswith("tiny")
         assert it.stage.metric("warmroute_pool_verifications_total", result="confirmed") >= 1
 
 
@@ -103,7 +103,7 @@ async def test_an_evicted_prefix_is_not_counted_on() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["hang", "garbage", "error", "half"])
-async def test_a_master_in_trouble_fails_nobody(trouble: Trouble) -> None:
+async def test_a_master_in_trouble_fails_no_request(trouble: Trouble) -> None:
     """It is named, counted and not counted on; when it is well again it is used again."""
     async with pooled() as it:
         await it.ask(0)
@@ -122,7 +122,7 @@ async def test_a_master_in_trouble_fails_nobody(trouble: Trouble) -> None:
         assert "pool lost: nothing is counted on there" in it.stage.log
 
 
-async def test_a_master_that_is_gone_fails_nobody() -> None:
+async def test_a_master_that_is_gone_fails_no_request() -> None:
     """Engines go on without it, and so does the router; back with nothing, nothing is credited."""
     async with pooled() as it:
         first = await it.ask(0)
@@ -155,7 +155,7 @@ async def test_a_master_that_was_never_there_is_said_once() -> None:
         assert stage.log.count("pool lost") == 2  # the stage logs in two forms
 
 
-async def test_a_late_verification_delays_nobody() -> None:
+async def test_a_late_verification_delays_no_request() -> None:
     """The directory's word counts after the deadline."""
     async with pooled(mooncake__verify_timeout_s=0.01, mooncake__timeout_s=20.0) as it:
         first = await it.ask(0)

@@ -1,4 +1,4 @@
-"""What must never be told: prompts, keys, session ids. (Every stage looks for them at its end.)"""
+"""What no output may hold: prompts, keys, session ids. (Every stage looks for them at its end.)"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.stage import (
 )
 
 
-async def test_nothing_told_holds_what_clients_said(tmp_path: Path) -> None:
+async def test_no_output_holds_what_clients_sent(tmp_path: Path) -> None:
     """Log, metrics, records, admin pages: after requests of every kind and outcome."""
     records = tmp_path / "decisions.jsonl"
     sent = {
@@ -77,7 +77,7 @@ async def test_nothing_told_holds_what_clients_said(tmp_path: Path) -> None:
     assert len(records.read_bytes().splitlines()) >= 8
 
 
-async def test_what_goes_wrong_inside_is_told_without_what_it_was_about() -> None:
+async def test_what_goes_wrong_inside_is_logged_without_its_contents() -> None:
     """A bug of our own: 500 with a request id, a traceback without its message, nothing left."""
 
     def breaks(*_: object) -> None:
@@ -99,7 +99,7 @@ async def test_what_goes_wrong_inside_is_told_without_what_it_was_about() -> Non
         assert (await stage.ask(chat(words(1)))).status == 200
 
 
-async def test_a_tokenizer_that_breaks_is_told_without_the_prompt(
+async def test_a_tokenizer_that_breaks_is_logged_without_the_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the request is served without its tokens."""

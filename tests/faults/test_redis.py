@@ -89,7 +89,7 @@ async def both(stages: Sequence[Stage], is_so: Callable[[Stage], object]) -> Non
 
 
 def is_on(stage: Stage, redis: RedisServer) -> bool:
-    """Tell whether a router shares through what Redis holds now, not through what it held."""
+    """Return whether a router shares through what Redis holds now, not through what it held."""
     sharing = stage.router.sharing
     assert sharing is not None
     stored = redis.client.hget(BASE + "meta", "incarnation")
@@ -101,8 +101,8 @@ async def as_before(stages: Sequence[Stage], engines: Sequence[Emulator]) -> Non
     await together(stages, *engines)
     assert exact(await turns(stages, engines, num_turns=4, session=7))
     for stage in stages:
-        told = await stage.sharing()
-        assert (told["state"], told["reason"], told["routers"]) == ("shared", "", len(stages))
+        state = await stage.sharing()
+        assert (state["state"], state["reason"], state["routers"]) == ("shared", "", len(stages))
 
 
 # -- it goes, and comes back ---------------------------------------------------------------------
@@ -120,9 +120,9 @@ async def test_redis_is_killed_and_comes_back_empty(start_redis: Start, version:
             await both(stages, lambda s: s.metric("warmroute_feeds", role="direct") == 2)
         for stage in stages:
             await stage.knows(*engines)
-            told = await stage.sharing()
-            assert told["state"] == "degraded"
-            assert "127.0.0.1" in told["reason"]
+            state = await stage.sharing()
+            assert state["state"] == "degraded"
+            assert "127.0.0.1" in state["reason"]
             assert stage.metric("warmroute_routers") == 1
         assert exact(await turns(stages, engines, session=1))
         async with under_load(stages):
@@ -133,7 +133,7 @@ async def test_redis_is_killed_and_comes_back_empty(start_redis: Start, version:
 
 
 async def test_a_hung_redis_is_left_alone(start_redis: Start) -> None:
-    """Connected, and silent: nobody waits for it. When it goes on, so does sharing, as it was."""
+    """Connected, and silent: no request waits. When it goes on, so does sharing, as it was."""
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis, **HASTY) as stages:
         async with under_load(stages) as load:
@@ -178,7 +178,7 @@ async def test_a_router_that_ends_while_redis_hangs_leaves_nothing_open(
 async def test_a_router_that_ends_as_redis_fails_ends(
     start_redis: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told to end, it hears at that moment that Redis is gone; it does not try again for ever."""
+    """At the moment of its end Redis goes; it does not try again for ever."""
     waits = iter([True])
 
     async def fails_at_the_end() -> None:
@@ -232,7 +232,7 @@ async def test_connections_cut_are_opened_again(
         assert after == rewrites
 
 
-async def test_a_slow_redis_delays_nobody(start_redis: Start) -> None:
+async def test_a_slow_redis_delays_no_request(start_redis: Start) -> None:
     """Half a second for everything, within its deadline: routers go on, a bit behind."""
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
@@ -350,16 +350,16 @@ async def test_a_redis_that_will_not_do_is_named(start_redis: Start, case: str) 
         await stage.knows(engine)
         assert exact([await stage.ask(chat(words(1)))])
         await attempts(stage, 4)
-        told = await stage.sharing()
+        state = await stage.sharing()
 
-        assert told["state"] == "degraded"
-        assert reason in told["reason"]
+        assert state["state"] == "degraded"
+        assert reason in state["reason"]
         assert stage.log.count("redis refused: this router is on its own") == 2  # text and JSON
         assert stage.metric("warmroute_redis_up") == 0
         assert stage.state("r1") == "exact"
 
 
-async def test_a_password_is_used_and_told_nobody(start_redis: Start) -> None:
+async def test_a_password_is_used_and_shown_nowhere(start_redis: Start) -> None:
     """Right from the start; and changed while routers run: they are on their own until it fits."""
     redis = start_redis(requirepass="pw-wr-s3cret")
     async with (
@@ -423,14 +423,14 @@ async def test_what_is_no_redis_is_named(case: str) -> None:
         assert (await stage.ask(chat(words(1)))).status == 200
         await stage.knows(engine)
         await attempts(stage, 3)
-        told = await stage.sharing()
+        state = await stage.sharing()
 
-        assert told["state"] == "degraded"
-        assert reason in told["reason"]
+        assert state["state"] == "degraded"
+        assert reason in state["reason"]
         assert "internal error" not in stage.log
 
 
-async def test_nobody_at_its_address_is_named() -> None:
+async def test_nothing_at_its_address_is_named() -> None:
     """Once, however often it is tried."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -467,7 +467,7 @@ async def test_foreign_keys_are_named(start_redis: Start, case: str) -> None:
 
 
 async def test_garbage_in_our_own_keys_does_no_harm(start_redis: Start) -> None:
-    """Whatever somebody wrote into them: counted, survived, and put right where it is ours."""
+    """Whatever was written into them: counted, survived, and put right where it is ours."""
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
         client = redis.client
@@ -516,7 +516,7 @@ async def test_a_spoilt_head_does_no_harm(start_redis: Start, field: str) -> Non
 
 
 async def test_a_full_redis_is_named_and_survived(start_redis: Start) -> None:
-    """What is new is not told, what is gone is: nobody gets a wrong credit. Room: all is told."""
+    """What is new is not published, what is gone is: no wrong credit. With room again: all is."""
     redis = start_redis(**{"maxmemory-policy": "noeviction"})
     small = {"num_gpu_blocks": 150}
     async with Engines(2, **small) as engines, on_stages(*engines, redis=redis) as stages:
@@ -547,7 +547,7 @@ def nothing_too_much(stage: Stage, engines: Sequence[Emulator]) -> bool:
 
 
 async def test_a_reader_left_behind_loads_anew(start_redis: Start) -> None:
-    """Entries of the log were trimmed unread: the number of the next one tells."""
+    """Entries of the log were trimmed unread: the number of the next one shows it."""
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
         async with under_load(stages):
@@ -557,7 +557,7 @@ async def test_a_reader_left_behind_loads_anew(start_redis: Start) -> None:
         assert "redis log: entries were lost, loading anew" in stages[0].log
 
 
-async def test_a_stolen_lease_ends_telling(start_redis: Start) -> None:
+async def test_a_stolen_lease_ends_publishing(start_redis: Start) -> None:
     """The fence: who does not hold the lease any more cannot write."""
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
@@ -628,7 +628,7 @@ async def test_a_late_look_up_is_not_waited_for(start_redis: Start) -> None:
 
 
 async def in_redis(leader: Stage) -> None:
-    """Wait until a leader has told all it knows."""
+    """Wait until a leader has published all it knows."""
     index = leader.router.caches.index
     sharing = leader.router.sharing
     assert sharing is not None

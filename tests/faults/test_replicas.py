@@ -149,7 +149,7 @@ async def test_a_stream_whose_owner_dies_ends_with_an_error_event(path: str) -> 
 
 
 @pytest.mark.parametrize("fault", ["die_after", "kill", "restart"])
-async def test_an_engine_that_dies_in_its_stream_is_told(fault: str) -> None:
+async def test_a_client_learns_of_an_engine_that_dies_in_its_stream(fault: str) -> None:
     """Whatever it was that ended it."""
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
         if fault == "die_after":
@@ -250,7 +250,7 @@ async def test_a_hung_replica_is_noticed_and_left() -> None:
         await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 2)
 
 
-async def test_nobody_waits_for_a_replica_that_is_not_found_again() -> None:
+async def test_no_request_waits_for_a_replica_that_is_not_found_again() -> None:
     """It was down, answers probes again, but does not say what it serves: others are asked."""
     asked: list[str] = []
 
@@ -317,7 +317,7 @@ async def test_silence_inside_a_stream_ends_it() -> None:
         await stage.until(lambda: num_running(engine) == 0)
 
 
-# -- nobody left, and coming back ----------------------------------------------------------------
+# -- no replica left, and coming back ------------------------------------------------------------
 
 
 async def test_all_replicas_down_is_a_503_that_says_when_to_come_back() -> None:
@@ -356,7 +356,7 @@ async def test_the_breaker_opens_and_one_request_tries() -> None:
 
 
 async def test_the_only_replica_is_asked_although_it_fails() -> None:
-    """There is nobody else: its own errors are told, and it is back with its first success."""
+    """There is no other: clients get its own errors, and it is back with its first success."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         arm(engine, "status", status=500, count=8)
         statuses = [(await stage.ask(chat(words(1)))).status for _ in range(10)]
@@ -405,7 +405,7 @@ async def test_a_restarted_replica_gets_no_credit_for_its_past(down_s: float) ->
 
 
 async def test_a_drained_replica_that_restarts_stays_drained() -> None:
-    """Whoever drained it says when it may come back."""
+    """The operator who drained it says when it may come back."""
     async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         await stage.admin("/admin/replicas/r1/drain", {"draining": True})

@@ -109,7 +109,7 @@ async def test_a_router_that_joins_is_warm(start_redis: Start, version: str) -> 
             assert second.log.count("replay failed") == 0
 
 
-async def test_what_nobody_kept_up_is_read_before_routers_are_ready(
+async def test_what_had_no_leader_is_read_before_routers_are_ready(
     start_redis: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last router ended, and the engines forgot all; Redis did not, and replays are slow."""
@@ -163,7 +163,7 @@ async def test_siblings_at_two_routers_go_where_the_first_went(start_redis: Star
             await stages[1].until(lambda: others_requests(stages[1]) == 1)
             for number in range(3, 5):
                 body = chat(prompt, words(number, num_words=4))
-                ask(stages[1].ask(body, headers=nobody(number)))
+                ask(stages[1].ask(body, headers=session(number)))
                 await stages[0].until(lambda n=number: others_requests(stages[0]) == n - 2)  # type: ignore[misc]
             await stages[0].until(lambda: sum(map(num_running, engines)) == 3)
 
@@ -180,7 +180,7 @@ async def test_two_routers_balance_as_one(start_redis: Start) -> None:
             for number in range(8):
                 one, other = stages[number % 2], stages[1 - number % 2]
                 before = others_requests(other)
-                ask(one.ask(chat(words(number)), headers=nobody(number)))
+                ask(one.ask(chat(words(number)), headers=session(number)))
                 await other.until(lambda s=other, n=before: others_requests(s) == n + 1)  # type: ignore[misc]
             await stages[0].until(lambda: sum(map(num_running, engines)) == 8)
 
@@ -196,7 +196,7 @@ async def test_a_router_killed_leaves_nothing_behind(start_redis: Start, tmp_pat
             await stage.until(lambda: set(stage.roles().values()) == {"following"})
             async with asyncio.TaskGroup() as tg:
                 for number in range(20, 26):
-                    tg.create_task(stage.ask(chat(words(number)), headers=nobody(number)))
+                    tg.create_task(stage.ask(chat(words(number)), headers=session(number)))
             await stage.knows(*engines)
             assert all(held for engine in engines for held in stage.held(engine))
             async with asyncio.TaskGroup() as tg:
@@ -293,7 +293,7 @@ async def test_orders_at_one_router_are_followed_by_the_other(start_redis: Start
 
 
 async def test_orders_survive_a_redis_that_lost_them(start_redis: Start) -> None:
-    """Whoever knows them stores them again."""
+    """The router that knows them stores them again."""
     redis = start_redis()
     async with Engines(2) as (one, two), on_stages(one, redis=redis) as stages:
         await stages[0].admin("/admin/replicas", {"url": two.url})
@@ -324,7 +324,7 @@ async def under_way() -> AsyncIterator[Callable[[Coroutine[Any, Any, Reply]], No
             task.cancel()
 
 
-def nobody(number: int) -> dict[str, str]:
+def session(number: int) -> dict[str, str]:
     """Say who asks: each time another session."""
     return {"X-Session-ID": f"{SESSION}-{number}"}
 

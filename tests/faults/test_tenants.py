@@ -79,7 +79,7 @@ async def test_only_keys_of_the_file_are_let_in(tmp_path: Path) -> None:
 
 
 async def test_metrics_are_for_operators(tmp_path: Path) -> None:
-    """They tell of every tenant: loopback and listen.trusted see them, others do not."""
+    """They describe every tenant: loopback and listen.trusted see them, others do not."""
     path = tenants_file(tmp_path)
     for settings, status in (({"tenants__file": path}, 403), ({}, 200)):
         async with FakeEngine() as engine, on_stage(engine, **settings) as stage:
@@ -207,7 +207,7 @@ async def test_routers_hold_a_limit_together(tmp_path: Path, start_redis: Start)
     path = tenants_file(tmp_path, a="requests_per_minute: 6")
     async with Engines(1) as engines:
         async with on_stages(*engines, redis=redis, tenants__file=path) as (one, two):
-            for stage in (one, two):  # both have heard of one another
+            for stage in (one, two):  # both know of one another
                 accounts = stage.router.tenants.accounts  # type: ignore[union-attr]
                 await stage.until(lambda accounts=accounts: accounts._received)  # type: ignore[misc]
             for _ in range(4):
@@ -280,18 +280,18 @@ async def test_no_tenant_sees_anothers_cache(tmp_path: Path) -> None:
         for headers, name in ((A, "a"), (B, "b"), (C, "c")):
             for streams in (False, True):
                 body = streamed(chat(words(1))) if streams else chat(words(1))
-                told = (await stage.admin(f"/admin/explain?tenant={name}", body)).json()
-                known = max(c["view"]["num_gpu_tokens"] for c in told["candidates"])
+                explained = (await stage.admin(f"/admin/explain?tenant={name}", body)).json()
+                known = max(c["view"]["num_gpu_tokens"] for c in explained["candidates"])
                 reply = await stage.ask(body, headers=headers)
                 await stage.knows(*engines)
                 expected = reply.usage["prompt_tokens"] // 16 * 16 if streams else 0
                 assert reply.predicted == reply.reported == known == expected
-                assert told["tenant"] == name
+                assert explained["tenant"] == name
         user = await stage.ask(chat(words(1), cache_salt="user"), headers=A)
         assert user.predicted == user.reported == 0
         shared = await stage.ask(chat(words(1)), headers=d)
         assert shared.predicted == shared.reported > 0
-        unknown = await stage.admin("/admin/explain?tenant=nobody", chat("a"))
+        unknown = await stage.admin("/admin/explain?tenant=unknown", chat("a"))
         assert (unknown.status, unknown.error["param"]) == (400, "tenant")
 
 

@@ -1,7 +1,7 @@
-"""Whether a tenant can tell from time to first token what another one sent: measured.
+"""Whether a tenant can learn from time to first token what another one sent: measured.
 
-An attacker's question is whether its probe of a prompt is quicker than a prompt nobody ever sent.
-The answer is the rank-sum statistic of the two samples: the same test must say yes where a cache is
+An attacker's question is whether its probe of a prompt is quicker than one that was never sent. The
+answer is the rank-sum statistic of the two samples: the same test must say yes where a cache is
 shared, so that a no means something.
 """
 
@@ -24,7 +24,7 @@ NUM_WORDS = 300
 
 
 @pytest.mark.parametrize("cache", ["own", "group"])
-async def test_time_tells_nothing_of_other_tenants(tmp_path: Path, cache: str) -> None:
+async def test_time_shows_nothing_of_other_tenants(tmp_path: Path, cache: str) -> None:
     """B's probes of A's prompts are no quicker than fresh ones, unless both share a cache."""
     fields = "" if cache == "own" else "cache: group"
     path = tenants_file(tmp_path, a=fields, b=fields)
@@ -51,11 +51,11 @@ async def test_time_tells_nothing_of_other_tenants(tmp_path: Path, cache: str) -
                     times.append(await _first_token_ms(stage, which, B))
 
     z = _rank_sum(probes, fresh)
-    told = f"z={z:.2f}, medians {_median(probes):.1f} and {_median(fresh):.1f} ms"
+    figures = f"z={z:.2f}, medians {_median(probes):.1f} and {_median(fresh):.1f} ms"
     if cache == "own":
-        assert abs(z) < 3.3, told  # 1 in 1,000 by chance
+        assert abs(z) < 3.3, figures  # 1 in 1,000 by chance
     else:
-        assert z < -4, told
+        assert z < -4, figures
 
 
 def _unsalted(line: str) -> str:

@@ -110,7 +110,9 @@ async def test_one_replica_that_lies_about_usage_ends_nothing() -> None:
             assert stage.log.count("it alone is not believed") == 2  # as text, as JSON
 
 
-async def test_a_template_that_refuses_what_the_engine_accepts_fails_nobody(tmp_path: Path) -> None:
+async def test_a_template_that_refuses_what_the_engine_accepts_fails_no_request(
+    tmp_path: Path,
+) -> None:
     """The engine has the last word until its counts have proven the template to be its own."""
     folder = model_dir(tmp_path / "m", template="{{ raise_exception('no: ' ~ messages) }}")
     async with Engines(1) as engines, on_stage(*engines, tokens__models={"tiny": folder}) as stage:

@@ -48,7 +48,7 @@ BAD_TOKENS: Final = _batch(
     + _text("block_size")
     + b"\x04"
 )
-"""Well formed as long as nobody reads the tokens."""
+"""Well formed as long as the tokens are not read."""
 
 LYING_LENGTH: Final = b"\x93" + _TS + b"\xdd\xff\xff\xff\xff"
 BAD_TEXT: Final = _batch(b"\x91\xa2\xff\xff")

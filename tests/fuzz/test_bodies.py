@@ -128,7 +128,7 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
 
 
 async def test_a_router_answers_every_body() -> None:
-    """On every API, in its own shape, and nobody calls it an internal error."""
+    """On every API, in its own shape, and it is no internal error."""
     draw = random.Random(9)
     paths = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
     async with Engines(1) as engines, on_stage(*engines) as stage:

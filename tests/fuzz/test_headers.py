@@ -1,4 +1,4 @@
-"""Fuzz: whatever headers say, nothing breaks, and an engine hears of them what it may."""
+"""Fuzz: whatever headers say, nothing breaks, and an engine gets of them what it may."""
 
 from __future__ import annotations
 

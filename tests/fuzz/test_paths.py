@@ -73,7 +73,7 @@ def without_dots(path: str) -> str:
     st.sampled_from(METHODS), spelt() | st.text(max_size=30) | st.text("/.%25cefA;\\", max_size=12)
 )
 def test_what_is_forwarded_means_only_what_was_let_through(method: str, path: str) -> None:
-    """To whoever reads it: it is on the list, or below the prefix, in every reading."""
+    """However it is read: it is on the list, or below the prefix."""
     try:
         route = ROUTES.find(method, path)
     except (UnknownRoute, MethodNotAllowed):

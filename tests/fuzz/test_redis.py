@@ -112,7 +112,7 @@ def entries(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 
 
 def is_sane(node: Node) -> bool:
-    """Tell whether a decision can be made of what a router knows."""
+    """Return whether a decision can be made of what a router knows."""
     return all(
         math.isfinite(figure) and figure >= 0
         for status in node.fleet.status(10.0)

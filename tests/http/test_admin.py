@@ -13,8 +13,8 @@ from tests.faults.stage import SECRET, SESSION, Engines, chat, on_stage, words
 
 async def test_replicas_are_described() -> None:
     """Those found with their load, cache and contract; those not found with what they lack."""
-    nobody = "http://127.0.0.1:9"
-    async with Engines(1) as (engine,), on_stage(engine.url, nobody) as stage:
+    closed = "http://127.0.0.1:9"
+    async with Engines(1) as (engine,), on_stage(engine.url, closed) as stage:
         await stage.ask(chat(words(1)))
         await stage.settled(engine)
         replicas = (await stage.admin("/admin/replicas")).json()["replicas"]
@@ -77,7 +77,7 @@ async def test_wrong_orders_are_refused() -> None:
         assert nothing.status == 404
 
 
-async def test_explaining_tells_the_decision_and_changes_nothing() -> None:
+async def test_explaining_shows_the_decision_and_changes_nothing() -> None:
     """Every candidate's costs; no lease, no session, no count of decisions."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
         first = await stage.ask(chat(words(1)))

@@ -37,7 +37,7 @@ def test_a_token_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def test_routers_that_start_at_once_have_one_token(tmp_path: Path) -> None:
-    """Nobody reads half of one, and none replaces another's."""
+    """No process reads half of one, and none replaces another's."""
 
     def start(_: int) -> str:
         file = with_token(config.load(flags=REPLICA), environ(tmp_path)).admin.token_file
@@ -52,7 +52,7 @@ def test_routers_that_start_at_once_have_one_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["open", "token_file"])
-def test_whoever_says_what_to_do_gets_no_new_token(tmp_path: Path, key: str) -> None:
+def test_a_named_token_is_not_generated(tmp_path: Path, key: str) -> None:
     """A file of one's own, or none at all on loopback."""
     value: object = True if key == "open" else str(tmp_path / "mine")
     loaded = config.load(flags=REPLICA | {("admin", key): value})

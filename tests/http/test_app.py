@@ -102,7 +102,7 @@ async def test_headers_go_through_but_those_of_the_hop() -> None:
 
 
 async def test_a_request_gets_an_id_where_it_has_none_or_a_wrong_one() -> None:
-    """The engine and the client are told the same one."""
+    """The engine and the client get the same one."""
     async with FakeEngine() as engine, on_stage(engine) as stage:
         for given in (None, "spaces in it", "x" * 200):
             reply = await stage.ask(chat("a"), headers={"X-Request-Id": given} if given else {})
@@ -188,7 +188,7 @@ async def test_an_operator_lets_a_field_through() -> None:
         assert engine.received[0].headers["X-Vllm-Priority"] == "2"
 
 
-async def test_the_engine_is_told_where_a_request_is_from() -> None:
+async def test_the_engine_learns_where_a_request_is_from() -> None:
     """As far as it is known here; a client's own word does not count, a trusted proxy's does."""
     said = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https", "Forwarded": "for=x",
             "X-Real-IP": "203.0.113.9"}  # fmt: skip
@@ -213,7 +213,7 @@ async def test_the_engine_is_told_where_a_request_is_from() -> None:
                 assert stage.log.count(f"client={address}") == 2
 
 
-# -- what an answer tells ------------------------------------------------------------------------
+# -- what an answer's headers say ----------------------------------------------------------------
 
 
 async def test_a_refused_request_learns_nothing_of_the_cache() -> None:
@@ -227,10 +227,10 @@ async def test_a_refused_request_learns_nothing_of_the_cache() -> None:
         replies = [await stage.ask(chat("a", max_tokens=n)) for n in (-1, 1)]
         replies.append(await stage.ask(b"no json"))
 
-    told = [[n for n in r.headers if n.lower().startswith("x-warmroute-")] for r in replies]
+    names = [[n for n in r.headers if n.lower().startswith("x-warmroute-")] for r in replies]
     assert [reply.status for reply in replies] == [400, 200, 400]
-    assert told[0] == told[2] == ["x-warmroute-request-id"]
-    assert {"x-warmroute-replica", "x-warmroute-policy", "x-warmroute-ms"} < set(told[1])
+    assert names[0] == names[2] == ["x-warmroute-request-id"]
+    assert {"x-warmroute-replica", "x-warmroute-policy", "x-warmroute-ms"} < set(names[1])
 
 
 async def test_details_can_be_kept_to_oneself() -> None:
@@ -245,8 +245,8 @@ async def test_details_can_be_kept_to_oneself() -> None:
     ):
         reply = await stage.ask(chat("a"))
 
-    told = [name for name in reply.headers if name.lower().startswith("x-warmroute-")]
-    assert told == ["x-warmroute-request-id"]
+    names = [name for name in reply.headers if name.lower().startswith("x-warmroute-")]
+    assert names == ["x-warmroute-request-id"]
 
 
 async def test_a_compressed_body_is_not_touched() -> None:
@@ -300,7 +300,7 @@ async def test_a_body_of_20_mib_arrives() -> None:
 
 
 async def test_a_chunked_body_arrives_whole() -> None:
-    """The engine is told its length."""
+    """The engine gets its length."""
     body = orjson.dumps(chat("a"))
     async with FakeEngine() as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:

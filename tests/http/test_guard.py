@@ -54,7 +54,7 @@ async def test_the_port_has_its_own_names(host: str) -> None:
         assert (await stage.admin("/admin/replicas", NEW, headers)).status == 201
 
 
-async def test_a_stranger_is_logged_and_told_nothing(tmp_path: Path) -> None:
+async def test_a_stranger_is_logged_and_learns_nothing(tmp_path: Path) -> None:
     """Who it was and why, not what was sent; 401 asks for a token."""
     file = tmp_path / "token"
     file.write_text(f"{SECRET}-token")

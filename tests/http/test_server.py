@@ -166,7 +166,7 @@ async def test_streams_end_before_the_router_does() -> None:
     assert asked.result().events[-1] == "[DONE]"
 
 
-async def test_what_is_cut_at_the_end_is_told() -> None:
+async def test_clients_learn_what_is_cut_at_the_end() -> None:
     """A stream by an error event, a whole answer by a 503, as soon as `drain_s` is over."""
     async with Engines(2, time_model=SLOW) as engines:
         async with on_stage(*engines, listen__drain_s=0.1, is_idle=False) as stage:

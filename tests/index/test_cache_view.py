@@ -40,7 +40,7 @@ def num_matched(view: CacheView, candidate: CandidateId = R1) -> int:
     return view.match(CHAIN, [candidate])[candidate].num_gpu_blocks
 
 
-def test_a_candidate_nobody_added_is_unknown() -> None:
+def test_a_candidate_that_was_not_added_is_unknown() -> None:
     """No contract, blind, nothing held; audits and claims of it do no harm."""
     view = caches()
 

@@ -39,7 +39,7 @@ def change(
     )
 
 
-def test_nothing_is_noted_unless_somebody_wants_it() -> None:
+def test_nothing_is_noted_unless_a_router_wants_it() -> None:
     """What was held before the journal began is not news, nor is what comes after it ended."""
     index = noting(1, 2)
 
@@ -75,7 +75,7 @@ def test_changes_are_coalesced_and_absolute() -> None:
     assert index.take_changes(A) is None
 
 
-def test_copies_are_told_while_there_are_several_and_once_more() -> None:
+def test_copies_are_published_while_there_are_several_and_once_more() -> None:
     """Who follows must learn that two copies are one again, for the next removal is the last."""
     index = noting(1, 1)
     index.store(A, keys(2, 2, 2))
@@ -192,7 +192,7 @@ def test_the_contents_of_an_ended_epoch_are_none() -> None:
     assert list(index.contents(CandidateId("unknown"))) == []
 
 
-def test_a_guess_is_nobodys_contents() -> None:
+def test_a_guess_is_no_contents() -> None:
     """A router does not publish guesses."""
     index = BlockIndex()
     index.remember(A, keys(1, 2), 10)

@@ -80,7 +80,7 @@ def test_a_cleared_change_begins_an_epoch() -> None:
     assert num_matched(index) == 1
 
 
-def test_a_guess_goes_when_somebody_knows() -> None:
+def test_a_guess_goes_when_the_truth_is_known() -> None:
     """What was remembered of a silent candidate does not mix with deltas."""
     index = BlockIndex()
     index.remember(A, keys(0, 1, 2), 10)

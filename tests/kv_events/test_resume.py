@@ -263,7 +263,7 @@ def test_a_mere_guess_is_searched_for() -> None:
     assert engine.stream.state_and_reason() == ("exact", "")
 
 
-def test_removals_of_groups_nobody_here_has_heard_of_count() -> None:
+def test_removals_of_groups_that_are_unknown_here_count() -> None:
     """Better too little is held than too much; stores of such a group wait for its kind."""
     names = prompt(1)
     engine = Engine(batch(stored(names, group=1)))
@@ -307,7 +307,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     assert claim.speculation is None
 
 
-def test_a_second_doubt_does_not_begin_the_reading_again() -> None:
+def test_a_second_suspicion_does_not_begin_the_reading_again() -> None:
     """Several routers may have the same one; once reading has begun, a new one counts."""
     engine = Engine(*said(1, 2))
     engine.stream.mark_suspect("wrong")

@@ -253,7 +253,7 @@ def test_asking_for_all_survives_a_broken_replay() -> None:
     assert replay(subject, 0, 1)[0] is BEGIN
 
 
-def test_replies_nobody_asked_for_are_ignored() -> None:
+def test_replies_that_were_not_asked_for_are_ignored() -> None:
     """Only an open replay takes replies."""
     assert joined(0).reply(1, mark(1)) is IGNORE
 
@@ -267,7 +267,7 @@ def test_forgetting_leaves_nothing() -> None:
     assert live(subject, 9) == [PARTIAL]
 
 
-def test_nothing_passes_while_the_engine_is_in_doubt() -> None:
+def test_nothing_passes_while_the_engine_is_suspect() -> None:
     """After a reconnection even the next in order may be another engine's."""
     subject = joined(0, 1)
     subject.mark_suspect()
@@ -276,7 +276,7 @@ def test_nothing_passes_while_the_engine_is_in_doubt() -> None:
     assert RESTARTED in replay(subject, 1, 2, engine="second")
 
 
-def test_a_doubt_is_resolved_by_the_overlap() -> None:
+def test_a_suspicion_is_resolved_by_the_overlap() -> None:
     """The same engine goes on where it was."""
     subject = joined(0, 1)
     subject.mark_suspect()
@@ -285,7 +285,7 @@ def test_a_doubt_is_resolved_by_the_overlap() -> None:
     assert live(subject, 3) == [APPLY]
 
 
-def test_a_doubt_that_cannot_be_resolved_begins_anew() -> None:
+def test_a_suspicion_that_cannot_be_resolved_begins_anew() -> None:
     """With a dead replay endpoint nothing shows that it is the same engine."""
     subject = joined(0, 1)
     subject.mark_suspect()
@@ -295,7 +295,7 @@ def test_a_doubt_that_cannot_be_resolved_begins_anew() -> None:
     assert live(subject, 2) == [PARTIAL]
 
 
-def test_a_doubt_during_a_replay_asks_again() -> None:
+def test_a_suspicion_during_a_replay_asks_again() -> None:
     """The replies under way may be the old engine's."""
     fresh, known = history(), joined(0, 1)
     for subject in (fresh, known):
@@ -308,7 +308,7 @@ def test_a_doubt_during_a_replay_asks_again() -> None:
     assert (fresh.wanted, known.wanted) == (0, 1)
 
 
-def test_without_replay_a_doubt_changes_nothing() -> None:
+def test_without_replay_a_suspicion_changes_nothing() -> None:
     """Sequences that go on are taken for the same engine's."""
     subject = history(has_replay=False)
     live(subject, 0)

@@ -60,7 +60,7 @@ class Talk:
         return [self.num_matched(prompt(number)) for number in numbers]
 
 
-def test_a_stream_nobody_spoke_on_is_blind() -> None:
+def test_a_stream_without_a_batch_is_blind() -> None:
     """No events, no belief; the guess is the default contract of the given block size."""
     talk = Talk()
 
@@ -257,7 +257,7 @@ def test_salted_prompts_are_found_under_their_salt() -> None:
     assert talk.num_matched(prompt(1)) == 0
 
 
-def test_a_prompt_that_starts_with_an_image_tells_nothing() -> None:
+def test_a_prompt_that_starts_with_an_image_proves_nothing() -> None:
     """It is not counted as a miss: a plain prompt has to come."""
     talk = Talk().join()
     for number in range(MAX_MISSES + 1):
@@ -526,7 +526,7 @@ def test_a_quiet_check_of_an_engine_that_goes_on_changes_nothing() -> None:
     assert talk.num_matched(prompt(1)) == 3
 
 
-def test_the_reader_tells_whether_there_is_a_replay() -> None:
+def test_the_reader_says_whether_there_is_a_replay() -> None:
     """Streams are made before their sockets."""
     talk = Talk()
     talk.stream.opened(has_replay=False)

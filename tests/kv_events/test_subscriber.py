@@ -79,7 +79,7 @@ def test_a_bound_endpoint_becomes_one_to_connect_to(endpoint: str, url: str, exp
         ("tcp://*:5557", "not-a-url"),
     ],
 )
-def test_an_endpoint_nobody_can_reach_is_refused(endpoint: str, url: str) -> None:
+def test_an_unreachable_endpoint_is_refused(endpoint: str, url: str) -> None:
     """The message names what is wrong."""
     with pytest.raises(ValueError, match=r"endpoint|URL"):
         reachable_endpoint(endpoint, url)

@@ -124,7 +124,7 @@ def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_what_is_named(tmp_path: Path) -> None:
-    """And writes only where it is told to."""
+    """And writes only where it is asked to."""
     result = CliRunner().invoke(main, ["match", "--quick", "--out", str(tmp_path / "m.md")])
 
     assert result.exit_code == 0, result.output

@@ -35,7 +35,7 @@ def test_alpha_says_how_long_a_queue_the_cache_is_worth(
 
 
 @pytest.mark.parametrize(("queue_ms", "chosen"), [(900.0, "warm"), (1000.0, "cold")])
-def test_where_nobody_is_busy_alpha_has_its_floor(queue_ms: float, chosen: str) -> None:
+def test_where_no_replica_is_busy_alpha_has_its_floor(queue_ms: float, chosen: str) -> None:
     """On an idle fleet a prefix is worth alpha x 0.1 more than the 800 ms that it saves."""
     asked = snapshot(replica("cold"), replica("warm", gpu=8000, queue_ms=queue_ms), tokens=10_000)
 
@@ -111,7 +111,7 @@ def test_who_waits_announces_others() -> None:
     assert create("kv_aware", {"gamma": 0}).decide(crowd).candidate == "a"
 
 
-def test_whoever_decodes_is_slowed() -> None:
+def test_a_replica_that_decodes_is_slowed() -> None:
     """A prefill costs each request that decodes there delta of it, and not the constant part."""
     asked = snapshot(replica("a", requests=20), replica("b"), tokens=2000)
     policy = create("kv_aware", {"alpha": 0, "delta": 0.5})

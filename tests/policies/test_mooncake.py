@@ -34,7 +34,7 @@ def test_a_ratio_decides_between_computing_and_transfer(
     assert cost.ttft_ms == pytest.approx(10 + 0.1 * (1000 - own - num_fetched) + 0.01 * num_fetched)
 
 
-def test_the_best_prefix_is_anybodys() -> None:
+def test_the_best_prefix_counts_wherever_it_is() -> None:
     """What another candidate holds makes the ratio; what is transferred the pool must have."""
     asked = snapshot(replica("a", gpu=300), replica("b", gpu=900), tokens=1000, pool=500)
 

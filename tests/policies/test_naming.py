@@ -27,7 +27,7 @@ def test_a_label_names_the_very_policy(name: str) -> None:
         (create("prefix_hash", {"num_points": 3}), "prefix_hash:num_points=3"),
     ],
 )
-def test_a_label_tells_what_is_no_default(policy: KvAware, label: str) -> None:
+def test_a_label_shows_what_is_no_default(policy: KvAware, label: str) -> None:
     """And nothing else."""
     assert label_of(policy) == label
     assert parse(label) == policy

@@ -80,7 +80,7 @@ def test_a_restarted_master_has_nothing() -> None:
     assert pool.counters.num_restarts == 1
 
 
-def test_digests_tell_whose_objects_they_are() -> None:
+def test_digests_show_whose_objects_they_are() -> None:
     """Where the model's name is another: what an engine stored is found in the listing."""
     pool = a_pool("served")
     pool.stored("served", chain(1, 2))
@@ -92,7 +92,7 @@ def test_digests_tell_whose_objects_they_are() -> None:
     assert pool.patterns["served"].text == "dir@tp_rank:*"
 
 
-def test_a_prompt_tells_whose_objects_they_are() -> None:
+def test_a_prompt_shows_whose_objects_they_are() -> None:
     """Its blocks' names are found among the unclaimed objects; the next listing counts."""
     pool = a_pool("served")
     listing(pool, names((1, 2, 3), head="dir@tp_rank:0"))
@@ -118,7 +118,7 @@ def test_a_name_decides_between_models_with_the_same_digests() -> None:
     assert pool.match("small", chain(1, 2, 3)) == 2
 
 
-def test_two_deployments_of_a_name_are_told_apart_by_what_is_stored() -> None:
+def test_two_deployments_of_a_name_are_distinguished_by_what_is_stored() -> None:
     """Until then neither is taken: a wrong one would credit blocks that no engine can read."""
     pool = a_pool()
     both = [*names((1, 2), head="a@tiny@tp_rank:0"), *names((3, 4), head="b@tiny@tp_rank:0")]
@@ -193,7 +193,7 @@ def test_the_stream_speaks_of_everybody_s_objects() -> None:
     assert pool.counters.num_events == 6
 
 
-def test_verification_corrects_and_raises_doubt() -> None:
+def test_a_wrong_verification_corrects_and_wants_a_listing() -> None:
     """What the master said now is known; evictions do not come alone."""
     pool = a_pool()
     listing(pool, names(range(1, 5)))

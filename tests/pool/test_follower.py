@@ -160,8 +160,8 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
         await rig.step()
 
         assert rig.held(1, 2) == 1
-        told = [record.message for record in caplog.records if "pool" in record.message]
-        assert told == [
+        logged = [record.message for record in caplog.records if "pool" in record.message]
+        assert logged == [
             "pool keys known",
             "pool found",
             "pool lost: nothing is counted on there",

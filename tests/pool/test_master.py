@@ -63,7 +63,7 @@ async def test_the_last_line_need_not_end(serve: Serve) -> None:
         assert keys == ["a@1", "b@2"]
 
 
-async def test_tells_which_objects_are_there(master: PoolMaster, api: MasterApi) -> None:
+async def test_lists_which_objects_are_there(master: PoolMaster, api: MasterApi) -> None:
     """Names go over as they are; one that cannot be asked for is not answered for."""
     master.pool.put(["org/tiny@tp_rank:0@ab", "b%2B+c@x"])
     asked = ["org/tiny@tp_rank:0@ab", "b%2B+c@x", "gone@1", "a,b@1"]
@@ -137,7 +137,7 @@ async def test_a_deadline_of_ours_is_no_failure_of_its(master: PoolMaster, api: 
         await api.holds(["k@1"], timeout_s=0.01)
 
 
-async def test_nobody_there_is_said_apart() -> None:
+async def test_no_server_at_the_address_has_an_error_of_its_own() -> None:
     """Engines will find nothing there either."""
     async with MasterApi(f"http://127.0.0.1:{free_port()}") as api:
         with pytest.raises(PoolGone, match="/metrics"):
@@ -222,7 +222,7 @@ async def receive(events: MasterEvents) -> ObjectEvents:
                 return received
 
 
-async def test_the_stream_tells_objects_and_gaps() -> None:
+async def test_the_stream_has_objects_and_gaps() -> None:
     """In order; a lost or unreadable message is a gap, and so is a publisher that began anew."""
     publisher = Publisher(topic=b"")
     events = MasterEvents(publisher.endpoint)

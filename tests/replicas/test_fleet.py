@@ -86,7 +86,7 @@ def test_an_undiscovered_replica_may_have_the_model() -> None:
 
 
 @pytest.mark.parametrize("model", ["m", None])
-def test_an_empty_fleet_has_nobody(model: str | None) -> None:
+def test_an_empty_fleet_has_no_candidate(model: str | None) -> None:
     """Nothing configured is the operator's fault, whatever the client asked for."""
     with pytest.raises(NoReplicaAvailable, match="No replica"):
         Fleet().candidates(model, 0.0)

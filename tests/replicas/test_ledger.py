@@ -134,7 +134,7 @@ def test_unseen_first_tokens_are_presumed_when_due() -> None:
     assert ledger.num_requests == 2
 
 
-def test_presumes_until_nobody_waits() -> None:
+def test_presumes_until_no_request_waits() -> None:
     """When the last unseen first token is due, the queue is empty."""
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=100, streams=False)

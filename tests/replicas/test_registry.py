@@ -45,7 +45,7 @@ def test_the_configured_ones_are_there() -> None:
     assert (subject.unsaved, subject.records) == ({}, {})
 
 
-def test_added_ones_get_names_that_nobody_had() -> None:
+def test_added_replicas_get_names_that_were_never_used() -> None:
     """Also not the name of one that left, unless it is the same again."""
     subject = registry(X)
     assert subject.add(at(Y))[0].name == "r2"

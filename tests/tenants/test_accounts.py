@@ -82,7 +82,7 @@ def test_a_new_limit_leaves_used_what_is_used() -> None:
 
 
 def test_requests_a_minute_are_held() -> None:
-    """61 at once: the last is told when to come again, and what its limits are."""
+    """61 at once: the last learns when to come again, and what its limits are."""
     account = accounts_of()["a"]
     for _ in range(60):
         account.enter(0.0)
@@ -123,7 +123,7 @@ def test_requests_in_flight_are_held() -> None:
 
 
 def test_a_tenant_without_limits_is_not_limited() -> None:
-    """Nor told of any, nor other routers."""
+    """No client learns of any, nor do other routers."""
     accounts = accounts_of(TenantEntry(name="a"))
     for _ in range(10_000):
         assert ask(accounts["a"], 10**9, 0.0)
@@ -137,7 +137,7 @@ def test_a_tenant_without_limits_is_not_limited() -> None:
 
 @pytest.mark.parametrize("num_routers", [2, 5])
 def test_all_routers_together_hold_the_limit(num_routers: int) -> None:
-    """Ten minutes of five times the load: the mean is the limit's, whoever gets the requests.
+    """Ten minutes of five times the load: the mean is the limit's, at any router.
 
     Notes come every 0.1 s; one in three is lost, one in three comes twice, and late.
     """
@@ -227,7 +227,7 @@ def test_a_silent_router_starts_anew() -> None:
     assert accounts["a"].requests.level(ALIVE_S + 0.1) == 60
 
 
-def test_only_what_changed_is_told_and_all_now_and_then() -> None:
+def test_only_what_changed_is_sent_and_all_now_and_then() -> None:
     """Every second all, so that a new router receives it; else silence costs nothing."""
     accounts = Accounts()
     entries = {n: TenantEntry(name=n, requests_per_minute=5) for n in ("a", "b")}

@@ -1,6 +1,6 @@
 """The seam of the suite: one way of holding the index, and the backends there are.
 
-A backend hears live batches (or does not: those are lost), and must know everything once it has
+A backend receives live batches (or does not: those are lost), and must know everything once it has
 settled. What goes wrong inside it at random it does itself, in `disturb`.
 
 All calls are plain ones. A backend whose index answers asynchronously owns an `asyncio.Runner` and

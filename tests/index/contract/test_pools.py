@@ -89,7 +89,7 @@ class Router:
         api = MasterApi("http://127.0.0.1:1", timeout_s=1.0)  # it is not asked
         self.follower = PoolFollower(self.pool, api, MooncakeConfig(), Metrics())
         self.share = PoolShare(self.pool, self.follower)
-        self.num_heard = 0
+        self.num_received = 0
         self.listing: list[str] | None = None  # what is still to come of it
 
     @property
@@ -98,7 +98,7 @@ class Router:
 
     def join(self, log: Log) -> None:
         """Begin to share: as `Sharing` does, the log is read from before the snapshot on."""
-        self.num_heard = len(log.deltas)
+        self.num_received = len(log.deltas)
         self.share.came_up()
         asyncio.run(self.share.join(log))  # type: ignore[arg-type]
 
@@ -106,9 +106,9 @@ class Router:
         log.write(self.share.take())
 
     def receive(self, log: Log, num_deltas: int) -> None:
-        for delta in log.deltas[self.num_heard : self.num_heard + num_deltas]:
+        for delta in log.deltas[self.num_received : self.num_received + num_deltas]:
             self.share.apply(delta)
-            self.num_heard += 1
+            self.num_received += 1
 
 
 class PoolsOfRouters(RuleBasedStateMachine):

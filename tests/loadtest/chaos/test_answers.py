@@ -52,16 +52,16 @@ async def test_an_engine_says_what_was_expected(api: Any, body: dict[str, Any]) 
     streams = "stream" in body
     read = read_stream if streams else read_whole
 
-    def told(data: bytes) -> str | None:
+    def wrong(data: bytes) -> str | None:
         return difference(read(data), expected, streams=streams, wants_usage=True)
 
-    assert told(data) is None
-    assert told(data[: len(data) // 2]) is not None
-    assert told(data.replace(expected.texts[0][-4:].encode(), b"XXXX")) is not None
-    assert told(data.replace(b'"completion_tokens":', b'"completion_tokens":1')) is not None
+    assert wrong(data) is None
+    assert wrong(data[: len(data) // 2]) is not None
+    assert wrong(data.replace(expected.texts[0][-4:].encode(), b"XXXX")) is not None
+    assert wrong(data.replace(b'"completion_tokens":', b'"completion_tokens":1')) is not None
     if streams:
-        assert told(data.replace(b"data: [DONE]\n\n", b"")) is not None
-        assert told(data + data) is not None
+        assert wrong(data.replace(b"data: [DONE]\n\n", b"")) is not None
+        assert wrong(data + data) is not None
 
 
 def test_an_error_event_ends_a_broken_event() -> None:

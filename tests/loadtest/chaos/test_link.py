@@ -1,4 +1,4 @@
-"""A link passes bytes on, and is cut, held and slowed as it is told."""
+"""A link passes bytes on, and is cut, held and slowed on request."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_refused_connections_are_refused_until_it_opens(link: Link) -> Non
 
 
 async def test_open_connections_are_reset(link: Link) -> None:
-    """Not ended in order: whoever reads sees a reset."""
+    """Not ended in order: the reader sees a reset."""
     reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
     writer.write(b"x")
     assert await reader.read(1) == b"x"

@@ -116,14 +116,14 @@ def test_what_failed_at_two_replicas_could_not_be_saved(tmp_path: Path) -> None:
         '{"message":"moved on before the first byte","request":"x-1","reason":"upstream_broken"}\n'
         '{"message":"moved on before the first byte","request":"x-2","reason":"status_503"}\n'
     )
-    told = resent([log])
+    sent_twice = resent([log])
 
-    assert not could_be_saved(seen("error", status=500), [], told)
-    assert could_be_saved(seen("error", status=500, id="x-2"), [], told)
+    assert not could_be_saved(seen("error", status=500), [], sent_twice)
+    assert could_be_saved(seen("error", status=500, id="x-2"), [], sent_twice)
 
 
 def test_an_answer_computed_twice_needs_a_reason() -> None:
-    """Where nothing broke, nobody had to try again."""
+    """Where nothing broke, no client had to try again."""
     lines = [{"id": "chatcmpl-x-1", "is_end": True, "is_whole": True}] * 2
 
     assert len(broken(run(seen(), engine_lines=lines))) == 1

@@ -32,7 +32,7 @@ def test_policies_with_their_parameters() -> None:
     ],
 )
 def test_wrong_policies_are_refused(text: str, said: str) -> None:
-    """The nearest known name is told."""
+    """The message has the nearest known name."""
     with pytest.raises(click.BadParameter, match=said):
         parse_policies([text])
 

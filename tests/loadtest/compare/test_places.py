@@ -127,7 +127,7 @@ async def test_a_target_that_dies_midway_leaves_what_it_did() -> None:
 
 @pytest.mark.timeout(60)
 async def test_caches_are_reset_where_engines_offer_it() -> None:
-    """The emulator does; who does not is told."""
+    """The emulator does; a finding names each that does not."""
     async with Emulator(INSTANT) as engine:
         assert await reset_caches([engine.url]) == "/reset_prefix_cache on every engine"
         said = await reset_caches([engine.url, "http://127.0.0.1:1"])
@@ -174,7 +174,7 @@ async def test_policies_run_in_front_of_given_engines(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_processes_that_do_not_start_are_told_in_an_empty_run(tmp_path: Path) -> None:
+async def test_processes_that_do_not_start_are_noted_in_an_empty_run(tmp_path: Path) -> None:
     """With the end of the log: that is where it says why."""
     place = Emulated(
         WORKLOAD,

@@ -79,7 +79,7 @@ def test_the_lead_says_what_came_out() -> None:
 
 
 def test_a_dead_target_is_said_on_top_and_common_turns_are_compared() -> None:
-    """What it did before it died is kept; how much is not compared is told."""
+    """What it did before it died is kept; how much is not compared is reported."""
     label = SETTING.order[1][1]
     died = made_run(label, 2, turns=made_turns(TTFTS[label], label)[:40], is_complete=False,
                     note="the target is gone at 12.1 s", position=3)  # fmt: skip
@@ -147,7 +147,7 @@ def test_page_without_matplotlib_says_how_to_get_pictures(monkeypatch: pytest.Mo
     assert "<figure>" not in html
 
 
-def test_other_routers_that_tell_nothing_are_reported() -> None:
+def test_other_routers_that_report_nothing_are_listed() -> None:
     """No replica, no cached tokens, no prediction: said, not drawn."""
     silent = [
         replace(r, turns=tuple(replace(t, replica=None, num_cached_tokens=None) for t in r.turns))

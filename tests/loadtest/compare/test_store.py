@@ -63,7 +63,7 @@ def test_run_files_alone_will_do(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_use_is_not_written_over(tmp_path: Path) -> None:
-    """Somebody's results may be in it."""
+    """Another run's results may be in it."""
     kept(tmp_path)
 
     with pytest.raises(StoreError, match="holds a comparison already"):
@@ -105,7 +105,7 @@ def test_runs_of_another_arm_and_runs_twice_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_versions_and_damaged_files_are_refused(tmp_path: Path) -> None:
-    """The version that was expected is told."""
+    """The message has the version that was expected."""
     out = kept(tmp_path, RUNS[:1])
     setting = json.loads((out / "compare.json").read_text())
 

@@ -96,7 +96,7 @@ async def test_a_stop_ends_the_run_and_keeps_what_there_is(has_part: bool, num_k
     assert has_part is not runs[-1].info.is_complete
 
 
-async def test_a_cancellation_that_nobody_announced_is_passed_on() -> None:
+async def test_an_unannounced_cancellation_is_passed_on() -> None:
     """Only a stop is taken for one."""
     place = FakePlace(0, has_part=False)
 

@@ -120,7 +120,7 @@ def test_interrupt_while_starting_ends_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_child_killed_at_work_is_told_with_its_log(tmp_path: Path) -> None:
+def test_child_killed_at_work_is_reported_with_its_log(tmp_path: Path) -> None:
     """A replica that dies ends the demo with status 1 and says which one."""
     with _start("--policies", "random", "--speed", "1", "--out", str(tmp_path)) as process:
         _read_until(process, "TTFT")

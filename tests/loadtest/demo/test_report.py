@@ -84,7 +84,7 @@ def test_words_always_carry_the_caveat() -> None:
     assert "session id" in caveat
 
 
-def test_words_name_every_doubt() -> None:
+def test_words_name_every_limit() -> None:
     """Failures, other prompts, a busy machine and caches not known exactly are all said."""
     doubtful = msgspec.structs.replace(
         made_run("kv_aware", failed=True, view="degraded"), driver_lag_p99_s=0.2

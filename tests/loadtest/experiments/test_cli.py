@@ -32,13 +32,13 @@ def test_a_report_in_terminal_page_and_json(file: Path, tmp_path: Path) -> None:
 
     result = call(cli.report, file, "--html", page, "--json", data)
 
-    told = json.loads(data.read_text())
+    report = json.loads(data.read_text())
     html = page.read_text()
     assert result.exit_code == 0, result.output
     assert "not decided yet" in result.stdout
-    assert told["schema"] == "warmroute.report/1"
-    assert told["verdicts"][0]["kind"] == "undecided"
-    assert told["shadows"][0]["policy"] == "min_ttft"
+    assert report["schema"] == "warmroute.report/1"
+    assert report["verdicts"][0]["kind"] == "undecided"
+    assert report["shadows"][0]["policy"] == "min_ttft"
     assert html.count("<img src=") == 4
     assert "ot decided yet" in html
     assert "Shadow policies" in html
@@ -64,7 +64,7 @@ def test_options_are_shares_and_times(file: Path) -> None:
 
 
 def test_a_broken_experiment_has_its_own_status(tmp_path: Path) -> None:
-    """Scripts can tell "do not believe" from "done"."""
+    """Scripts can distinguish "do not believe" from "done"."""
     arms = (CONTROL, replace(TREATMENT, missing_rate=0.2))
     file = write(tmp_path / "r.jsonl", records(Scene(arms=arms, num_sessions=200)))
 
@@ -126,7 +126,7 @@ def test_an_interruption_writes_nothing(
     assert not page.exists()
 
 
-def test_progress_is_told_of_what_takes_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_of_what_takes_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no patience at all, there is a bar, and it ends."""
     monkeypatch.setattr(cli, "_PATIENCE_S", -1.0)
 
@@ -140,16 +140,16 @@ def test_redeciding(file: Path, tmp_path: Path) -> None:
     policy = ("--policy", "kv_aware:alpha=7", "--param", "beta=0.5")
     result = call(cli.redecide, file, *policy, "--json", data)
 
-    told = json.loads(data.read_text())
+    report = json.loads(data.read_text())
     assert result.exit_code == 0, result.output
     assert "every record was decided again as it was" in result.stdout
-    assert told["num_same"] == len(MADE)
-    assert told["what_if"]["policy"] == "kv_aware:alpha=7:beta=0.5"
+    assert report["num_same"] == len(MADE)
+    assert report["what_if"]["policy"] == "kv_aware:alpha=7:beta=0.5"
 
 
 def test_redeciding_otherwise_is_status_one(tmp_path: Path) -> None:
     """A record of another policy than it says is named."""
-    file = write(tmp_path / "r.jsonl", [replace(MADE[0], policy="nobody"), *MADE[1:]])
+    file = write(tmp_path / "r.jsonl", [replace(MADE[0], policy="unknown"), *MADE[1:]])
 
     result = call(cli.redecide, file)
 

@@ -126,7 +126,7 @@ def test_a_stopped_arm_and_a_ramp_are_said(tmp_path: Path) -> None:
 
 
 def test_why_an_arm_was_stopped_is_said(tmp_path: Path) -> None:
-    """As the records of its traffic tell, which others placed."""
+    """As the records of its traffic say, which others placed."""
     stopped_s = SPLIT[len(SPLIT) // 2].at
 
     def stop(record: DecisionRecord) -> DecisionRecord:
@@ -159,7 +159,7 @@ def test_other_starts_of_the_name_are_left_out_and_named(tmp_path: Path) -> None
 
 
 def test_starts_at_the_same_time_are_a_warning(tmp_path: Path) -> None:
-    """Two routers that do not hear of each other have ids of their own."""
+    """Two routers that do not know each other have ids of their own."""
     made = [*records(Scene(trial="0a", num_sessions=100))]
     made += records(Scene(trial="0b", num_sessions=100, seed=2, start_s=START_S + 100))
 
@@ -203,7 +203,7 @@ def test_what_records_and_fleet_lack_is_said(tmp_path: Path) -> None:
         "several_policies",
         "fleet_changed",
     }
-    num_lost = len(SPLIT) - len(made) - 1  # before the first that is there nobody knows
+    num_lost = len(SPLIT) - len(made) - 1  # before the first that is there it is unknown
     assert f"about {num_lost} of " in text_of(report, "lost_records")
 
 

@@ -108,7 +108,7 @@ def test_records_that_are_there_twice_count_once(tmp_path: Path) -> None:
 
 
 def test_an_experiment_is_chosen_by_name(tmp_path: Path) -> None:
-    """One is enough without a name; of several, or for a wrong name, those there are are told."""
+    """One is enough without a name; of several, or for a wrong name, the message names them."""
     write(tmp_path / "a.jsonl", MADE)
     one = load([str(tmp_path)])
     write(tmp_path / "b.jsonl", records(Scene(name="other", num_sessions=20, seed=2)))

@@ -42,7 +42,7 @@ def test_every_record_is_decided_as_it_was(tmp_path: Path) -> None:
 
 
 def test_disagreements_are_named(tmp_path: Path) -> None:
-    """A changed choice, changed costs and an unknown policy are told apart."""
+    """A changed choice, changed costs and an unknown policy are distinguished."""
 
     def elsewhere(record: DecisionRecord) -> DecisionRecord:
         other = next(v.id for v in record.snapshot.replicas if v.id != record.decision.candidate)
@@ -87,7 +87,7 @@ def test_bad_lines_are_named_or_skipped(tmp_path: Path) -> None:
     text = file.read_text()
     gone = replace(MADE[3], decision=replace(MADE[3].decision, candidate=CandidateId("gone")))
     gone_text = write(tmp_path / "gone", [gone]).read_text()
-    told: list[float] = []
+    shares: list[float] = []
 
     for bad, said in (
         ("{}\n", "missing required field"),
@@ -99,7 +99,7 @@ def test_bad_lines_are_named_or_skipped(tmp_path: Path) -> None:
             redecide([file])
         assert redecide([file], skip_bad=True).num_bad == 1
     file.write_text(text + text[:100])
-    assert redecide([file], progress=lambda what, share: told.append(share)).num_bad == 1
+    assert redecide([file], progress=lambda what, share: shares.append(share)).num_bad == 1
     file.write_text("\n")
     with pytest.raises(RecordsError, match="no decision record"):
         redecide([file])

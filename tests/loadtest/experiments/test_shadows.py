@@ -40,7 +40,7 @@ def test_shadows_are_summed_by_live_policy(tmp_path: Path) -> None:
 
 
 def test_shadows_need_no_experiment(tmp_path: Path) -> None:
-    """Shadow first: a report without an experiment tells of shadows, and of no verdict."""
+    """Shadow first: a report without an experiment has shadows, and no verdict."""
     from msgspec.structs import replace
 
     made = [

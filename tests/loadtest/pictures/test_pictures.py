@@ -49,7 +49,7 @@ def test_all_are_drawn(num_replicas: int) -> None:
     assert is_picture(pictures.origins(arms))
 
 
-def test_what_nobody_told_is_not_drawn() -> None:
+def test_what_was_not_reported_is_not_drawn() -> None:
     """All turns failed, or there are none: no picture rather than an empty one."""
     for turns in ([turn("a", error="connect")], []):
         arms = {"a": [turns], "b": []}
@@ -105,7 +105,7 @@ def test_requests_in_flight_add_up() -> None:
 
 
 def test_the_busiest_replica_is_held_against_the_mean() -> None:
-    """By computed tokens, or by requests where engines do not tell."""
+    """By computed tokens, or by requests where engines do not report them."""
     turns = [turn("a", cached=0, replica="r1"), turn("b", cached=500, replica="r2")]
     silent = [turn(f"s{i}", cached=None, replica="r1" if i else "r2") for i in range(4)]
 

@@ -141,7 +141,7 @@ def test_the_key_is_sent_and_never_shown(url: str, trace: str, tmp_path: Path) -
 
 
 def test_failed_turns_are_status_1(url: str, trace: str) -> None:
-    """Turns that the target refuses: the run is told, and its status is 1."""
+    """Turns that the target refuses: the run reports them, and its status is 1."""
     result = run(url, "--trace", trace, "--extra-body", '{"temperature": -1}')
 
     assert result.exit_code == 1

@@ -86,8 +86,8 @@ def test_errors_say_how_many_and_when() -> None:
     assert "PARTIAL: the target is gone at 9.5 s" in text
 
 
-def test_replicas_are_told_apart() -> None:
-    """With several replicas there is a row for each; with one there is nothing to tell."""
+def test_replicas_have_a_row_each() -> None:
+    """With several replicas there is a row for each; with one there is no table."""
     two = shown(run(result(0, replica="r1"), result(1, replica="r2", num_cached_tokens=0)))
     one = shown(run(result(0, replica="r1")))
 

@@ -57,7 +57,7 @@ async def test_child_is_ready_when_its_log_says_so_and_gone_after_its_context(
     assert child.cpu_s() is None
 
 
-async def test_child_that_dies_at_start_tells_why(tmp_path: Path) -> None:
+async def test_child_that_dies_at_start_is_reported_with_the_reason(tmp_path: Path) -> None:
     """Status and the end of the log are in the error."""
     argv = ["-c", "print('port taken'); raise SystemExit(3)"]
 
@@ -66,7 +66,7 @@ async def test_child_that_dies_at_start_tells_why(tmp_path: Path) -> None:
             await child.wait_announced(READY, 30.0)
 
 
-async def test_child_that_dies_silently_is_told_by_its_signal(tmp_path: Path) -> None:
+async def test_child_that_dies_silently_is_reported_by_its_signal(tmp_path: Path) -> None:
     """A kill from outside is named, and that the log is empty."""
     argv = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
 

@@ -350,7 +350,7 @@ async def test_usage_may_be_missing() -> None:
 
 
 async def test_a_target_that_dies_midway() -> None:
-    """The run ends after so many refused connections; what was measured is kept, and told."""
+    """The run ends after so many refused connections; what was measured is kept, and reported."""
     options = EmulatorOptions(time_model=TimeModel(base_ms=1.0), block_size=BLOCK_SIZE)
     async with Emulator(options) as emulator:
         done = 0
@@ -473,9 +473,9 @@ async def test_errors_of_our_own_come_out_as_they_are() -> None:
             )
 
 
-async def test_too_long_turns_are_told_before() -> None:
+async def test_too_long_turns_are_reported_before() -> None:
     """Turns that the model's context cannot hold are counted before anything is sent."""
-    told: list[Started] = []
+    started: list[Started] = []
     options = EmulatorOptions(
         time_model=PRESETS["instant"], block_size=BLOCK_SIZE, max_model_len=40
     )
@@ -485,10 +485,10 @@ async def test_too_long_turns_are_told_before() -> None:
             small.url,
             options=ReplayOptions(loop="closed"),
             prompts=IdPrompts(),
-            on_start=told.append,
+            on_start=started.append,
         )
 
-    assert told[0].num_too_long == 1
+    assert started[0].num_too_long == 1
     assert [result.error for result in run.turns] == [None, None, "http_400"]
 
 

@@ -142,7 +142,7 @@ def test_pieces_may_be_cut_anywhere(cuts: list[int]) -> None:
     ],
 )
 def test_what_is_wrong_is_named(stream: bytes, kind: str) -> None:
-    """Streams that break off, that are none, and that carry an error are told apart."""
+    """Streams that break off, that are none, and that carry an error are distinguished."""
     exchange = started()
     exchange.receive(stream, 11.0)
     exchange.close()

@@ -94,7 +94,7 @@ def test_sessions_wait_for_a_place() -> None:
     assert sent == {0: 0.0, 1: 0.0, 2: 3.0, 3: 50.0}
 
 
-def test_a_turn_nobody_precedes_keeps_its_arrival() -> None:
+def test_a_turn_without_predecessors_keeps_its_arrival() -> None:
     """Later turns of a session that wait for nothing are sent at their arrival."""
     turns = (turn("a", 0, 0.0), turn("a", 1, 9.0))
 
@@ -133,7 +133,7 @@ def test_closed_loop_sends_all_in_order(turns: tuple[Turn, ...], places: int, rn
 
 
 def test_upcoming_turns_are_known_ahead() -> None:
-    """What is due next comes first; in a closed loop only what waits for nobody is known."""
+    """What is due next comes first; in a closed loop only what waits for no other turn is known."""
     turns = (turn("a", 0, 0.0), turn("a", 1, 1.0, ("a", 0)), turn("b", 0, 2.0), turn("c", 0, 3.0))
 
     assert list(OpenSchedule(turns, 1.0).upcoming(3)) == [0, 1, 2]

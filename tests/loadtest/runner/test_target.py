@@ -56,7 +56,7 @@ async def seen(url: str, *, model: str | None = None, has_key: bool = False) -> 
 
 
 async def test_the_only_model_is_taken() -> None:
-    """With one model there is nothing to choose; its longest sequence is told if known."""
+    """With one model there is nothing to choose; its longest sequence is used if known."""
     async with FakeEngine() as engine:
         assert await seen(engine.url) == Target(url=engine.url, model="tiny", max_model_len=None)
     async with FakeEngine(**{"v1/models": TWO}) as engine:
@@ -88,7 +88,7 @@ async def test_what_does_not_do(page: Any, options: dict[str, Any], words: str) 
     assert words in str(caught.value)
 
 
-async def test_nobody_there() -> None:
+async def test_no_server_at_the_address() -> None:
     """A refused connection asks whether the target is running."""
     with pytest.raises(TargetError, match="is it running"):
         await seen(f"http://127.0.0.1:{free_port()}")

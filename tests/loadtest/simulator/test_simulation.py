@@ -225,19 +225,19 @@ def test_late_events_mislead() -> None:
     assert late.num_mispredicted > fresh.num_mispredicted
 
 
-def test_routers_that_do_not_tell_pile_up() -> None:
+def test_routers_that_send_no_notes_pile_up() -> None:
     """Three routers that know only their own requests are less even than one that knows all."""
     given = conversations(60, 1)
     fleet = replace(SMALL, load=3.0, num_blocks=400)
 
     one = simulate(given, create("least_loaded"), fleet)
-    told = simulate(given, create("least_loaded"), replace(fleet, num_routers=3))
+    informed = simulate(given, create("least_loaded"), replace(fleet, num_routers=3))
     alone = simulate(
         given, create("least_loaded"), replace(fleet, num_routers=3, note_lag_s=math.inf)
     )
 
-    assert told.summary.ttft_mean_s < alone.summary.ttft_mean_s
-    assert told.summary.ttft_mean_s == pytest.approx(one.summary.ttft_mean_s, rel=0.25)
+    assert informed.summary.ttft_mean_s < alone.summary.ttft_mean_s
+    assert informed.summary.ttft_mean_s == pytest.approx(one.summary.ttft_mean_s, rel=0.25)
 
 
 def test_records_decide_again_alike() -> None:

@@ -56,7 +56,7 @@ def test_sub_agents_count_as_their_parent() -> None:
 
 
 def test_an_engine_that_reports_no_cached_tokens_is_not_taken_to_compute_all() -> None:
-    """Recomputed tokens are left out where the engine did not tell."""
+    """Recomputed tokens are left out where the engine did not report them."""
     silent = [turn("a", cached=None)]
 
     pairs = pair(MEASURES["recomputed tokens"], [Round(ours=silent, theirs=[turn("a")])])

@@ -54,7 +54,7 @@ def test_hours_follow_the_traffic() -> None:
     assert still.more_s is None
 
 
-def test_nothing_known_needs_nobody_knows_what() -> None:
+def test_what_is_needed_is_unknown_where_nothing_is_known() -> None:
     """Without a variance, or for practically nothing to find, there is no number."""
     assert needed(se=None) == Needs(detectable=None, to_find=None, to_equal=None)
     assert needed(effect=1e-6).to_find is None

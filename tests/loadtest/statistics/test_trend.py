@@ -35,7 +35,7 @@ def test_too_little_says_nothing() -> None:
     assert not across([("a", 1.0), ("b", 2.0)]).is_sure
 
 
-def test_drift_over_rounds_is_told_from_a_difference_of_arms() -> None:
+def test_drift_over_rounds_is_distinguished_from_a_difference_of_arms() -> None:
     """Each arm has a level of its own; what both share over time is drift."""
     order = ["a", "b", "b", "a", "a", "b", "b", "a"]
     random = np.random.default_rng(3)
@@ -60,6 +60,6 @@ def test_an_exact_drift_is_sure() -> None:
     assert round(trend.change, 3) == round(1.1**4, 3)
 
 
-def test_arms_one_after_the_other_cannot_be_told_from_drift() -> None:
+def test_arms_one_after_the_other_look_like_drift() -> None:
     """With one run per arm, level and trend are the same thing: nothing is claimed."""
     assert not across([(name, 1.0 + i) for i, name in enumerate("abcd")]).is_sure

@@ -218,7 +218,7 @@ def test_words_that_grow_together_are_left_out() -> None:
     assert encoded == prompts.token_ids(turn)
 
 
-def test_blocks_that_cannot_be_told_apart_are_refused() -> None:
+def test_blocks_that_are_too_alike_are_refused() -> None:
     """Too small, out of too few tokens."""
     with pytest.raises(ValueError, match=r"blocks of 4 tokens out of 100 .* 40 bits .* have 27"):
         Prompts(of_range(0, 100), 4)

@@ -127,11 +127,11 @@ def test_a_bad_line_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_no_error_quotes_a_prompt(tmp_path: Path) -> None:
     """What people said stays in the file."""
     secret = "correct horse battery staple"
-    told = {"from": "human", "value": secret}
+    message = {"from": "human", "value": secret}
     for good, bad in (
-        (SAID, {"conversations": [told, {"from": "gpt", "value": [secret]}]}),
+        (SAID, {"conversations": [message, {"from": "gpt", "value": [secret]}]}),
         (ASKED, {**ASKED, "messages": [{"role": 5, "content": secret}]}),
-        (ASKED, json.dumps({**ASKED, "messages": [told]}).encode()[:-3]),
+        (ASKED, json.dumps({**ASKED, "messages": [message]}).encode()[:-3]),
     ):
         path = write(
             tmp_path / "bad.jsonl",

@@ -13,7 +13,7 @@ def request(*hash_ids: int) -> Draft:
 
 
 def test_sessions_are_joined_by_rare_blocks() -> None:
-    """The shared system block joins nobody; a conversation's own blocks do."""
+    """The shared system block joins no sessions; a conversation's own blocks do."""
     trace = [request(0, 1000 + n % 60, 2000 + n) for n in range(360)]
 
     sessions = sessions_of(trace)
