@@ -16,7 +16,7 @@ import argparse
 import ast
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +26,6 @@ import click
 import msgspec
 import yaml
 from msgspec import Struct
-from prometheus_client import Counter, Histogram
 
 from loadtest.compare.hygiene import QUESTIONS
 from loadtest.emulator.cli import emulate
@@ -43,7 +42,8 @@ from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
 from router.config import Option, ReplicaConfig, options
 from router.experiments.definition import Arm, Experiment, Guardrails, Step
-from router.metrics import ExperimentState, Metrics, PoolState, RankState, SharingState
+from router.metrics.families import FAMILIES
+from router.metrics.instruments import INSTRUMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -232,88 +232,26 @@ def experiment_study(trace: Path) -> str:
 # -------------------------------------------------------------------- metrics
 
 
-class _OneReplica:
-    """A source for the gauges that are read at scrape time: one replica of each sample."""
-
-    def rank_states(self) -> Iterator[RankState]:
-        yield RankState(
-            replica="r1",
-            state="exact",
-            healthy=True,
-            num_requests=0,
-            num_elsewhere=0,
-            num_queued_tokens=0,
-            queue_ms=0.0,
-            num_blocks={"gpu": 0},
-            events={"batches": 0},
-            cost_error_ms=0.0,
-            trust=1.0,
-        )
-
-    def pool_state(self) -> PoolState:
-        return PoolState(
-            is_up=True,
-            num_blocks={"tiny": 0},
-            counts={"stored": 0},
-            listing_age_s=0.0,
-            allocated_bytes=0,
-            capacity_bytes=0,
-            bytes_per_token={"tiny": 0.0},
-            fetch_bytes_per_s={"r1": 0.0},
-        )
-
-
-def _one_of_two_routers() -> SharingState:
-    return SharingState(
-        is_up=True, num_routers=2, num_streams={"leading": 1}, counts={"deltas_read": 1}
-    )
-
-
-def _one_experiment() -> list[ExperimentState]:
-    return [
-        ExperimentState(
-            name="alpha",
-            design="split",
-            is_running=True,
-            shares={"a": 0.5},
-            evidence={("a", "errors"): 0.0},
-        )
-    ]
-
-
 def metric_tables() -> str:
     """Describe every metric under the name that a scrape shows."""
-    metrics = Metrics()
     pushed = [
-        (instrument, instrument._labelnames)
-        for instrument in vars(metrics).values()
-        if isinstance(instrument, Counter | Histogram)
-    ]
-    metrics.watch(_OneReplica())
-    metrics.watch_sharing(_one_of_two_routers)
-    metrics.watch_experiments(_one_experiment)
-    names = {family.name for instrument, _ in pushed for family in instrument.describe()}
-    rows = [
-        _metric_row(family.name, family.type, labels, family.documentation)
-        for instrument, labels in pushed
-        for family in instrument.describe()
+        _metric_row(spec.name, kind.__name__.lower(), spec.labels, spec.text)
+        for _, kind, spec in INSTRUMENTS
     ]
     pulled = [
-        _metric_row(f.name, f.type, tuple(f.samples[0].labels), f.documentation)
-        for f in metrics.registry.collect()
-        if f.name not in names
+        _metric_row(family.name, family.kind, family.labels, family.text) for family in FAMILIES
     ]
     header = ("metric", "type", "labels", "what it is")
     return (
-        f"### Requests\n\n{table(header, rows)}\n\n"
+        f"### Requests\n\n{table(header, pushed)}\n\n"
         "### Replicas, the pool, other routers and experiments, read at scrape time\n\n"
         f"{table(header, pulled)}"
     )
 
 
-def _metric_row(name: str, kind: str, labels: Sequence[str], text: str) -> tuple[str, ...]:
-    shown = f"{name}_total" if kind == "counter" else name
-    return f"`{shown}`", kind, ", ".join(f"`{label}`" for label in labels) or "-", text
+def _metric_row(name: str, kind: str, labels: str, text: str) -> tuple[str, ...]:
+    shown = f"{name.removesuffix('_total')}_total" if kind == "counter" else name
+    return f"`{shown}`", kind, ", ".join(f"`{label}`" for label in labels.split()) or "-", text
 
 
 # -------------------------------------------------------------------- the emulator

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from loadtest.compare.arms import Arm
 from loadtest.compare.report import ArmFigures, Report
 from loadtest.compare.setting import PLACES
-from loadtest.statistics import Comparison
-from loadtest.statistics.words import bounds, sentence
+from loadtest.statistics import Comparison, words
+from loadtest.statistics.words import bounds
 
 _LEADING = ("mean TTFT", "recomputed tokens", "within SLO")
 
@@ -24,14 +24,7 @@ def lead(report: Report) -> str:
 
 def paragraphs(report: Report) -> list[str]:
     """Compare each arm with the baseline, one paragraph per arm."""
-    said: dict[str, list[str]] = {}
-    for found in report.comparisons:
-        if found.measure in _LEADING:
-            said.setdefault(found.arm, []).append(sentence(found))
-    return [
-        f"{arm} against {report.setting.baseline}: {'; '.join(parts)}."
-        for arm, parts in said.items()
-    ]
+    return words.paragraphs(found for found in report.comparisons if found.measure in _LEADING)
 
 
 def caveats(report: Report) -> list[str]:

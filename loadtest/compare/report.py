@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +14,7 @@ from msgspec import Struct
 
 from loadtest.compare.hygiene import Check, check, lateness
 from loadtest.compare.setting import Setting
+from loadtest.machine import Machine, this_machine
 from loadtest.pictures import Origin, origin
 from loadtest.pictures.load import imbalance
 from loadtest.results import Run, Summary, TurnResult, summarize
@@ -52,15 +50,6 @@ class ArmFigures(Struct, frozen=True, kw_only=True):
     good_per_s: float | None
     prediction_exact_ratio: float | None
     imbalance: float | None
-
-
-class Machine(Struct, frozen=True, kw_only=True):
-    """What the report was made on."""
-
-    num_cpus: int
-    python: str
-    system: str
-    warmroute: str
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -110,12 +99,7 @@ def make_report(
         arms=tuple(_arm(setting, label, runs) for label in setting.labels),
         comparisons=comparisons,
         checks=check(setting, runs, comparisons),
-        machine=Machine(
-            num_cpus=os.cpu_count() or 1,
-            python=platform.python_version(),
-            system=platform.system(),
-            warmroute=version("warmroute"),
-        ),
+        machine=this_machine(),
     )
 
 

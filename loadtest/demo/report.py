@@ -7,37 +7,29 @@ The JSON is `results.json` (schema below, `schema_version` changes with it) and 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from loadtest.demo.run import Run, Sample
 from loadtest.demo.workload import NUM_REPLICAS, TOKENS_PER_TOKEN, Plan, Workload
+from loadtest.machine import Machine, this_machine
 from loadtest.results import Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Round, compare, num_differing_tokens
-from loadtest.statistics.words import sentence
+from loadtest.statistics.words import paragraphs
 from loadtest.words import milliseconds, ratio, thousands
 
 SCHEMA_VERSION: Final = 2
 _COMPARED: Final = ("mean TTFT", "mean turn", "recomputed tokens")
 _LATE_S: Final = 0.05  # a driver this late at its P99 blurs times; quiet, it is late by 10 ms
 _OURS: Final = "kv_aware"
-
-
-class Machine(Struct, frozen=True, kw_only=True):
-    """What it ran on, and how busy that was at the end (load average over a minute)."""
-
-    num_cpus: int
-    load_average: float | None
-    python: str
-    system: str
 
 
 class RunReport(Struct, frozen=True, kw_only=True):
@@ -63,7 +55,10 @@ class RunReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The whole demo. `least_tokens`: what even one unlimited cache would have to compute."""
+    """The whole demo. `least_tokens`: what even one unlimited cache would have to compute.
+
+    The machine's load average is that of the end.
+    """
 
     schema_version: int = SCHEMA_VERSION
     workload: Workload
@@ -87,7 +82,7 @@ def make_report(
         workload=workload,
         seeds=tuple(seeds),
         plans=tuple(plans),
-        machine=_machine(),
+        machine=replace(this_machine(), load_average=os.getloadavg()[0]),
         runs=reports,
         comparisons=_compare_all(runs),
         least_tokens=sum(least_tokens(same[-1].results) for same in by_seed.values() if same),
@@ -166,7 +161,7 @@ def table(report: Report) -> Table:
 
 def words(report: Report) -> list[str]:
     """Describe what was measured and what limits it, one paragraph each."""
-    said = [*_say_all(report.comparisons), *_caveats(report)]
+    said = [*paragraphs(report.comparisons), *_caveats(report)]
     speed = report.workload.speed
     if report.comparisons:
         said.append("In brackets: 95 % intervals, by session; with several seeds, each is a round.")
@@ -251,17 +246,6 @@ def _compare_all(runs: Sequence[Run]) -> list[Comparison]:
     return compared
 
 
-def _say_all(comparisons: Sequence[Comparison]) -> list[str]:
-    """Describe the comparisons with each baseline in one paragraph."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for comparison in comparisons:
-        said.setdefault((comparison.arm, comparison.baseline), []).append(sentence(comparison))
-    return [
-        f"{policy} against {baseline}: {'; '.join(parts)}."
-        for (policy, baseline), parts in said.items()
-    ]
-
-
 def _caveats(report: Report) -> list[str]:
     """List what limits these numbers."""
     said: list[str] = []
@@ -294,15 +278,6 @@ def _caveats(report: Report) -> list[str]:
     if unsure:
         said.append(f"The router did not know every cache exactly: {', '.join(unsure)}.")
     return said
-
-
-def _machine() -> Machine:
-    return Machine(
-        num_cpus=os.cpu_count() or 1,
-        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        python=platform.python_version(),
-        system=platform.system(),
-    )
 
 
 def settings(workload: Workload, plan: Plan) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from types import TracebackType
 from typing import Self
 
 import zmq
@@ -74,12 +73,7 @@ class Emulator:
         self._keeper = self._group.create_task(self._keep(), name="emulator-faults")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._keeper.cancel()
         await self._close()
         if self.replica.pool is not None:

@@ -10,7 +10,6 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Final, Self, TypeVar
 
 import msgspec
@@ -51,12 +50,7 @@ class RunWriter:
         self._file = self._path.open("wb" if self._overwrite else "xb", buffering=0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def begin(self, info: RunInfo) -> None:

@@ -7,30 +7,22 @@ from the start, nothing is lost, and there is no wire. What is late is not appli
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from loadtest.simulator.blocks import Change
 from policies.view import CandidateId
 from router.contracts import HashContract
 from router.index.block_index import BlockIndex
-from router.index.candidate_stream import StreamState
-from router.index.counters import StreamCounters
+from router.index.candidate_stream import CandidateStream, StreamState
 from router.messages import Position
 
 
-class SimulatedStream:
-    """One replica's events at one router; see `router.index.candidate_stream`."""
+class SimulatedStream(CandidateStream):
+    """One replica's events at one router."""
 
-    __slots__ = (
-        "_index",
-        "_pending",
-        "candidate",
-        "capacity_blocks",
-        "contract",
-        "counters",
-        "epoch",
-        "on_applied",
-    )
+    __slots__ = ("_index", "_pending", "capacity_blocks", "contract")
+
+    capacity_blocks: int
+    contract: HashContract
 
     has_history = True
     is_suspect = False
@@ -46,12 +38,9 @@ class SimulatedStream:
         contract: HashContract,
         capacity_blocks: int,
     ) -> None:
-        self.candidate = candidate
+        super().__init__(candidate)
         self.contract = contract
         self.capacity_blocks = capacity_blocks
-        self.counters = StreamCounters()
-        self.epoch = 0
-        self.on_applied: Callable[[CandidateId], None] | None = None
         self._index = index
         self._pending: deque[tuple[float, list[Change]]] = deque()
 
@@ -74,12 +63,10 @@ class SimulatedStream:
                     counters.num_missing += index.remove(candidate, change.keys)
                     counters.num_removed += len(change.keys)
             counters.num_batches += 1
-        if self.on_applied is not None:
-            self.on_applied(candidate)
+        self._applied()
 
     def state_and_reason(self) -> tuple[StreamState, str]:
-        """Return state and reason."""
         return self.state, self.reason
 
     def mark_suspect(self, reason: str) -> None:
-        """Go on: these events are never wrong, only late."""
+        """Do nothing: these events are never wrong, only late."""

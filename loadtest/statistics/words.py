@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from loadtest.statistics.comparison import Comparison
 from loadtest.statistics.resampling import Estimate
 from loadtest.words import amount, ratio, signed, three_digits
@@ -35,6 +37,16 @@ def sentence(found: Comparison) -> str:
             return f"{text}; no verdict, {found.blurred})"
         case verdict:
             return f"{text}), {verdict}"
+
+
+def paragraphs(comparisons: Iterable[Comparison]) -> list[str]:
+    """Write one paragraph for each arm and baseline."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for found in comparisons:
+        said.setdefault((found.arm, found.baseline), []).append(sentence(found))
+    return [
+        f"{arm} against {baseline}: {'; '.join(parts)}." for (arm, baseline), parts in said.items()
+    ]
 
 
 def figures(found: Comparison) -> tuple[str, ...]:

@@ -19,13 +19,12 @@ no harm: the deltas behind m say it again. But there is no position before they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from policies.view import CandidateId
 from router.contracts import DEFAULT_SEED, HashContract
 from router.index.block_index import BlockIndex
-from router.index.candidate_stream import StreamReason, StreamState
+from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.counters import StreamCounters
 from router.index.staged_blocks import StagedBlocks
 from router.messages import Delta, Position, StreamHead, StreamStatus, TierChange
@@ -33,14 +32,13 @@ from router.messages import Delta, Position, StreamHead, StreamStatus, TierChang
 _KEY_BYTES: Final = 8
 
 
-class SharedStream:
-    """A `CandidateStream` that follows the candidate's leader.
+class SharedStream(CandidateStream):
+    """The stream of a candidate that another router leads.
 
     Args:
         block_size: The engine's, until the leader says otherwise.
         capacity_blocks: The same.
         seed: Text to guess as the engine's seed until then.
-        counters: Go on counting where the candidate's last stream stopped.
     """
 
     __slots__ = (
@@ -52,11 +50,7 @@ class SharedStream:
         "_position",
         "_status",
         "_suspicion",
-        "candidate",
-        "counters",
-        "epoch",
         "number",
-        "on_applied",
         "wants_snapshot",
     )
 
@@ -71,11 +65,8 @@ class SharedStream:
         counters: StreamCounters | None = None,
     ) -> None:
         contract = HashContract(algorithm="sha256", block_size=block_size, seed=seed)
-        self.candidate = candidate
-        self.counters = StreamCounters() if counters is None else counters
-        self.epoch = 0
+        super().__init__(candidate, counters)
         self.number: int | None = None  # of the last delta that counts; None: nothing is known
-        self.on_applied: Callable[[CandidateId], None] | None = None
         self.wants_snapshot = True  # the owner loads one; until then nothing changes here
         self._index = index
         self._guess = StreamStatus("blind", StreamReason.NO_EVENTS, contract, capacity_blocks)
@@ -118,14 +109,6 @@ class SharedStream:
         To be sent (`Suspected`) now and then until it is gone: the leader may have died.
         """
         return self._suspicion
-
-    @property
-    def state(self) -> StreamState:
-        return self.state_and_reason()[0]
-
-    @property
-    def reason(self) -> str:
-        return self.state_and_reason()[1]
 
     def state_and_reason(self) -> tuple[StreamState, str]:
         status = self._status
@@ -237,7 +220,3 @@ class SharedStream:
         self.counters.num_stored += num_bytes[0] // _KEY_BYTES
         self.counters.num_removed += num_bytes[1] // _KEY_BYTES
         return True
-
-    def _applied(self) -> None:
-        if self.on_applied is not None:
-            self.on_applied(self.candidate)

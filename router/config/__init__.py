@@ -9,58 +9,33 @@
     secrets   files with an API key, the admin token                `read_secret`
 
 A default exists in one place, the Struct field. Unknown keys are refused with the nearest known
-one. No other module reads the environment; a module receives its section, not the whole.
+one. No other module reads the environment; a module receives its section, not the whole. What other
+rooms use is exported here.
 """
 
 from router.config.checks import check_replica
-from router.config.hosts import HostRules
 from router.config.loader import experiment_of, explained, load, pairs, read_yaml
-from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
+from router.config.ports import AdminConfig, LimitsConfig, ListenConfig
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
-from router.config.replicas import (
-    EngineConfig,
-    EventsConfig,
-    ForwardConfig,
-    HashConfig,
-    HealthConfig,
-    MooncakeConfig,
-    ReplicaConfig,
-)
-from router.config.routing import (
-    ExperimentConfig,
-    IndexConfig,
-    PolicyConfig,
-    SessionConfig,
-    ShadowConfig,
-    ShadowPolicy,
-    TokensConfig,
-)
-from router.config.tree import Config, LogConfig, Option, options
+from router.config.replicas import EventsConfig, ForwardConfig, MooncakeConfig, ReplicaConfig
+from router.config.routing import IndexConfig, PolicyConfig, SessionConfig, TokensConfig
+from router.config.tree import Config, Option, options
 
 __all__ = [
     "REDIS_PASSWORD",
     "AdminConfig",
     "Config",
-    "EngineConfig",
     "EventsConfig",
-    "ExperimentConfig",
     "ForwardConfig",
-    "HashConfig",
-    "HealthConfig",
-    "HostRules",
     "IndexConfig",
     "LimitsConfig",
     "ListenConfig",
-    "LogConfig",
     "MooncakeConfig",
     "Option",
     "PolicyConfig",
     "RedisConfig",
     "ReplicaConfig",
     "SessionConfig",
-    "ShadowConfig",
-    "ShadowPolicy",
-    "TenantsConfig",
     "TokensConfig",
     "check_replica",
     "experiment_of",

@@ -6,7 +6,6 @@ What counts is what arrived: a client that announces much and sends little takes
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -45,12 +44,7 @@ class HeldBody:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._add(-self._num_bytes)
 
     async def read(self, request: web.Request, own_limit: int | None) -> bytes | None:

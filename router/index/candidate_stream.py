@@ -5,9 +5,10 @@ RankStream follows the engine itself; SharedStream follows another router that d
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal
 
 from policies.view import CandidateId
 from router.contracts import HashContract
@@ -36,55 +37,67 @@ class StreamReason(StrEnum):
     UNVERIFIED = "hash contract not verified yet"
 
 
-class CandidateStream(Protocol):
-    """Keeps one candidate's part of the index equal to what its engine holds."""
+class CandidateStream(ABC):
+    """Keeps one candidate's part of the index equal to what its engine holds.
 
-    on_applied: Callable[[CandidateId], None] | None
-    """Called after blocks of the candidate have changed."""
+    Args:
+        counters: Of the candidate's last stream, to go on with; None: it is the first.
+    """
+
+    __slots__ = ("candidate", "counters", "epoch", "on_applied")
+
+    def __init__(self, candidate: CandidateId, counters: StreamCounters | None = None) -> None:
+        self.candidate = candidate
+        self.counters = StreamCounters() if counters is None else counters
+        self.epoch = 0  # counts up whenever all blocks are forgotten, or replaced by a snapshot
+        self.on_applied: Callable[[CandidateId], None] | None = None
+        """Called after blocks of the candidate have changed."""
 
     @property
-    def candidate(self) -> CandidateId:
-        """The candidate whose stream it is."""
-
-    @property
+    @abstractmethod
     def contract(self) -> HashContract:
         """How this candidate's blocks are named; a guess at first."""
 
     @property
+    @abstractmethod
     def capacity_blocks(self) -> int:
         """How many blocks the candidate has; bounds what is guessed while BLIND."""
 
     @property
-    def counters(self) -> StreamCounters:
-        """What happened to the candidate's events, since the process started."""
-
-    @property
-    def epoch(self) -> int:
-        """Counts up whenever all blocks are forgotten, or replaced by a snapshot."""
-
-    @property
+    @abstractmethod
     def position(self) -> Position | None:
         """The engine's last batch that is in the index; None: none is, or blocks of several
         moments are mixed."""
 
     @property
+    @abstractmethod
     def has_history(self) -> bool:
         """Whether all of the past that can be read was read."""
 
     @property
+    @abstractmethod
     def is_suspect(self) -> bool:
         """Whether its matches do not count until history is read again."""
 
     @property
     def state(self) -> StreamState:
         """How far predictions for the candidate count."""
+        return self.state_and_reason()[0]
 
     @property
     def reason(self) -> str:
         """Why it is in this state, for operators; empty if EXACT."""
+        return self.state_and_reason()[1]
 
+    @abstractmethod
     def state_and_reason(self) -> tuple[StreamState, str]:
         """Return the state, and of several reasons for it the gravest."""
 
+    @abstractmethod
     def mark_suspect(self, reason: str) -> None:
         """Stop counting on matches (the audit found them wrong) and have history read again."""
+
+    def _applied(self) -> None:
+        """Call `on_applied`."""
+        if self.on_applied is not None:
+            self.on_applied(self.candidate)

@@ -16,7 +16,7 @@ from policies.view import CandidateId
 from router.backoff import Backoff
 from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.index.block_index import BlockIndex
-from router.index.candidate_stream import StreamReason, StreamState
+from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.counters import StreamCounters
 from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
@@ -32,8 +32,8 @@ BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the candidate's blocks do not count any more."""
 
 
-class RankStream:
-    """A `CandidateStream` that follows the candidate's engine.
+class RankStream(CandidateStream):
+    """The stream of a candidate whose engine this router follows.
 
     Args:
         block_size: The engine's, until its events say otherwise.
@@ -43,7 +43,6 @@ class RankStream:
         has_replay: Whether there is a replay endpoint to ask.
         pool_stored: Takes the blocks that a connector wrote to the shared pool; None: the replica
             has no pool, what it stores on the cpu is its own.
-        counters: Those of the candidate's last stream, to go on with.
     """
 
     __slots__ = (
@@ -57,12 +56,10 @@ class RankStream:
         "_reread_backoff",
         "_reread_s",
         "_suspicion",
-        "candidate",
         "capacity_blocks",
-        "counters",
-        "epoch",
-        "on_applied",
     )
+
+    capacity_blocks: int
 
     def __init__(
         self,
@@ -80,11 +77,8 @@ class RankStream:
         guess = HashContract(
             algorithm="sha256", block_size=block_size, seed=next(iter(seeds), DEFAULT_SEED)
         )
-        self.candidate = candidate
+        super().__init__(candidate, counters)
         self.capacity_blocks = capacity_blocks
-        self.counters = StreamCounters() if counters is None else counters
-        self.on_applied: Callable[[CandidateId], None] | None = None  # after each batch
-        self.epoch = 0  # counts up whenever everything known is forgotten
         self._blocks = RankBlocks(
             index,
             candidate,
@@ -125,14 +119,6 @@ class RankStream:
     @property
     def is_suspect(self) -> bool:
         return self._suspicion is not None
-
-    @property
-    def state(self) -> StreamState:
-        return self.state_and_reason()[0]
-
-    @property
-    def reason(self) -> str:
-        return self.state_and_reason()[1]
 
     def state_and_reason(self) -> tuple[StreamState, str]:
         if not self._has_understood:
@@ -344,8 +330,7 @@ class RankStream:
             self._lost_reason = None
         if self._blocks.needs_history:
             self._read_again()
-        if self.on_applied is not None:
-            self.on_applied(self.candidate)
+        self._applied()
 
     def _read_again(self) -> None:
         """Begin an epoch under another contract: blocks are indexed under wrong keys."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,7 +12,10 @@ from router.metrics.states import ExperimentState, PoolState, RankState, Sharing
 
 S = TypeVar("S")
 Samples = Iterable[tuple[Sequence[str], float]]  # values of the labels, value
-_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_KINDS: Final[dict[str, type[CounterMetricFamily] | type[GaugeMetricFamily]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+}
 
 
 class Family(NamedTuple, Generic[S]):
@@ -22,6 +25,10 @@ class Family(NamedTuple, Generic[S]):
     labels: str  # separated by spaces
     text: str
     samples: Callable[[S], Samples | None]  # None: not known, so it is not shown
+
+    @property
+    def kind(self) -> Literal["counter", "gauge"]:
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 def _each(values: Mapping[str, float], *labels: str) -> Samples:
@@ -116,6 +123,8 @@ EXPERIMENT: Final[list[Family[ExperimentState]]] = [
 ]
 # fmt: on
 
+FAMILIES: Final[tuple[Family[Any], ...]] = (*REPLICA, *POOL, *SHARING, *EXPERIMENT)
+
 
 class Families(Collector, Generic[S]):
     """A table, read from states at every scrape.
@@ -142,9 +151,7 @@ class Families(Collector, Generic[S]):
             found = [row.samples(state) for state in states]
             if None in found:
                 continue
-            is_counter = row.name.endswith("_total")
-            kind: _Kind = CounterMetricFamily if is_counter else GaugeMetricFamily
-            family = kind(row.name, row.text, labels=row.labels.split())
+            family = _KINDS[row.kind](row.name, row.text, labels=row.labels.split())
             for samples in found:
                 for labels, value in samples or ():
                     family.add_metric(labels, float(value))

@@ -153,7 +153,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        for attribute, kind, spec in _TABLE:
+        for attribute, kind, spec in INSTRUMENTS:
             options = {"buckets": spec.buckets} if spec.buckets is not None else {}
             labels = spec.labels.split()
             instrument = kind(spec.name, spec.text, labels, registry=self.registry, **options)
@@ -161,7 +161,7 @@ class Metrics:
 
     def forget_experiment(self, name: str) -> None:
         """Drop the series of an experiment that is removed."""
-        for attribute, _, spec in _TABLE:
+        for attribute, _, spec in INSTRUMENTS:
             names = spec.labels.split()
             if "experiment" not in names:
                 continue
@@ -197,7 +197,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-_TABLE: Final[list[tuple[str, Any, Spec]]] = [
+INSTRUMENTS: Final[list[tuple[str, Any, Spec]]] = [
     (attribute, hint.__origin__, hint.__metadata__[0])
     for attribute, hint in get_type_hints(Metrics, include_extras=True).items()
 ]
