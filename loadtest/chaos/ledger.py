@@ -39,7 +39,6 @@ class Seen(Struct, kw_only=True):
     detail: str = ""
     replica: str | None = None  # who answered, as the router says
     has_text: bool = False  # some of an answer was handed to the client
-    by_router: bool = False  # the answer, or its error event, is the router's own
 
 
 class Ledger:
@@ -48,7 +47,6 @@ class Ledger:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.num_open = 0
-        self.num_refused_connections = 0
         self._counts: Counter[Outcome] = Counter()
 
     def close(self, seen: Seen) -> None:

@@ -150,7 +150,6 @@ class Load:
     async def _send_somewhere(self, router: str, request: Request) -> None:
         """Send to a router, to the other one if nothing listens there, until one takes it."""
         while not await self._send(router, request):
-            self._ledger.num_refused_connections += 1
             router = _other(router)
             await asyncio.sleep(_REFUSED_PAUSE_S)
 
@@ -292,14 +291,12 @@ class Load:
     def _judge(self, seen: Seen, request: Request, body: bytes) -> None:
         """Decide in which of the few ways a request has ended."""
         assert seen.status is not None
-        seen.by_router = seen.replica is None
         if seen.status != 200:
             self._judge_error(seen, request, body, seen.status)
             return
         read = read_stream(body) if request.streams else read_whole(body)
         seen.has_text = read.has_text
         if read.error is not None and request.streams:
-            seen.by_router = True
             seen.detail = str(read.error)[:300]
             is_clear = read.fault is None and not read.num_done
             seen.outcome = "error event" if is_clear else "unclear"

@@ -89,7 +89,6 @@ def weigh(
     options: Options,
     *,
     alpha: float,
-    with_looks: bool = True,
     advance: Callable[[], None] = lambda: None,
 ) -> Evidence:
     """Compare an arm with the baseline; `advance` is called at each of `NUM_LOOKS` looks."""
@@ -99,10 +98,9 @@ def weigh(
     low, high = _bounds(effect, metric, options, alpha)
     counts = observations.sums(metric.name, data.counted)[1][data.units]
     looks: list[Look] = []
-    if with_looks:
-        for at_s in data.times():
-            looks.append(data.look(at_s, options, alpha))
-            advance()
+    for at_s in data.times():
+        looks.append(data.look(at_s, options, alpha))
+        advance()
     se, df = float(effect.se), float(effect.df)
     is_known = df > 0 and math.isfinite(se)
     evidence = float(log_evidence(effect.value, se, scale=options.scale, df=df)) if is_known else 0

@@ -93,7 +93,6 @@ class EngineStats:
         "busy_s",
         "num_computed_tokens",
         "num_finished",
-        "num_leaps",
         "num_preemptions",
         "num_steps",
         "prefill_s",
@@ -103,7 +102,6 @@ class EngineStats:
         self.busy_s = 0.0
         self.prefill_s = 0.0  # of this, steps with a prefill in them
         self.num_steps = 0
-        self.num_leaps = 0  # in which these were computed
         self.num_preemptions = 0
         self.num_computed_tokens = 0  # prompt tokens, those of preempted requests again
         self.num_finished = 0
@@ -210,7 +208,6 @@ class Engine:
         stats = self.stats
         stats.busy_s += took_s
         stats.num_steps += num_steps
-        stats.num_leaps += 1
         chunks = self._chunks
         if chunks:
             stats.prefill_s += took_s

@@ -80,7 +80,6 @@ class Peers:
     Args:
         name: Ours among routers, unique to the process.
         lease_s: A router silent for so long is forgotten.
-        on_suspected: Called with candidate and reason where another router found predictions wrong.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class Peers:
         names: CandidateNames,
         metrics: Metrics,
         lease_s: float = LEASE_S,
-        on_suspected: Callable[[CandidateId, str], None] = _ignore,
     ) -> None:
         self.name = name
-        self.on_suspected = on_suspected
+        self.on_suspected: Callable[[CandidateId, str], None] = _ignore
+        """Called with candidate and reason where another router found predictions wrong."""
         self._fleet = fleet
         self._caches = caches
         self._sessions = sessions

@@ -71,7 +71,6 @@ class Listener:
         self._max_connections = max_connections
         self._metrics = metrics
         self._tls = tls
-        self._app = app
         app.on_response_prepare.append(self._on_answer)
         self._runner = web.AppRunner(
             app,
