@@ -37,10 +37,12 @@ import msgspec
 from msgspec import Struct
 
 from router.cluster import redis_scripts as scripts
-from router.cluster.redis_connection import Mode, RedisConnection, Word, is_out_of_memory
+from router.cluster.redis_connection import RedisConnection, Word
+from router.cluster.redis_errors import is_out_of_memory
 from router.cluster.redis_log import KEEP_MS, Cursor, NewEntries, calls, read_entries, read_heads
 from router.cluster.redis_log import stream_entries as _entries
 from router.cluster.redis_scripts import Scripts
+from router.cluster.redis_server import Mode
 from router.cluster.redis_snapshot import NUM_BUCKETS, IndexSnapshot, begin_snapshot
 from router.config import RedisConfig
 from router.errors import StoreRefused
