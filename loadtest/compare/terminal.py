@@ -14,6 +14,7 @@ from loadtest.compare.hygiene import Outcome
 from loadtest.compare.report import ArmFigures, Report
 from loadtest.pictures.look import number
 from loadtest.statistics import Comparison, words
+from loadtest.tables import bullets, figures_table
 
 _MARKS: Final[dict[Outcome, tuple[str, str]]] = {
     "passed": ("✓", "green"),
@@ -32,16 +33,16 @@ def show(report: Report, console: Console) -> None:
     console.print(differences_table(report))
     console.print()
     console.print(_checks(report))
-    listed = Table.grid(padding=(0, 1, 0, 0))
-    for text in [answer.lead(report), *_left_out(report), *answer.limits(report)]:
-        listed.add_row("·", Text(text))
-    console.print(Group(Text(), listed))
+    texts = [answer.lead(report), *_left_out(report), *answer.limits(report)]
+    console.print(Group(Text(), bullets(texts)))
 
 
 def arms_table(report: Report) -> Table:
     """List the arms' own figures, over all turns that succeeded in each, with rounds' ranges."""
-    table = _table("arm", "turns", "failed", "TTFT", "over rounds", "P50", "P90", "P99", "turn",
-                   "hit", "busiest", "good")  # fmt: skip
+    table = figures_table(
+        "arm", "turns", "failed", "TTFT", "over rounds", "P50", "P90", "P99", "turn", "hit",
+        "busiest", "good",
+    )  # fmt: skip
     for arm in report.arms:
         whole = arm.whole
         has_times = whole.num_turns > whole.num_errors
@@ -71,8 +72,11 @@ def spread(arm: ArmFigures) -> str:
 
 def differences_table(report: Report) -> Table:
     """List every measure of every arm against the baseline, over the turns common to both."""
-    table = _table("measure", "arm", report.setting.baseline, "arm's", "effect", "95 %", "rounds",
-                   "verdict", left=2)  # fmt: skip
+    table = figures_table(
+        "measure", "arm", report.setting.baseline, "arm's", "effect", "95 %", "rounds", "verdict",
+        left=2,
+    )  # fmt: skip
+    table.columns[-1].justify = "left"
     groups = groupby(report.comparisons, key=lambda found: found.measure)
     for place, (measure, members) in enumerate(groups):
         if place:
@@ -109,11 +113,3 @@ def _checks(report: Report) -> Table:
 
 def _left_out(report: Report) -> list[str]:
     return [text for text in answer.caveats(report) if "are not compared" in text]
-
-
-def _table(*names: str, left: int = 1) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, name in enumerate(names):
-        justify = "left" if place < left or name == "verdict" else "right"
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    return table

@@ -24,6 +24,7 @@ from loadtest.machine import Machine, this_machine
 from loadtest.results import Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Round, compare, num_differing_tokens
 from loadtest.statistics.words import paragraphs
+from loadtest.tables import bullets, figures_table
 from loadtest.words import milliseconds, ratio, thousands
 
 SCHEMA_VERSION: Final = 2
@@ -137,10 +138,9 @@ def table(report: Report) -> Table:
     `turn` is a whole turn on average, up to its last token; `busiest` compares the replica that
     computed most prompt tokens with the mean.
     """
-    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    built.add_column("policy", no_wrap=True)
-    for name in ("TTFT mean", "p50", "p90", "p99", "turn", "hit", "recomputed", "busiest"):
-        built.add_column(name, justify="right", no_wrap=True)
+    built = figures_table(
+        "policy", "TTFT mean", "p50", "p90", "p99", "turn", "hit", "recomputed", "busiest"
+    )
     for run in report.runs:
         summary = run.summary
         name = run.policy if len(report.seeds) == 1 else f"{run.policy} #{run.seed}"
@@ -179,10 +179,7 @@ def show(report: Report, console: Console) -> None:
     """Print table and words."""
     console.print()
     console.print(table(report))
-    listed = Table.grid(padding=(0, 1, 0, 0))
-    for text in words(report):
-        listed.add_row("·", text)
-    console.print(Group(Text(), listed))
+    console.print(Group(Text(), bullets(words(report))))
 
 
 def _report_run(run: Run) -> RunReport:
