@@ -45,13 +45,15 @@ class RequestView(Struct, frozen=True, kw_only=True, gc=False):
     """The request to place.
 
     `first_blocks_hash` digests the prompt's first blocks (64 bits, None where tokens are not
-    known); `session_hash` digests the session id (None: no session known).
+    known); `session_hash` digests the session id (None: no session known), `parent_session_hash`
+    that of the session whose sub-agent this is.
     """
 
     num_tokens: int
     session_hash: int | None = None
     session_candidate: CandidateId | None = None  # where the session's last turn ran
     first_blocks_hash: int | None = None
+    parent_session_hash: int | None = None
 
 
 class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):

@@ -256,6 +256,7 @@ class SessionState(Struct, frozen=True, array_like=True):
     stream_id: _StreamId
     num_turns: Count
     gap_s: Seconds | None
+    num_tokens: Count = 0  # of its last prompt
 
 
 class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

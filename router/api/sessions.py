@@ -1,52 +1,94 @@
-"""The conversation that a request names. Optional: without it content decides.
+"""The conversation that a request belongs to: as its client names it, else by its first turn.
 
-Source of the names: Claude Code (`x-claude-code-session-id`), Codex (`session_id`,
-`prompt_cache_key`), Responses API (`previous_response_id`), Anthropic (`metadata.user_id`).
+    1  the headers of `session.headers`, in order
+    2  the body: `session_id`, `prompt_cache_key` (one without a UUID in it may be an application's:
+       each first turn under it is a session), `previous_response_id`,
+       `metadata.user_id` if it ends in `_session_...` or is JSON with a `session_id`
+    3  the first turn, see `first_turn`; with any other `metadata.user_id`, which names a person
+    4  that `metadata.user_id` by itself
+
+A sub-agent is a session of its own, and its parent's name is known: Claude Code's by
+`x-claude-code-agent-id`, Codex's and OpenCode's by their own ids. Nothing of this is proof of
+anything: a client can send what it likes. Source: requests of Claude Code 2.1, Codex 0.4x and later
+(`thread-id` is a sub-agent's own, `session-id` and `prompt_cache_key` its root's) and OpenCode 1.x.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
+import orjson
 import xxhash
 
-_BODY_FIELDS = ("prompt_cache_key", "previous_response_id")
-_LONGEST = 16_384  # characters; a longer "session id" is something else
-_LONGEST_HEADER = 512
-_HEADER_SAFE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+from router.api.first_turn import digest_first_turn
+
+_AGENT: Final = "x-claude-code-agent-id"
+_PARENT_AGENT: Final = "x-claude-code-parent-agent-id"
+_PARENTS: Final = ("x-parent-session-id", "x-codex-parent-thread-id")  # OpenCode, Codex
+_LONGEST: Final = 16_384  # characters; a longer "session id" is something else
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
+_USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
+
+
+class Session(NamedTuple):
+    """A conversation, and the one that began it; None: nobody says that another did."""
+
+    name: str
+    parent: str | None = None
 
 
 def session_of(
-    headers: Mapping[str, str], body: Mapping[str, object] | None, names: Iterable[str]
-) -> str | None:
-    """Find the session id: the configured headers in order, then the body's fields."""
-    for name in names:
-        value = headers.get(name)
-        if value and len(value) <= _LONGEST:
-            return value
-    if body is None:
+    headers: Mapping[str, str], body: Mapping[str, Any] | None, names: Iterable[str], path: str
+) -> Session | None:
+    """Find a request's session; `names` are headers, in order."""
+    name = next((value for each in names if (value := _id(headers.get(each)))), None)
+    if name is None and body is not None:
+        name = _in_body(body, path)
+    if name is None:
         return None
-    for field in _BODY_FIELDS:
-        candidate = body.get(field)
-        if isinstance(candidate, str) and 0 < len(candidate) <= _LONGEST:
-            return candidate
-    metadata = body.get("metadata")
-    if isinstance(metadata, Mapping):
-        user = metadata.get("user_id")
-        if isinstance(user, str) and 0 < len(user) <= _LONGEST:
-            return user
-    return None
+    if agent := _id(headers.get(_AGENT)):
+        above = _id(headers.get(_PARENT_AGENT))
+        return Session(f"{name}\0{agent}", f"{name}\0{above}" if above else name)
+    parent = next((value for each in _PARENTS if (value := _id(headers.get(each)))), None)
+    return Session(name, parent if parent != name else None)
 
 
 def session_hash(session: str, model: str) -> int:
-    """Digest a session id (63 bits): what is kept, compared and logged instead of the id."""
+    """Digest a session id (63 bits): what is kept, compared, logged and sent in place of the id."""
     # A header's bytes that are no UTF-8 arrive as surrogates.
     return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode(errors="surrogatepass")) >> 1
 
 
-def session_header(session: str) -> str:
-    """Write a session id as a header's value: itself, or a digest where it is long or odd."""
-    if len(session) <= _LONGEST_HEADER and _HEADER_SAFE.fullmatch(session):
-        return session
-    return f"{session_hash(session, ''):016x}"
+def _in_body(body: Mapping[str, Any], path: str) -> str | None:
+    if name := _id(body.get("session_id")):
+        return name
+    key = _id(body.get("prompt_cache_key"))
+    if key is not None and _UUID.search(key):
+        return key
+    if name := _id(body.get("previous_response_id")):
+        return name
+    metadata = body.get("metadata")
+    user = _id(metadata.get("user_id")) if isinstance(metadata, Mapping) else None
+    if user is not None and (name := _session_in(user)):
+        return name
+    owner = key or user
+    turn = digest_first_turn(path, body)
+    return owner if turn is None else f"{owner or ''}\0{turn:016x}"
+
+
+def _session_in(user: str) -> str | None:
+    """Find the session in Claude Code's `user_id`."""
+    if user.startswith("{"):
+        try:
+            said = orjson.loads(user)
+        except ValueError:
+            return None
+        return _id(said.get("session_id")) if isinstance(said, dict) else None
+    found = _USER_SESSION.search(user)
+    return found[1] if found else None
+
+
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= _LONGEST else None

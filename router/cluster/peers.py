@@ -58,6 +58,7 @@ class _Work(Struct):
     is_answered: bool = False
     lease: Lease | None = None
     claim: Claim | None = None
+    session_hash: int | None = None
 
 
 class _Peer:
@@ -201,6 +202,7 @@ class Peers:
                     num_turns=state.num_turns,
                     last_seen_s=now_s,
                     gap_s=state.gap_s,
+                    num_tokens=state.num_tokens,
                 )
                 self._sessions.learn(session_hash, session)
 
@@ -222,7 +224,7 @@ class Peers:
         if min(note.num_uncached_tokens, note.num_cached_tokens, note.num_fetched_tokens) < 0:
             self._count("malformed")
             return
-        work = _Work(begun_s=begun_s, unbooked=note)
+        work = _Work(begun_s=begun_s, unbooked=note, session_hash=note.session_hash)
         peer.work.begin(note.number, work)
         if not self._book(work):
             self._count("unknown_feed")
@@ -282,6 +284,10 @@ class Peers:
             return
         if work.lease is not None:
             self._fleet.end(work.lease, now_s, None)
+            if computed and work.session_hash is not None:
+                booking = work.lease.booking
+                num_tokens = booking.num_uncached_tokens + booking.num_cached_tokens
+                self._sessions.computed(work.session_hash, work.lease.candidate, num_tokens)
         if work.claim is not None:
             self._caches.release(work.claim, computed=computed, now_s=now_s)
 

@@ -59,6 +59,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "x-session-id",
         "x-claude-code-session-id",
         "x-session-affinity",
+        "x-opencode-session",
+        "thread-id",
         "session-id",
         "session_id",
     )

@@ -79,6 +79,7 @@ class Admission:
         if job.session_hash is not None:
             self._sessions.note(job.session_hash, candidate.id, now_s)
         state = self._caches.state(candidate.id)
+        is_known = job.tokens is not None  # else a guess, good enough for choosing
         self._metrics.decisions.labels(choice.policy.name, state).inc()
         job.tried.add(candidate.replica.name)
         job.placed_s = monotonic()
@@ -90,14 +91,16 @@ class Admission:
             assignment=choice.assignment,
             lease=lease,
             claim=claim,
-            num_gpu_tokens=view.num_gpu_tokens,
-            num_cpu_tokens=num_own - view.num_gpu_tokens,
+            num_gpu_tokens=view.num_gpu_tokens if is_known else 0,
+            num_cpu_tokens=num_own - view.num_gpu_tokens if is_known else 0,
             num_pool_tokens=choice.num_pool_tokens,
             state=state,
         )
 
     def answered(self, job: Job, placement: Placement, answer: Answer) -> None:
         """Note the first token of an answer, if it has come."""
+        if job.session_hash is not None and answer.outcome_status == 200:
+            self._sessions.computed(job.session_hash, placement.candidate.id, job.num_tokens)
         if job.streams and answer.outcome_status == 200 and answer.first_s is not None:
             self._fleet.first_token(placement.lease, answer.first_s)
             if self._outbox is not None:

@@ -1,17 +1,14 @@
 """A request's place in an experiment: what is compared, and which replicas are for it.
 
-A request's session is its unit. One without a session id is known by its conversation: the digest
-of its messages up to the first of the user, which are the same in all its turns; a completion
-without a session id has nothing that stays, and takes part in switchbacks only.
+A request's session is its unit: what its client calls so, else what has the same first turn (see
+router.api.sessions). A completion without a session id has nothing that stays, and takes part in
+switchbacks only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic, time
-
-import orjson
-import xxhash
 
 from router.data_path.job import Job
 from router.experiments.assignment import Assignment
@@ -24,7 +21,7 @@ def assign(experiments: ExperimentRunner, job: Job) -> Assignment | None:
     """Find a prompt's arm; it keeps it, however often it is decided."""
     if experiments.is_empty or job.prompt is None:
         return None
-    return experiments.assign(job.model or "", digest_of(job), time(), monotonic())
+    return experiments.assign(job.model or "", job.session_hash, time(), monotonic())
 
 
 def record_of(assignment: Assignment, *, is_beyond: bool) -> AssignmentRecord | None:
@@ -56,16 +53,3 @@ def narrowed(
     allows = assignment.allows
     own = [c for c in candidates if allows(c.replica.name, c.replica.url.rstrip("/"))]
     return (own, False) if own else (candidates, True)
-
-
-def digest_of(job: Job) -> int | None:
-    """Digest what is the same in all turns of a conversation; None: nothing is."""
-    if job.session_hash is not None or job.chat is None:
-        return job.session_hash
-    messages = job.chat.messages
-    users = (i for i, message in enumerate(messages) if message.get("role") == "user")
-    first = next(users, None)
-    if first is None:
-        return None
-    opening = orjson.dumps([job.model, *messages[: first + 1]])
-    return xxhash.xxh3_64_intdigest(opening) >> 1

@@ -16,9 +16,9 @@ from router.data_path.assign import assign, narrowed, record_of
 from router.data_path.job import Choice, Job
 from router.data_path.match import Matcher
 from router.experiments.runner import ExperimentRunner
-from router.replicas.fleet import Fleet
+from router.replicas.fleet import Fleet, Match
 from router.replicas.replica import Candidate
-from router.replicas.sessions import Sessions
+from router.replicas.sessions import Sessions, SessionView
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
@@ -83,7 +83,10 @@ class Decider:
         session = (
             self._sessions.get(job.session_hash, now_s) if job.session_hash is not None else None
         )
-        views = self._fleet.views(candidates, found.matches, now_s)
+        matches = found.matches
+        if session is not None and job.tokens is None and job.prompt is not None:
+            matches = {session.candidate: _likely_match(session, job.num_tokens)}
+        views = self._fleet.views(candidates, matches, now_s)
         snapshot = Snapshot(
             now_s=now_s,
             number=self._num_decisions[job.model],
@@ -91,6 +94,7 @@ class Decider:
             request=RequestView(
                 num_tokens=job.num_tokens,
                 session_hash=job.session_hash,
+                parent_session_hash=job.parent_session_hash,
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=found.first_blocks_hash,
             ),
@@ -115,3 +119,13 @@ class Decider:
     def count(self, job: Job) -> None:
         """Count a decision that was put into effect: the model's next one has another number."""
         self._num_decisions[job.model] += 1
+
+
+def _likely_match(session: SessionView, num_tokens: int) -> Match:
+    """Guess what a session's last candidate holds of a prompt whose tokens are not known.
+
+    The last prompt that it computed is probably this one's beginning. So a session stays where it
+    is, unless the queue there is longer than computing all of it elsewhere takes.
+    """
+    num_held = max(0, min(session.num_tokens, num_tokens - 1))
+    return Match(num_held, num_held)

@@ -8,7 +8,6 @@ from typing import Final
 from multidict import CIMultiDict
 
 from router.api.clients import FORWARDED
-from router.api.sessions import session_header
 from router.api.withheld import PREFIX, Withheld
 from router.data_path import tenancy
 from router.data_path.job import Job, Placement
@@ -44,9 +43,9 @@ class RequestHeaders:
         if not job.forwarded[1]:
             headers.popall("Content-Encoding", None)
         headers["X-Request-Id"] = job.request_id
-        session = headers.get("X-Session-ID") or job.session
-        if session is not None:
-            headers["X-Session-ID"] = session_header(session)
+        headers.popall("X-Session-ID", None)
+        if job.session_hash is not None:  # engines name it in their events
+            headers["X-Session-ID"] = f"{job.session_hash:016x}"
         if placement.candidate.rank is not None:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
         if job.inbound.client is not None:

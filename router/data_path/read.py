@@ -111,11 +111,19 @@ class Reader:
         job.is_kept = inbound.path == CREATE and body is not None and is_kept(body)
         job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
         tenancy.apply(job, body)
-        job.session = session_of(inbound.headers, body, self._session_headers)
-        if job.session is not None:
-            owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
-            job.session_hash = session_hash(job.session, f"{owner}{job.model or ''}")
+        self._set_session(job, body)
         return job
+
+    def _set_session(self, job: Job, body: dict[str, Any] | None) -> None:
+        inbound = job.inbound
+        session = session_of(inbound.headers, body, self._session_headers, inbound.path)
+        if session is None:
+            return
+        owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
+        model = f"{owner}{job.model or ''}"
+        job.session_hash = session_hash(session.name, model)
+        if session.parent is not None:
+            job.parent_session_hash = session_hash(session.parent, model)
 
     def _model_of(self, named: str | None) -> str:
         """Find the model of a request that names none: there must be only one.

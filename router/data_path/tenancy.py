@@ -82,7 +82,7 @@ def charge(job: Job, choice: Choice, now_s: float) -> None:
     if job.tenant is None or job.charge is not None:
         return
     batch = job.completion is not None and len(job.completion.prompts) > 1
-    if job.prompt is None or batch:  # of a batch only the first prompt is looked at
+    if job.tokens is None or batch:  # of a batch only the first prompt is looked at
         num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
         num_own = max(choice.view.num_gpu_tokens, choice.view.num_cpu_tokens)

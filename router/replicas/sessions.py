@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from policies.view import CandidateId
 
@@ -18,6 +19,7 @@ class SessionView(Struct, frozen=True, kw_only=True, gc=False):
     num_turns: int
     last_seen_s: float
     gap_s: float | None = None  # mean time between turns, recent ones first; None: one turn
+    num_tokens: int = 0  # of the last prompt that was computed there; of an unknown one a guess
 
 
 class Sessions:
@@ -57,11 +59,18 @@ class Sessions:
                 num_turns=known.num_turns + 1,
                 last_seen_s=now_s,
                 gap_s=_mean_gap(known.gap_s, now_s - known.last_seen_s),
+                num_tokens=known.num_tokens if candidate == known.candidate else 0,
             )
         self._seen[session_hash] = session
         self._seen.move_to_end(session_hash)
         self._drop_old(now_s)
         return session
+
+    def computed(self, session_hash: int, candidate: CandidateId, num_tokens: int) -> None:
+        """Record that a turn's prompt is computed; where the session has moved on, do nothing."""
+        session = self._seen.get(session_hash)
+        if session is not None and session.candidate == candidate:
+            self._seen[session_hash] = replace(session, num_tokens=num_tokens)
 
     def learn(self, session_hash: int, session: SessionView) -> None:
         """Take over what another router knows of a session that is new here; else do nothing."""

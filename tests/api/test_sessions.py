@@ -1,14 +1,17 @@
-"""router.api.sessions: the conversation that a request names."""
+"""router.api.sessions: the conversation that a request belongs to."""
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
 import pytest
 
-from router.api.sessions import session_hash, session_header, session_of
+from router.api.sessions import Session, session_hash, session_of
+from router.config import Config
 
-NAMES = ("x-session-id", "session_id")
+NAMES = Config().session.headers
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+UUID = "3b70e2b4-94a4-4c11-9f0e-0123456789ab"
 
 
 @pytest.mark.parametrize(
@@ -16,20 +19,159 @@ NAMES = ("x-session-id", "session_id")
     [
         ({"x-session-id": "a", "session_id": "b"}, {"prompt_cache_key": "c"}, "a"),
         ({"session_id": "b"}, {"prompt_cache_key": "c"}, "b"),
+        ({"session-id": "root", "thread-id": "own"}, {"prompt_cache_key": UUID}, "own"),
+        ({"x-claude-code-session-id": "a"}, {"metadata": {"user_id": "u_session_b"}}, "a"),
+        ({"x-session-affinity": "a", "x-opencode-session": "b"}, {}, "a"),
+        ({"x-opencode-session": "b"}, {}, "b"),
+        ({}, {"session_id": "s", "prompt_cache_key": "c"}, "s"),
         ({}, {"prompt_cache_key": "c", "metadata": {"user_id": "d"}}, "c"),
-        ({}, {"previous_response_id": "resp_1"}, "resp_1"),
-        ({}, {"metadata": {"user_id": "d"}}, "d"),
+        ({}, {"previous_response_id": "resp_1", "input": "and then?"}, "resp_1"),
+        ({}, {"metadata": {"user_id": f"user_0a_account__session_{UUID}"}}, UUID),
+        ({}, {"metadata": {"user_id": '{"device_id":"d","session_id":"s"}'}}, "s"),
+        ({}, {"metadata": {"user_id": "{not JSON"}}, "{not JSON"),
+        ({}, {"metadata": {"user_id": "[]"}}, "[]"),
         ({}, {"metadata": {"user_id": 7}}, None),
         ({}, {"metadata": "x", "prompt_cache_key": ""}, None),
         ({"x-session-id": "x" * 20_000}, None, None),
         ({}, None, None),
     ],
 )
-def test_the_first_that_speaks_wins(
-    headers: dict[str, str], body: dict[str, object] | None, found: str | None
+def test_the_first_that_names_it_wins(
+    headers: dict[str, str], body: dict[str, Any] | None, found: str | None
 ) -> None:
     """Configured headers in order, then the body's own fields; nonsense is no session."""
-    assert session_of(headers, body, NAMES) == found
+    session = session_of(headers, body, NAMES, MESSAGES)
+
+    assert (session.name if session else None) == found
+
+
+@pytest.mark.parametrize(
+    ("headers", "parent"),
+    [
+        ({"x-claude-code-session-id": "s"}, None),
+        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, "s"),
+        (
+            {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "b",
+             "x-claude-code-parent-agent-id": "a"},
+            "s\0a",
+        ),
+        ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, "s"),
+        ({"x-session-id": "s2", "x-parent-session-id": "s"}, "s"),
+        ({"x-session-id": "s", "x-parent-session-id": "s"}, None),
+    ],
+)  # fmt: skip
+def test_a_sub_agent_is_a_session_with_a_parent(
+    headers: dict[str, str], parent: str | None
+) -> None:
+    """Claude Code's, Codex's and OpenCode's; each has another name than its parent."""
+    session = session_of(headers, {}, NAMES, CHAT)
+
+    assert session is not None
+    assert session.parent == parent != session.name
+
+
+def name(path: str, **body: Any) -> str | None:
+    session = session_of({}, body, NAMES, path)
+    return session.name if session else None
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+ANSWER = {"role": "assistant", "content": "an answer"}
+LONG = "a long text " * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "later"),
+    [
+        (CHAT, [user("a")], [user("a"), ANSWER, user("b")]),
+        (CHAT, [{"role": "system", "content": LONG + "at 10:00"}, user(LONG)],
+         [{"role": "system", "content": LONG + "at 10:01"}, user(LONG), ANSWER, user("b")]),
+        (MESSAGES, [user([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}])],
+         [user([{"type": "text", "text": "a"}]), ANSWER, user("b")]),
+        (RESPONSES, "a", [user("a"), {"type": "function_call", "name": "f", "arguments": "{}"}]),
+        (RESPONSES, [{"type": "message", **user([{"type": "input_text", "text": "a"}])}],
+         [{"type": "message", **user([{"type": "input_text", "text": "a"}])},
+          {"type": "reasoning", "summary": []}, user("b")]),
+    ],
+)  # fmt: skip
+def test_turns_of_one_conversation_agree(path: str, first: Any, later: Any) -> None:
+    """Without any id: what comes before the first answer is the same in all of them."""
+    field = "input" if path == RESPONSES else "messages"
+
+    assert name(path, **{field: first}) == name(path, **{field: later}) is not None
+
+
+def test_a_billing_header_is_no_other_session() -> None:
+    """Claude Code's differs in each request, as a system block or as a line of one."""
+    blocks = [[{"text": f"x-anthropic-billing-header: cch={n}"}, {"text": "You."}] for n in (1, 2)]
+    lines = [f"x-anthropic-billing-header: cch={n}\nYou." for n in (1, 2)]
+
+    for one, other in (blocks, lines):
+        assert name(MESSAGES, system=one, messages=[user("a")]) == name(
+            MESSAGES, system=other, messages=[user("a")]
+        )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"messages": [user("a")]}, {"messages": [user("b")]}),
+        ({"messages": [user(LONG + "a")]}, {"messages": [user(LONG + "b")]}),
+        ({"messages": [user("same"), user("a")]}, {"messages": [user("same"), user("b")]}),
+        ({"messages": [user("a")], "system": "x"}, {"messages": [user("a")], "system": "y"}),
+        (
+            {"messages": [user([{"type": "image_url", "image_url": {"url": "data:1"}}])]},
+            {"messages": [user([{"type": "image_url", "image_url": {"url": "data:2"}}])]},
+        ),
+        (
+            {"messages": [user("a")], "prompt_cache_key": "my agent"},
+            {"messages": [user("b")], "prompt_cache_key": "my agent"},
+        ),
+        (
+            {"messages": [user("a")], "metadata": {"user_id": "ann"}},
+            {"messages": [user("b")], "metadata": {"user_id": "ann"}},
+        ),
+        (
+            {"messages": [user("a")], "metadata": {"user_id": "ann"}},
+            {"messages": [user("a")], "metadata": {"user_id": "bob"}},
+        ),
+    ],
+)
+def test_conversations_are_told_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """By anything in their first turns; an application's key or a person's name is no session."""
+    names = [name(CHAT, **one), name(CHAT, **other)]
+
+    assert None not in names
+    assert names[0] != names[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        (CHAT, {"messages": [{"role": "system", "content": "a"}]}),
+        (CHAT, {"messages": [ANSWER, user("a")]}),
+        (CHAT, {"messages": [7]}),
+        (MESSAGES, {"messages": {"role": "user"}}),
+        (RESPONSES, {"input": None}),
+        (RESPONSES, {}),
+    ],
+)
+def test_what_has_no_first_turn_has_no_session(path: str, body: dict[str, Any]) -> None:
+    """There is nothing that its next request would have, too."""
+    assert name(path, **body) is None
+
+
+def test_a_first_turn_is_not_told() -> None:
+    """The name has a digest of it."""
+    named = name(CHAT, messages=[user("a secret")])
+
+    assert named is not None
+    assert "secret" not in named
 
 
 def test_a_session_belongs_to_its_model() -> None:
@@ -42,13 +184,6 @@ def test_a_session_belongs_to_its_model() -> None:
     "session", ["a\r\nX-Evil: 1", "\udcff\udcfe", "\x00", "sité", " ", " a", "a\t", "x" * 10_000]
 )
 def test_an_odd_session_is_a_session(session: str) -> None:
-    """It has a digest; and that, not the bytes, is what an engine gets."""
-    assert session_of({"x-session-id": session}, None, NAMES) == session
+    """It has a digest of its own."""
+    assert session_of({"x-session-id": session}, None, NAMES, CHAT) == Session(session)
     assert session_hash(session, "m") != session_hash("", "m")
-    assert re.fullmatch("[0-9a-f]{16}", session_header(session))
-
-
-@pytest.mark.parametrize("session", ["a", "user 7", "3b70e2b4-94a4", "x" * 512])
-def test_a_plain_session_is_forwarded_as_it_is(session: str) -> None:
-    """Engines name it in their events."""
-    assert session_header(session) == session

@@ -66,6 +66,9 @@ def test_a_request_counts_at_both_routers() -> None:
     a.end(lease, claim, 2.0)
     b.receive(a, now_s=2.0)
     assert b.held("r2", chain) == a.held("r1", chain) == 10  # blind: guessed, at both
+    session = b.sessions.get(5, 2.0)
+    assert session is not None
+    assert session.num_tokens == 10 * BLOCK_SIZE + 1
     for node in (a, b):
         node.caches.expire_claims(2.0 + LINGER_S)
         assert node.leftovers() == []
@@ -472,7 +475,8 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
 
     stored = a.outbox.take_sessions(1) | a.outbox.take_sessions()
     assert a.outbox.take_sessions() == {}
-    assert stored[7] == SessionState(X, 3, 10.0)
+    a.sessions.computed(7, CandidateId("r1"), 50)
+    assert stored[7] == SessionState(X, 3, 10.0, 0)
     late.peers.learn_sessions(stored | {9: SessionState(StreamId("http://z#0"), 1, None)}, 40.0)
     seven, eight = late.sessions.get(7, 40.0), late.sessions.get(8, 40.0)
     assert seven is not None

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.api.sessions import session_header
+from router.api.sessions import session_hash
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -25,6 +25,7 @@ from tests.faults.stage import (
     words,
 )
 
+UUID = "3b70e2b4-94a4-4c11-9f0e-0123456789ab"
 HTTP = b" HTTP/1.1\r\nHost: router\r\n"
 
 BODIES = {
@@ -112,24 +113,24 @@ async def test_a_request_gets_an_id_where_it_has_none_or_a_wrong_one() -> None:
 
 
 async def test_the_session_is_forwarded() -> None:
-    """As X-Session-ID, wherever it came from; as a digest where its bytes are odd."""
+    """As X-Session-ID, wherever it came from: a digest, in place of what a client calls it."""
     none = {"X-Session-ID": ""}
     cases: list[tuple[Json, Json, str]] = [
         ({"X-Session-ID": "s1", "session_id": "s2"}, {}, "s1"),
         (none | {"x-claude-code-session-id": "s2"}, {}, "s2"),
-        (none, {"prompt_cache_key": "s3"}, "s3"),
-        (none, {"metadata": {"user_id": "s4"}}, "s4"),
-        (none, {"prompt_cache_key": "a\r\nX-Evil: 1"}, session_header("a\r\nX-Evil: 1")),
-        (none, {"prompt_cache_key": "sité\u4e00"}, session_header("sité\u4e00")),
-        ({"X-Session-ID": "s" * 10_000}, {}, session_header("s" * 10_000)),
+        (none, {"prompt_cache_key": UUID}, UUID),
+        (none, {"metadata": {"user_id": "u_session_s4"}}, "s4"),
+        (none, {"session_id": "a\r\nX-Evil: 1"}, "a\r\nX-Evil: 1"),
+        (none, {"session_id": "sité\u4e00"}, "sité\u4e00"),
+        ({"X-Session-ID": "s" * 10_000}, {}, "s" * 10_000),
     ]
     async with FakeEngine() as engine, on_stage(engine) as stage:
-        for headers, fields, forwarded in cases:
+        for headers, fields, session in cases:
             reply = await stage.ask(chat("a", **fields), headers=headers)
             got = engine.received.pop().headers
 
             assert reply.status == 200
-            assert got.get("X-Session-ID", "") == forwarded
+            assert got["X-Session-ID"] == f"{session_hash(session, 'tiny'):016x}"
             assert "X-Evil" not in got
 
 

@@ -58,6 +58,20 @@ def test_needs_room_and_time(room: int, ttl_s: float) -> None:
         Sessions(max_sessions=room, ttl_s=ttl_s)
 
 
+def test_what_was_computed_belongs_to_its_candidate() -> None:
+    """A turn that begins does not change it, a turn elsewhere ends it, for good."""
+    sessions = Sessions()
+    sessions.computed(1, A, 5)
+    assert sessions.get(1, 0.0) is None
+
+    assert sessions.note(1, A, 0.0).num_tokens == 0
+    sessions.computed(1, A, 100)
+    assert sessions.note(1, A, 1.0).num_tokens == 100
+    assert sessions.note(1, B, 2.0).num_tokens == 0
+    sessions.computed(1, A, 200)
+    assert sessions.note(1, B, 3.0).num_tokens == 0
+
+
 def test_learns_of_sessions_that_are_new_here() -> None:
     """What others know; what was seen here is newer, and room is kept."""
     sessions = Sessions(max_sessions=2)
