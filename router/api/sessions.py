@@ -33,10 +33,14 @@ _USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
 
 
 class Session(NamedTuple):
-    """A conversation, and the one that began it; None: nobody says that another did."""
+    """A conversation, and the one that began it; None: nobody says that another did.
+
+    is_named: Its client has a name for it; False: it is known by its first turn.
+    """
 
     name: str
     parent: str | None = None
+    is_named: bool = True
 
 
 def session_of(
@@ -45,9 +49,10 @@ def session_of(
     """Find a request's session; `names` are headers, in order."""
     name = next((value for each in names if (value := _id(headers.get(each)))), None)
     if name is None and body is not None:
-        name = _in_body(body, path)
+        name = _in_body(body)
     if name is None:
-        return None
+        turn = _first_turn(body, path) if body is not None else None
+        return Session(turn, is_named=False) if turn is not None else None
     if agent := _id(headers.get(_AGENT)):
         above = _id(headers.get(_PARENT_AGENT))
         return Session(f"{name}\0{agent}", f"{name}\0{above}" if above else name)
@@ -61,7 +66,7 @@ def session_hash(session: str, model: str) -> int:
     return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode(errors="surrogatepass")) >> 1
 
 
-def _in_body(body: Mapping[str, Any], path: str) -> str | None:
+def _in_body(body: Mapping[str, Any]) -> str | None:
     if name := _id(body.get("session_id")):
         return name
     key = _id(body.get("prompt_cache_key"))
@@ -69,13 +74,19 @@ def _in_body(body: Mapping[str, Any], path: str) -> str | None:
         return key
     if name := _id(body.get("previous_response_id")):
         return name
-    metadata = body.get("metadata")
-    user = _id(metadata.get("user_id")) if isinstance(metadata, Mapping) else None
-    if user is not None and (name := _session_in(user)):
-        return name
-    owner = key or user
+    user = _user(body)
+    return _session_in(user) if user is not None else None
+
+
+def _first_turn(body: Mapping[str, Any], path: str) -> str | None:
+    owner = _id(body.get("prompt_cache_key")) or _user(body)
     turn = digest_first_turn(path, body)
     return owner if turn is None else f"{owner or ''}\0{turn:016x}"
+
+
+def _user(body: Mapping[str, Any]) -> str | None:
+    metadata = body.get("metadata")
+    return _id(metadata.get("user_id")) if isinstance(metadata, Mapping) else None
 
 
 def _session_in(user: str) -> str | None:

@@ -48,6 +48,7 @@ from router.replicas.sessions import Sessions
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
+from router.tokens.hand_over import HandOver
 from router.upstream import Upstream
 
 
@@ -102,6 +103,11 @@ class Parts:
         )
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)
         self.prompters = Prompters()
+        self.hand_over = HandOver(
+            config.tokens.hand_over,
+            self.prompters,
+            ended=lambda model, reason: self.metrics.hand_over_ended.labels(model, reason).inc(),
+        )
 
     def _build_experiments(self) -> None:
         """Build what compares policies, and what records decisions."""
@@ -179,6 +185,7 @@ class Parts:
             fleet=self.fleet,
             caches=self.caches,
             prompters=self.prompters,
+            hand_over=self.hand_over,
             upstream=self.upstream,
             engine_api=self.engine_api,
             loaders=self.threads.load,

@@ -14,6 +14,7 @@ from router.data_path.admit import Admission
 from router.data_path.decide import Decider
 from router.data_path.engine_tokens import EngineTokenizer
 from router.data_path.forward import Forwarder
+from router.data_path.handing import Handing
 from router.data_path.headers import RequestHeaders
 from router.data_path.lookup import Lookup
 from router.data_path.match import Matcher
@@ -100,6 +101,9 @@ def build_pipeline(parts: Parts) -> Pipeline:
                 retries=retries,
                 metrics=metrics,
             ),
+            handing=Handing(
+                parts.hand_over, max_tokens=partial(_max_tokens, parts.fleet), metrics=metrics
+            ),
             metrics=metrics,
         ),
         retries=retries,
@@ -109,6 +113,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             caches=parts.caches,
             token_audit=TokenAudit(
                 parts.prompters,
+                hand_over=parts.hand_over,
                 prove_ratio=config.tokens.prove_ratio,
                 encoders=parts.threads.encode,
                 metrics=metrics,

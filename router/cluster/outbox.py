@@ -86,8 +86,12 @@ class Outbox:
         claim: Claim | None,
         num_held_blocks: int,
         session_hash: int | None,
+        has_named_session: bool = True,
     ) -> None:
-        """Note that one of our requests was sent, and what it is going to compute."""
+        """Note that one of our requests was sent, and what it is going to compute.
+
+        A session without a name is stored from its second turn on: most have no second one.
+        """
         stream_id = self._names.stream_id_of(lease.candidate)
         if stream_id is None:
             return  # removed
@@ -109,7 +113,9 @@ class Outbox:
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number
         self._put(note, len(note.claimed) + len(note.held))
-        if session_hash is not None:
+        if session_hash is not None and (
+            has_named_session or self._sessions.last(session_hash) is not None
+        ):
             self._turned[session_hash] = None
 
     def answered(self, lease: Lease, now_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -47,6 +47,14 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="share of requests, and of the time, spent on proving tokens exact",
         ),
     ] = 0.01
+    hand_over: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="whether engines get a long prompt's token ids with it, so that they need "
+            "not tokenize it again: auto: where that is proven (docs/exactness.md); on: at every "
+            "replica that takes them; off: never"
+        ),
+    ] = "auto"
     engine_timeout_s: Annotated[
         Seconds, Meta(description="deadline for an engine that tokenizes for us")
     ] = 2.0

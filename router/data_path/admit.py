@@ -75,6 +75,7 @@ class Admission:
                 claim=claim,
                 num_held_blocks=num_held_blocks,
                 session_hash=job.session_hash,
+                has_named_session=job.has_named_session,
             )
         if job.session_hash is not None:
             self._sessions.note(job.session_hash, candidate.id, now_s)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, opening_of
+from router.data_path.handing import Handing
 from router.data_path.headers import RequestHeaders
 from router.data_path.job import Job, Placement
 from router.data_path.overdue import Patience
@@ -55,12 +56,14 @@ class Forwarder:
         headers: RequestHeaders,
         retries: Retries,
         patience: Patience,
+        handing: Handing,
         metrics: Metrics,
     ) -> None:
         self._upstream = upstream
         self._headers = headers
         self._retries = retries
         self._patience = patience
+        self._handing = handing
         self._metrics = metrics
 
     async def send(self, job: Job, placement: Placement) -> Attempt:
@@ -69,8 +72,13 @@ class Forwarder:
         Raises:
             OutOfConnections: as `Upstream.open`.
         """
+        await self._handing.hand_over(job, placement)
         try:
             answer = await self._ask(job, placement)
+            if self._handing.is_refused(job, answer):
+                answer.close()
+                await self._handing.hand_over(job, placement)
+                answer = await self._ask(job, placement)
         except UpstreamError as exc:
             return Attempt(error=exc, failure=exc.code)
         if answer.outcome_status not in RETRYABLE:
@@ -91,6 +99,7 @@ class Forwarder:
             patience=partial(self._patience.wait_s, job, placement) if overdue_s else None,
             patience_s=overdue_s or 0.0,
         )
+        job.handed = None  # an answer takes minutes
         try:
             answer.first_s = monotonic()
             if not answer.is_event_stream:

@@ -26,6 +26,7 @@ from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
+from router.tokens.hand_over import Kind
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class Job(Struct, kw_only=True):
     is_kept: bool = False  # its engine may keep the response, so others may ask for it
     session_hash: int | None = None
     parent_session_hash: int | None = None  # of a sub-agent's session
+    has_named_session: bool = False  # False: known by its first turn, if at all
     chat: ChatRequest | None = None
     completion: CompletionRequest | None = None
     outline: Outline | None = None  # instead of what it says, where the body was not read whole
@@ -80,6 +82,9 @@ class Job(Struct, kw_only=True):
     terms: Terms | str = "api"  # for going on with its stream elsewhere; text: why that cannot be
     is_continuation: bool = False  # it goes on with the stream of a try that broke off
     num_continued_tokens: int = 0  # of its prompt, what that stream's engines generated
+    kind: Kind | None = None  # how its prompt is made; None: its ids are not handed over
+    handed: bytes | None = None  # the body with its ids, while it is sent
+    is_handed_over: bool = False  # its last try was
     tokenized_s: float = 0.0
     placed_s: float = 0.0
 
@@ -98,6 +103,8 @@ class Job(Struct, kw_only=True):
 
         Compressed as it came, unless a field of it had to change.
         """
+        if self.handed is not None:
+            return self.handed, False
         inbound = self.inbound
         if inbound.as_sent is None:
             return inbound.body, True

@@ -20,6 +20,7 @@ from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
 from router.contracts import NO_EXTRA, ExtraKeys
 from router.data_path import tenancy
+from router.data_path.handing import kind_of
 from router.data_path.job import Inbound, Job
 from router.data_path.terms import terms_of
 from router.errors import BadRequest
@@ -103,6 +104,8 @@ class Reader:
                     terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
                 )
             job.extra = extra_keys(self._fleet, job.model, job.prompt.cache_salt)
+            if job.chat is not None and body is not None:
+                job.kind = kind_of(inbound.path, job.chat, body)
         elif body is not None:
             model = body.get("model")
             job.model = model if isinstance(model, str) else None
@@ -122,6 +125,7 @@ class Reader:
         owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
         model = f"{owner}{job.model or ''}"
         job.session_hash = session_hash(session.name, model)
+        job.has_named_session = session.is_named
         if session.parent is not None:
             job.parent_session_hash = session_hash(session.parent, model)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 from functools import partial
+from time import monotonic
 
 import orjson
 
@@ -13,6 +14,7 @@ from router.api.apis import Prompt
 from router.data_path.job import Inbound, Job, Placement
 from router.metrics import Metrics
 from router.tokens import Prompter, Prompters
+from router.tokens.hand_over import HandOver
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +23,22 @@ class TokenAudit:
     """Compares our tokens with engines'; where they differ, ours are not believed.
 
     Args:
+        hand_over: Is told what counts as evidence for it, and what against.
         prove_ratio: Share of prompts that are encoded whole.
         encoders: Where that is done.
     """
 
     def __init__(
-        self, prompters: Prompters, *, prove_ratio: float, encoders: Executor, metrics: Metrics
+        self,
+        prompters: Prompters,
+        *,
+        hand_over: HandOver,
+        prove_ratio: float,
+        encoders: Executor,
+        metrics: Metrics,
     ) -> None:
         self._prompters = prompters
+        self._hand_over = hand_over
         self._prove_ratio = prove_ratio
         self._encoders = encoders
         self._metrics = metrics
@@ -42,6 +52,13 @@ class TokenAudit:
         if prompter is None or not (job.is_refused_here or job.way == "local"):
             return
         replica = placement.candidate.replica.name
+        if job.is_handed_over:  # the engine counted our ids
+            if num_engine_tokens != job.num_tokens:
+                self._metrics.token_mismatches.labels(job.model or "", "handed_over").inc()
+                self._hand_over.doubt(job.model or "", "count", monotonic())
+            else:
+                self._sample(job, prompter)
+            return
         disagreed = prompter.trust.disagrees(replica)
         is_match = prompter.trust.observe_usage(
             replica,
@@ -53,12 +70,19 @@ class TokenAudit:
         if job.is_refused_here:  # but not by the engine: our template is not the engine's
             self._mismatch(job, "template", prompter, replica, is_new=not disagreed)
             return
-        self._num_requests += 1
         if is_match and job.chat is not None and prompter.trust.reason is None:
             prompter.trust.proven.add((job.inbound.api.name, job.chat.has_tool_choice))
         if not is_match:
             self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
-        elif self._is_sampled() and not self._proof_runs:
+            return
+        if job.kind is not None:
+            self._hand_over.agreed(job.model or "", job.kind)
+        self._sample(job, prompter)
+
+    def _sample(self, job: Job, prompter: Prompter) -> None:
+        """Prove one of many prompts."""
+        self._num_requests += 1
+        if self._is_sampled() and not self._proof_runs:
             self._prove(job, prompter)
 
     def _is_sampled(self) -> bool:
@@ -106,6 +130,7 @@ class TokenAudit:
     ) -> None:
         """Count it; log once what is suspect from now on."""
         self._metrics.token_mismatches.labels(job.model or "", against).inc()
+        self._hand_over.doubt(job.model or "", "tokens", monotonic())
         said = {"model": job.model, "request": job.request_id, "replica": replica}
         reason = prompter.trust.reason
         if reason is not None:

@@ -26,6 +26,7 @@ from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig, TokensConfig
 from router.discovery.engine_api import EngineApi, EngineFacts
+from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.discovery.status import Waiting
 from router.errors import (
     ConfigError,
@@ -47,6 +48,7 @@ from router.replicas.health import ProbeFailure
 from router.replicas.replica import Candidate, Replica, candidates_of
 from router.supervisor import keep_running
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
+from router.tokens.hand_over import HandOver
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ logger = logging.getLogger(__name__)
 HISTORY: Final = "its event history is being replayed"
 
 _DISCOVER_S: Final = (0.2, 5.0)  # first and longest pause between attempts
+_ASK_AGAIN_S: Final = 30.0
 _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
 
 
@@ -76,6 +79,7 @@ class ReplicaWatch:
         fleet: Fleet,
         caches: CacheView,
         prompters: Prompters,
+        hand_over: HandOver,
         upstream: Upstream,
         engine_api: EngineApi,
         loaders: Executor,
@@ -93,6 +97,7 @@ class ReplicaWatch:
         self._fleet = fleet
         self._caches = caches
         self._prompters = prompters
+        self._hand_over = hand_over
         self._upstream = upstream
         self._engine_api = engine_api
         self._loaders = loaders
@@ -117,12 +122,17 @@ class ReplicaWatch:
                         for source in sources
                     ]
                     tg.create_task(self._await_history(replica), name=f"history {self._name}")
+                    asking = tg.create_task(
+                        self._ask_about_ids(replica), name=f"hand over {self._name}"
+                    )
                     await self._probe(replica, facts)
+                    asking.cancel()
                     for follower, source in zip(followers, sources, strict=True):
                         if self._sharing is not None:
                             self._sharing.restarted(source.candidate)
                         follower.cancel()
             finally:
+                self._hand_over.forget(self._name)
                 for candidate in candidates_of(replica):
                     self._caches.drop(candidate.id)
             logger.warning("replica restarted", extra={"replica": self._name})
@@ -304,6 +314,36 @@ class ReplicaWatch:
             logger.warning(
                 "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
             )
+
+    async def _ask_about_ids(self, replica: Replica) -> None:
+        """Find out whether the replica takes token ids, where its models' are proven."""
+        models = [model.id for model in replica.models if model.parent is None]
+        pause_s = self._config.health.interval_s
+        while True:
+            await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
+            pause_s = self._config.health.interval_s
+            for model, path in self._hand_over.wanted(self._name, models, self._now()):
+                prompter = self._prompters.get(model)
+                assert prompter is not None
+                try:
+                    takes = await takes_ids(
+                        self._engine_api,
+                        self._name,
+                        replica.url,
+                        model=model,
+                        path=path,
+                        prompter=prompter,
+                    )
+                except WrongIds:
+                    self._hand_over.doubt(model, "ids", self._now())
+                except UpstreamError as exc:
+                    fields = {"replica": self._name, "reason": exc.message}
+                    logger.warning("not known yet whether it takes token ids", extra=fields)
+                    pause_s = _ASK_AGAIN_S
+                except (NeedsEngine, RouterError):
+                    self._hand_over.found(self._name, model, path, takes=False)
+                else:
+                    self._hand_over.found(self._name, model, path, takes=takes)
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""

@@ -97,6 +97,11 @@ class Metrics:
         "Bytes of the request bodies that are held now (bounded by limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
         "Prompts whose local tokens were not the engine's (usage, template) or a full encode's")]
+    handed_over: Annotated[Counter, Spec("warmroute_handed_over_requests", "model",
+        "Prompts sent to engines with their token ids (tokens.hand_over)")]
+    hand_over_ended: Annotated[Counter, Spec("warmroute_hand_over_ended", "model reason",
+        "Times that it ended for a model, by doubt: count and tokens (the engine's are others), "
+        "ids (likewise, of a probe), refused, failed (three in a row)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
         "Received from other routers, by kind: began, answered, ended, alive, doubted, registered; "
         "unknown_feed: about a replica that is unknown here, malformed: not understood")]

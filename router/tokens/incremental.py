@@ -23,6 +23,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
+import numpy as np
+import orjson
 from xxhash import xxh3_128_intdigest
 
 from router.api.openai import TokenIds
@@ -37,6 +39,7 @@ _LEAF = 0x6C656166  # mixed into a tail's seed: a tail is no segment, even if it
 _SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
 _CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
 _STEP_TOKENS = 16_384  # hashed at once: 1.3 ms
+_JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
 _BLOCK_BYTES = 8  # a key, as a machine word: an int in a list takes 40, and a cache miss to copy
 
 
@@ -73,7 +76,16 @@ class Segment:
     next_key, next_bytes, next_guard: The child that was used last, tried before searching.
     """
 
-    __slots__ = ("chains", "ids", "key", "next_bytes", "next_guard", "next_key", "size_bytes")
+    __slots__ = (
+        "chains",
+        "ids",
+        "json",
+        "key",
+        "next_bytes",
+        "next_guard",
+        "next_key",
+        "size_bytes",
+    )
 
     def __init__(self, key: int, ids: TokenIds) -> None:
         self.key = key
@@ -82,6 +94,7 @@ class Segment:
         self.next_bytes = 0
         self.next_guard = b""
         self.chains: dict[int, Chain] | None = None
+        self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not asked for
         self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
 
 
@@ -297,6 +310,26 @@ class SegmentTree:
                     position = next(wanted)
             start, before = end, chain
         return found
+
+    def json(self, path: Sequence[Segment]) -> Generator[None, None, bytes]:
+        """Write the path's ids as JSON numbers, separated by commas.
+
+        Yields where other tasks may run. Only what was not written before is written (6 us per
+        1,000 ids), and remembered: some 6 bytes an id of the budget.
+        """
+        num_ids = 0
+        for segment in path:
+            if segment.json is None:
+                numbers = np.frombuffer(segment.ids, np.uint32)
+                segment.json = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+                segment.size_bytes += len(segment.json)
+                if self._segments.get(segment.key) is segment:
+                    self._size_bytes += len(segment.json)
+                num_ids += len(numbers)
+                if num_ids > _JSON_STEP_IDS:
+                    num_ids = 0
+                    yield
+        return b",".join([segment.json for segment in path if segment.json])
 
     def _remember_digests(
         self, segment: Segment, chain_id: int, chain: Chain, digests: bytes

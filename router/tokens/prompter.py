@@ -88,6 +88,10 @@ class Tokens:
             whole += segment.ids
         return whole.tolist()
 
+    def json(self) -> Generator[None, None, bytes]:
+        """Write the token ids as JSON numbers, separated by commas; see `SegmentTree.json`."""
+        return self._tree.json(self._path)
+
     def keys(self, contract: HashContract, extra: ExtraKeys = NO_EXTRA) -> Sequence[BlockKey]:
         """List the keys of the full blocks, shape (num_tokens // block_size,), as an array("Q").
 

@@ -41,6 +41,10 @@ class Prompters:
         """List the models whose prompters are being loaded."""
         return sorted(self._loading)
 
+    def base(self, model: str) -> str:
+        """Return an adapter's base model; of any other model its own name."""
+        return self._bases.get(model, model)
+
     def get(self, model: str) -> Prompter | None:
         """Return the prompter of a model or adapter; None: not loaded (yet)."""
-        return self._by_model.get(self._bases.get(model, model))
+        return self._by_model.get(self.base(model))

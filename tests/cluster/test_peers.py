@@ -486,6 +486,20 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
     assert late.sessions.get(9, 40.0) is None
 
 
+def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
+    """Redis need not remember each request that nothing follows."""
+    a = Node("a")
+    for turn in range(2):
+        lease, _ = a.begin("r1", chain_of(1, 2), float(turn))
+        assert a.outbox.take_sessions() == {}
+        a.outbox.began(
+            lease, claim=None, num_held_blocks=0, session_hash=7, has_named_session=False
+        )
+        a.sessions.note(7, CandidateId("r1"), float(turn))
+
+    assert a.outbox.take_sessions()[7].num_turns == 2
+
+
 def test_a_session_whose_replica_is_gone_is_not_stored() -> None:
     """No router could find it there."""
     a = Node("a")

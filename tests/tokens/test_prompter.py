@@ -8,6 +8,7 @@ from array import array
 from typing import Any
 from unittest import mock
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from router.api.openai import parse_chat, parse_completion
 from router.contracts import ExtraKeys, HashContract
 from router.errors import TemplateFailed
-from router.tokens import NeedsEngine, Prompter, Tokens, load_prompter, loading
+from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, loading
 from router.tokens.encoder import ID_STRIDE, TextEncoder
 from tests.effort import examples
 from tests.tokens.corpus import text
@@ -339,3 +340,40 @@ def test_many_salts_on_one_prefix() -> None:
     for turn in range(25):
         extra = ExtraKeys(cache_salt=f"tenant {turn % 12}")
         assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
+
+
+def written_ids(tokens: Tokens) -> bytes:
+    steps = tokens.json()
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        written: bytes = end.value
+        return written
+
+
+def test_long_prompts_are_written_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks run between them."""
+    monkeypatch.setattr(incremental, "_JSON_STEP_IDS", 100)
+    texts = ["one " * 300, "two " * 300]
+    tokens = _run(_load(), {"messages": [{"role": "user", "content": each} for each in texts]})
+
+    assert len(list(tokens.json())) == 2
+    assert len(list(tokens.json())) == 0
+
+
+def test_ids_are_written_as_json_once() -> None:
+    """Whatever was written before, of whichever prompt; and what is remembered is counted."""
+    prompter = _load()
+    messages = [{"role": "user", "content": "one " * 300}]
+    for content in ("two", "three " * 500, ""):
+        tokens = _run(prompter, {"messages": messages})
+        size_bytes = prompter.size_bytes
+        written = written_ids(tokens)
+
+        assert orjson.loads(b"[" + written + b"]") == tokens.ids()
+        assert prompter.size_bytes > size_bytes
+        assert written_ids(tokens) == written
+        messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
+    tree = prompter._tree
+    assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())

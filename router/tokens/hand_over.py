@@ -1,0 +1,176 @@
+"""Whether engines are handed a prompt's token ids: by model, kind of request and replica.
+
+An engine that is handed ids skips its own template and tokenizer and computes those ids. Wrong ones
+are then no lost match but another answer, and the engine's count of them proves nothing. So:
+
+    a model    while its tokens are proven: a prompt encoded whole, eight counted as we count
+    a kind     of request (route, and what besides the messages decides a prompt: tools, template
+               arguments) after engines counted two of its prompts as we did
+    a replica  after its process computed the ids it was handed where the text had other ones, and
+               gave our own ids for a text (router.discovery.hand_over_probe)
+    1 in 32    goes as text all the same: its count goes on proving
+
+A doubt ends it for the model at once, for a pause that doubles; then all of it is proven anew. With
+`tokens.hand_over: on` model and kind are believed from the start; a replica is asked, a doubt ends.
+Source: vLLM 0.32.0, renderers/online_renderer.py:_reused_prompt_token_ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, NamedTuple
+
+from router.tokens.prompters import Prompters
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["auto", "on", "off"]
+
+_MIN_TOKENS: Final = 1024  # an engine makes fewer in some 2 ms; see docs/studies.md
+_MIN_AGREED: Final = 8
+_MIN_OF_KIND: Final = 2
+_MAX_KINDS: Final = 256  # of a model
+_MAX_FAILED: Final = 3  # in a row
+_AS_TEXT: Final = 32
+_FIRST_PAUSE_S: Final = 60.0
+_MAX_PAUSE_S: Final = 3600.0
+
+
+class Kind(NamedTuple):
+    """What requests have in common whose prompts are made alike."""
+
+    path: str
+    digest: int
+
+
+class _Model:
+    """The evidence for one model."""
+
+    __slots__ = ("kinds", "num_agreed", "num_due", "num_failed", "paths", "pause_s", "until_s")
+
+    def __init__(self) -> None:
+        self.pause_s = _FIRST_PAUSE_S
+        self.until_s = 0.0
+        self.num_due = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.num_agreed = 0
+        self.num_failed = 0
+        self.kinds: dict[Kind, int] = {}
+        self.paths: set[str] = set()  # that requests came by
+
+
+class HandOver:
+    """Decides about each prompt, from what requests and replicas showed.
+
+    Args:
+        ended: Is called with model and reason when a doubt ends it.
+    """
+
+    def __init__(
+        self, mode: Mode, prompters: Prompters, *, ended: Callable[[str, str], None]
+    ) -> None:
+        self._mode = mode
+        self._prompters = prompters
+        self._ended = ended
+        self._models: dict[str, _Model] = {}
+        self._takes: dict[tuple[str, str, str], bool] = {}  # (replica, model, path), once asked
+
+    # ---------------------------------------------------------------- requests
+
+    def is_due(self, model: str, kind: Kind, replica: str, num_tokens: int, now_s: float) -> bool:
+        """Return whether a prompt goes to a replica with its ids."""
+        if self._mode == "off" or num_tokens < _MIN_TOKENS:
+            return False
+        base = self._prompters.base(model)
+        state = self._model(base)
+        if self._mode == "on":
+            state.paths.add(kind.path)
+        elif state.kinds.get(kind, 0) < _MIN_OF_KIND:
+            return False
+        if not self._takes.get((replica, base, kind.path)) or not self._is_proven(base, now_s):
+            return False
+        prompter = self._prompters.get(model)
+        if prompter is None or prompter.trust.disagrees(replica):
+            return False
+        state.num_due += 1
+        return state.num_due % _AS_TEXT != 0
+
+    def agreed(self, model: str, kind: Kind) -> None:
+        """Note that an engine made a prompt of the text, and counted it as we did."""
+        if self._mode == "off":
+            return
+        state = self._model(self._prompters.base(model))
+        state.num_agreed += 1
+        state.paths.add(kind.path)
+        if kind not in state.kinds and len(state.kinds) >= _MAX_KINDS:
+            state.kinds.clear()
+        state.kinds[kind] = state.kinds.get(kind, 0) + 1
+
+    def tried(self, model: str, now_s: float, *, failed: bool) -> None:
+        """Note whether a replica failed on ids; several in a row are a doubt."""
+        state = self._model(self._prompters.base(model))
+        state.num_failed = state.num_failed + 1 if failed else 0
+        if state.num_failed >= _MAX_FAILED:
+            self.doubt(model, "failed", now_s)
+
+    def doubt(self, model: str, reason: str, now_s: float) -> None:
+        """End it for a model: `count`, `tokens`, `ids`, `refused` or `failed`."""
+        base = self._prompters.base(model)
+        was_on = any(takes and name == base for (_, name, _), takes in self._takes.items())
+        state = self._models.get(base)
+        if state is not None:
+            state.reset()
+        if not was_on and reason != "ids":
+            return
+        state = self._model(base)
+        self._takes = {key: takes for key, takes in self._takes.items() if key[1] != base}
+        state.until_s = now_s + state.pause_s
+        self._ended(base, reason)
+        logger.error(
+            "token ids are not handed over for a while",
+            extra={"model": base, "reason": reason, "seconds": state.pause_s},
+        )
+        state.pause_s = min(2 * state.pause_s, _MAX_PAUSE_S)
+
+    # ---------------------------------------------------------------- replicas
+
+    def wanted(self, replica: str, models: Iterable[str], now_s: float) -> list[tuple[str, str]]:
+        """List models and paths for which a replica is to be asked whether it takes ids."""
+        return [
+            (model, path)
+            for model in models
+            if (state := self._models.get(model)) is not None and self._is_proven(model, now_s)
+            for path in sorted(state.paths)
+            if (replica, model, path) not in self._takes
+        ]
+
+    def found(self, replica: str, model: str, path: str, *, takes: bool) -> None:
+        """Note what a replica did with ids."""
+        self._takes[replica, model, path] = takes
+        logger.info(
+            "token ids are handed over" if takes else "the replica does not take token ids",
+            extra={"replica": replica, "model": model, "path": path},
+        )
+
+    def forget(self, replica: str) -> None:
+        """Forget a replica: its process is gone, the next one may be another release's."""
+        self._takes = {key: takes for key, takes in self._takes.items() if key[0] != replica}
+
+    def _is_proven(self, base: str, now_s: float) -> bool:
+        prompter, state = self._prompters.get(base), self._models.get(base)
+        if prompter is None or prompter.engine_only is not None or state is None:
+            return False
+        if now_s < state.until_s:
+            return False
+        if self._mode == "on":
+            return True
+        return state.num_agreed >= _MIN_AGREED and prompter.trust.num_proofs > 0
+
+    def _model(self, base: str) -> _Model:
+        state = self._models.get(base)
+        if state is None:
+            state = self._models[base] = _Model()
+        return state

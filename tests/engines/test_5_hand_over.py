@@ -1,0 +1,147 @@
+"""Token ids handed to real engines: the answers and the caches are those of the text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.agent_text import code
+from tests.engines.harness import Engine, Router, wait_until
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    },
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "tools": {"tools": [TOOL], "tool_choice": "auto"},
+    "a tool by name": {
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "read_file"}},
+    },
+    "prompt logprobs": {"prompt_logprobs": 0, "max_tokens": 1},
+    "own template arguments": {"chat_template_kwargs": {"enable_thinking": False}},
+    "echo": {"echo": True},
+}
+TEXT = code(random.Random(12), 3000)
+
+
+def turns(**fields: Any) -> list[dict[str, Any]]:
+    """Write two turns of a conversation."""
+    first = [{"role": "user", "content": TEXT}]
+    second = [*first, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
+    common = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+    return [{**common, "messages": messages, **fields} for messages in (first, second)]
+
+
+def say(answer: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of an answer what differs between any two."""
+    plain = json.loads(json.dumps(answer))
+    for name in ("id", "created", "kv_transfer_params"):
+        plain.pop(name, None)
+    for choice in plain["choices"]:
+        for call in choice["message"].get("tool_calls") or ():
+            call.pop("id", None)
+    return plain
+
+
+@pytest.fixture
+def handing(start_router: Callable[..., Router]) -> Any:
+    with start_router(options=("--tokens-hand-over", "on")) as router:
+        for number in (1, 2):  # both replicas are found to take ids
+            wait_until(lambda n=number: takes(router, n), 30, "ids handed over")  # type: ignore[misc]
+        yield router
+
+
+def takes(router: Router, number: int) -> bool:
+    """Send a long prompt to one replica; tell whether the router handed it over."""
+    before = router.metric("warmroute_handed_over_requests_total")
+    router.drain(f"r{3 - number}")
+    router.chat(turns()[0]).raise_for_status()
+    router.drain(f"r{3 - number}", draining=False)
+    return router.metric("warmroute_handed_over_requests_total") > before
+
+
+def test_answers_and_cached_tokens_are_those_of_the_text(
+    handing: Router, replicas: tuple[Engine, Engine]
+) -> None:
+    """Greedy, of all kinds; each first turn from a cold cache, each second one from a warm one."""
+    num_handed = 0
+    for kind, fields in KINDS.items():
+        answers: list[list[dict[str, Any]]] = []
+        for ask in (replicas[0].chat, lambda body: handing.chat(body).json()):
+            for replica in replicas:
+                replica.reset_prefix_cache()
+            wait_until(lambda: handing.metric("warmroute_index_blocks") == 0, 15, "cold caches")
+            before = handing.metric("warmroute_handed_over_requests_total")
+            answers.append([say(ask(body)) for body in turns(**fields)])
+            num_handed += handing.metric("warmroute_handed_over_requests_total") > before
+
+        assert answers[0] == answers[1], kind
+        cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers[1]]
+        if kind != "prompt logprobs":  # which reads no cache
+            assert cached[0] == 0 < 2000 < cached[1], kind
+    assert num_handed == len(KINDS) - 1, "all but the one that echoes"
+    assert handing.metric("warmroute_hand_over_ended_total") == 0
+    assert handing.metric("warmroute_token_mismatches_total") == 0
+
+
+def test_streams_are_those_of_the_text(handing: Router, replicas: tuple[Engine, Engine]) -> None:
+    """Event by event."""
+    body = {**turns()[1], "stream": True, "stream_options": {"include_usage": True}}
+    texts = []
+    for url in (replicas[0].url, handing.url):
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).text
+        events = [
+            json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")
+        ]
+        texts.append([[choice["delta"] for choice in event["choices"]] for event in events])
+
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 10
+
+
+def test_an_id_out_of_the_vocabulary_is_refused_by_name(replicas: tuple[Engine, Engine]) -> None:
+    """As the router expects a refusal: before anything is generated, naming the field."""
+    for ids in ([1, 1 << 30], [], [True], "x"):
+        body = {**turns()[0], "kv_transfer_params": {"prompt_token_ids": ids}, "stream": True}
+        answer = httpx.post(f"{replicas[0].url}/v1/chat/completions", json=body, timeout=60)
+
+        assert answer.status_code == 400
+        assert "prompt_token_ids" in answer.text
+
+
+def test_what_is_too_long_is_answered_as_ever(
+    handing: Router, replicas: tuple[Engine, Engine]
+) -> None:
+    """In the engine's own words; and `max_tokens` beyond what is left is cut alike."""
+    long = {**turns()[0], "messages": [{"role": "user", "content": TEXT * 6}]}
+    greedy = {**turns()[0], "max_tokens": 16_000, "stop": [" "], "min_tokens": 1}
+    for body in (long, greedy):
+        own = httpx.post(f"{replicas[0].url}/v1/chat/completions", json=body, timeout=60)
+        ours = handing.chat(body)
+
+        assert (ours.status_code, ours.json().get("error")) == (
+            own.status_code, own.json().get("error")
+        )  # fmt: skip
+
+
+def test_auto_begins_by_itself(start_router: Callable[..., Router]) -> None:
+    """After ordinary requests, a proof and a probe."""
+    with start_router(options=("--tokens-prove-ratio", "1")) as router:
+        for number in range(9):
+            body = turns()[0]
+            body["messages"] = [{"role": "user", "content": f"{number} {TEXT}"}]
+            router.chat(body).raise_for_status()
+        wait_until(lambda: takes(router, 1) or takes(router, 2), 30, "ids handed over")
+
+        assert router.metric("warmroute_token_mismatches_total") == 0
