@@ -104,7 +104,7 @@ class Reader:
                     terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
                 )
             job.extra = extra_keys(self._fleet, job.model, job.prompt.cache_salt)
-            if job.chat is not None and body is not None:
+            if job.chat is not None and body is not None and not inbound.api.counts:
                 job.kind = kind_of(inbound.path, job.chat, body)
         elif body is not None:
             model = body.get("model")
