@@ -311,18 +311,22 @@ def grown(conversation: Conversation) -> Iterator[Conversation]:
 
 
 def _conversation(rng: random.Random) -> Conversation:
-    tools = tuple(_tool(rng, index) for index in range(rng.choice((0, 0, 1, 2, 3))))
+    """Make one up; a part of them so simple that every family's template takes it."""
+    is_simple = rng.random() < 0.4
+    make_tool = _simple_tool if is_simple else _tool
+    tools = tuple(make_tool(rng, index) for index in range(rng.choice((0, 0, 1, 2, 3))))
     turns: list[Turn] = []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 5))):
-        if turns and rng.random() < 0.12:
+        if turns and not is_simple and rng.random() < 0.12:
             turns.append(_reminder(rng))
         turns.append(Turn(role="user", texts=_texts(rng, 15)))
         while rng.random() < (0.65 if tools else 0.35):
             count = rng.choice((1, 1, 2, 3)) if tools and rng.random() < 0.8 else 0
+            count = min(count, 1) if is_simple else count
             calls = tuple(_call(rng, tools, f"call_{len(turns)}_{index}") for index in range(count))
             turns.append(_answer(rng, calls))
             turns += _results(rng, calls)
-            if calls and rng.random() < 0.05:
+            if calls and not is_simple and rng.random() < 0.05:
                 turns.append(_reminder(rng))
             if not calls:
                 break
@@ -410,6 +414,16 @@ def _tool(rng: random.Random, index: int) -> Tool:
         description=rng.choice((None, "", text(rng, 6), f"{text(rng, 4)}\n{text(rng, 4)}")),
         schema=_schema(rng, 2),
     )
+
+
+def _simple_tool(rng: random.Random, index: int) -> Tool:
+    kinds = ("string", "integer", "number", "boolean")
+    properties = {
+        f"p{number}": {"type": rng.choice(kinds), "description": text(rng, 4)}
+        for number in range(rng.randrange(1, 4))
+    }
+    schema = {"type": "object", "properties": properties, "required": ["p0"]}
+    return Tool(name=f"tool_{index}", description=text(rng, 6), schema=schema)
 
 
 def _schema(rng: random.Random, depth: int) -> dict[str, Any]:

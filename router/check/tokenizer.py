@@ -81,7 +81,10 @@ class Tokenizers:
         key = f"{model} {source}"
         if key not in self._loading:
             template = self._config.chat_templates.get(model)
-            self._loading[key] = _in_thread(lambda: load_prompter(source, chat_template=template))
+            mode = self._config.tokenizer_modes.get(model)
+            self._loading[key] = _in_thread(
+                lambda: load_prompter(source, chat_template=template, tokenizer_mode=mode)
+            )
         return self._loading[key]
 
     async def _is_same(

@@ -33,6 +33,10 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, Path],
         Meta(description="served model -> template file, if the engine got --chat-template"),
     ] = {}
+    tokenizer_modes: Annotated[
+        dict[str, str],
+        Meta(description="served model -> the engine's --tokenizer-mode, if it got one, NAME=MODE"),
+    ] = {}
     cache_tokens: Annotated[
         int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
     ] = 20_000_000

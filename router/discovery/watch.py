@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -294,7 +293,7 @@ class ReplicaWatch:
             source = tokens.models.get(model.id) or model.root or model.id
             loading = asyncio.get_running_loop().run_in_executor(
                 self._loaders,
-                partial(_warm_prompter, source, tokens.chat_templates.get(model.id), tokens),
+                partial(_warm_prompter, model.id, source, tokens),
             )
             loading.add_done_callback(partial(self._loaded, model.id, source, self._now()))
 
@@ -398,7 +397,7 @@ class ReplicaWatch:
         return time.monotonic()
 
 
-def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig) -> Prompter:
+def _warm_prompter(model: str, source: str, config: TokensConfig) -> Prompter:
     """Load a model's prompter and use it once: the first request need not compile a template.
 
     Whatever a model directory does to the libraries that read it, the engine can still tokenize.
@@ -407,7 +406,8 @@ def _warm_prompter(source: str, chat_template: Path | None, config: TokensConfig
     try:
         prompter = load_prompter(
             source,
-            chat_template=chat_template,
+            chat_template=config.chat_templates.get(model),
+            tokenizer_mode=config.tokenizer_modes.get(model),
             cache_tokens=config.cache_tokens,
         )
         with suppress(NeedsEngine, RouterError):

@@ -1,9 +1,9 @@
 """Finds a model's tokenizer and chat template, and decides whether they can be used here.
 
 From a directory, the local hub cache or the hub, by transformers itself, without torch. What the
-engine does not hand to transformers' tokenizer and jinja (renderers of its own), and what would be
-read differently there, is left to the engine. Sources: vLLM 0.32.0, config/model.py
-(tokenizer_mode), tokenizers/registry.py, renderers/hf.py (resolve_chat_template).
+engine renders by code of its own that `renderers` lacks, and what would be read differently there,
+is left to the engine. Sources: vLLM 0.32.0, tokenizers/registry.py, tokenizers/deepseek_v32.py,
+renderers/hf.py (resolve_chat_template).
 """
 
 from __future__ import annotations
@@ -16,28 +16,18 @@ from typing import Any
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils.hub import cached_file
 
+from router.tokens import modes
+from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
+from router.tokens.renderers import WITHOUT_TEMPLATE, Renderer
 
-# Architectures whose prompts the engine builds with their own code.
-_OWN_RENDERERS = {
-    "MoonshotKimiaForCausalLM": "kimi_audio",
-    "KimiK3ForConditionalGeneration": "kimi_k3",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "DeepseekV4ForCausalLM": "deepseek_v4",
-    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
-    "DeepseekV41ForCausalLM": "deepseek_v41",
-    "InklingForCausalLM": "inkling",
-    "InklingForConditionalGeneration": "inkling",
-    "GptOssForCausalLM": "harmony",
-}
 # Model types for which the engine overrides the tokenizer's class.
 _OTHER_TOKENIZER_CLASS = frozenset(
     {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
 )
-_MISTRAL_FAMILY = ("Mistral", "Mixtral", "Ministral", "Pixtral", "Voxtral", "Magistral")
 _BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
 # What a tokenizer class must not do its own way.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
@@ -47,6 +37,7 @@ def load_prompter(
     model: str,
     *,
     chat_template: str | Path | None = None,
+    tokenizer_mode: str | None = None,
     cache_tokens: int = 20_000_000,
     local_files_only: bool = False,
 ) -> Prompter:
@@ -56,6 +47,7 @@ def load_prompter(
         model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
         chat_template: The engine's `--chat-template`: a file, a template's text, or the name of one
             that the tokenizer has; None: the model's.
+        tokenizer_mode: The engine's `--tokenizer-mode`; None: it was not given one.
         cache_tokens: About how many tokens of prompts to remember.
         local_files_only: Do not go to the hub.
 
@@ -69,27 +61,42 @@ def load_prompter(
     max_bytes = cache_tokens * _BYTES_PER_TOKEN
     given = _read_template(chat_template)
     try:
-        config, tokenizer = _load(model, local_files_only)
+        config = _load_config(model, local_files_only)
+        mode = modes.find_mode(model, config, tokenizer_mode)
+        _check_config(config, mode)
+        tokenizer = _load_tokenizer(model, mode, local_files_only)
         _check_tokenizer(tokenizer)
-        _check_config(model, config)
     except NeedsEngine as exc:
         return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
-    templates = _Templates(tokenizer, _processor_template(model, local_files_only), given)
-    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map)
-    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
+    if mode in WITHOUT_TEMPLATE:
+        renderer: Renderer = WITHOUT_TEMPLATE[mode](given)
+        hints = f"{BOS}{EOS}{USER}{ASSISTANT}"
+    else:
+        processor = _processor_template(model, local_files_only)
+        templates = _Templates(tokenizer, processor, given)
+        renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map)
+        hints = templates.hints()
+    encoder = TextEncoder(tokenizer.backend_tokenizer, hints)
     return Prompter(encoder, renderer, max_bytes=max_bytes)
 
 
-def _load(model: str, local_files_only: bool) -> tuple[dict[str, Any], Any]:
-    where = {"local_files_only": local_files_only}
+def _load_config(model: str, local_files_only: bool) -> dict[str, Any]:
     try:
-        config, _ = PretrainedConfig.get_config_dict(model, **where)
-        tokenizer = AutoTokenizer.from_pretrained(
-            model, truncation_side="left", mistral_format=False, **where
-        )
+        config, _ = PretrainedConfig.get_config_dict(model, local_files_only=local_files_only)
     except Exception as exc:  # whatever a broken or foreign model directory raises
         raise NeedsEngine("model", f"{type(exc).__name__}: {exc}") from exc
-    return config, tokenizer
+    found: dict[str, Any] = config
+    return found
+
+
+def _load_tokenizer(model: str, mode: str, local_files_only: bool) -> Any:
+    options: dict[str, Any] = {"truncation_side": "left", "local_files_only": local_files_only}
+    try:
+        if mode in WITHOUT_TEMPLATE:
+            return PreTrainedTokenizerFast.from_pretrained(model, **options)
+        return AutoTokenizer.from_pretrained(model, mistral_format=False, **options)
+    except Exception as exc:  # as above
+        raise NeedsEngine("model", f"{type(exc).__name__}: {exc}") from exc
 
 
 def _check_tokenizer(tokenizer: Any) -> None:
@@ -103,26 +110,13 @@ def _check_tokenizer(tokenizer: Any) -> None:
         raise NeedsEngine("model", "the tokenizer splits special tokens")
 
 
-def _check_config(model: str, config: dict[str, Any]) -> None:
-    architectures = config.get("architectures") or ["?"]
-    for architecture in architectures:
-        if architecture in _OWN_RENDERERS:
-            raise NeedsEngine("model", f"renderer {_OWN_RENDERERS[architecture]}")
-        if architecture.startswith(_MISTRAL_FAMILY) and _may_be_mistral_format(model):
-            raise NeedsEngine("model", "renderer mistral")
+def _check_config(config: dict[str, Any], mode: str) -> None:
+    if mode != modes.HF and mode not in WITHOUT_TEMPLATE:
+        raise NeedsEngine("model", f"renderer {mode}")
     if config.get("model_type") in _OTHER_TOKENIZER_CLASS:
         raise NeedsEngine("model", f"tokenizer class of {config['model_type']}")
     if config.get("is_encoder_decoder"):
         raise NeedsEngine("model", "encoder-decoder")
-
-
-def _may_be_mistral_format(model: str) -> bool:
-    """Return whether the engine may take Mistral's own tokenizer; a hub name cannot be listed."""
-    directory = Path(model)
-    if not directory.is_dir():
-        return True
-    own = [*directory.glob("tekken.json"), *directory.glob("tokenizer.model.v*")]
-    return bool(own) and any(directory.glob("consolidated*.safetensors"))
 
 
 class _Templates:

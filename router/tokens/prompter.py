@@ -20,7 +20,7 @@ from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.tokens.encoder import IdCuts, TextEncoder, slice_ids
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderer import ChatRenderer
+from router.tokens.renderers import Renderer
 from router.tokens.template_probes import TemplateProbes
 from router.tokens.trust import TokenTrust
 
@@ -141,7 +141,7 @@ class Prompter:
     def __init__(
         self,
         encoder: TextEncoder | None,
-        renderer: ChatRenderer | None,
+        renderer: Renderer | None,
         *,
         reason: str = "",
         max_bytes: int = 512 << 20,
@@ -301,7 +301,7 @@ class Prompter:
         by_the_book: bool = False,
         apart: bool = False,
     ) -> str:
-        """Render a chat request's text; see `ChatRenderer.render`.
+        """Render a chat request's text; see `Renderer.render`.
 
         Raises: as `plan_chat`.
         """

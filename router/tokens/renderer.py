@@ -2,8 +2,8 @@
 
 One `ChatRenderer` per model: its templates, the engine's options for them, and the rendering as
 vLLM and transformers do it together. Sources: vLLM 0.32.0, renderers/hf.py
-(safe_apply_chat_template), renderers/online_renderer.py (render_chat), renderers/params.py
-(merge_kwargs); transformers 5.19, utils/chat_template_utils.py (render_jinja_template).
+(safe_apply_chat_template), renderers/online_renderer.py (render_chat); transformers 5.19,
+utils/chat_template_utils.py (render_jinja_template).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any
 import jinja2.meta
 from jinja2 import Template, TemplateError
 
-from router.api.openai import ChatRequest, Json
+from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
+from router.tokens.arguments import template_arguments
 from router.tokens.content_format import detect_content_format
 from router.tokens.conversation import (
     Conversation,
     build_conversation,
-    build_tools,
-    check_numbers,
     without_developer,
 )
 from router.tokens.json_memo import JsonMemo
@@ -32,11 +31,6 @@ from router.tokens.template_probes import wants_system_first
 FindTemplate = Callable[[bool], str]
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-# Parameters of transformers' apply_chat_template: as template arguments they would steer it.
-_STEERING = frozenset(
-    "chat_template tokenize conversation conversations messages tools documents padding truncation "
-    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
-)
 _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -153,7 +147,7 @@ class ChatRenderer:
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")
-        arguments = self._arguments(request, memo)
+        arguments = template_arguments(request, memo)
         with_tools = arguments.get("tools") is not None
         template = self.template(with_tools)
         conversation = build_conversation(
@@ -171,24 +165,6 @@ class ChatRenderer:
             template,
         )
 
-    def _arguments(self, request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
-        """Merge what the template is given; later ones win, null and "auto" never do.
-
-        But the Responses route keeps a null or "auto" of the request's own arguments.
-        """
-        given = request.chat_template_kwargs or {}
-        _check_arguments(given)
-        own = {
-            "add_generation_prompt": request.add_generation_prompt,
-            "continue_final_message": request.continue_final_message,
-            "documents": _documents(request),
-            "reasoning_effort": request.reasoning_effort,
-        }
-        if request.reasoning_effort is not None and "enable_thinking" not in given:
-            own["enable_thinking"] = request.reasoning_effort != "none"
-        tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
-        return {**tools, **merged} if request.renders_as == "responses" else _merged(tools, merged)
-
     def _run(
         self, template: Template, conversation: Conversation, arguments: dict[str, Any]
     ) -> str:
@@ -197,29 +173,6 @@ class ChatRenderer:
             return template.render(given, messages=conversation)
         except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
             raise TemplateFailed(_reason(exc), param="messages") from exc
-
-
-def _check_arguments(given: Json) -> None:
-    steering = _STEERING & given.keys()
-    if steering:
-        raise NeedsEngine("field", f"chat_template_kwargs.{min(steering)}")
-    check_numbers(given)
-
-
-def _documents(request: ChatRequest) -> list[Json] | None:
-    if request.documents is None:
-        return None
-    for document in request.documents:
-        if not all(isinstance(value, str) for value in document.values()):
-            raise NeedsEngine("field", "documents")
-    return list(request.documents)
-
-
-def _merged(defaults: Json, overrides: Json) -> dict[str, Any]:
-    return {
-        **defaults,
-        **{key: value for key, value in overrides.items() if value not in (None, "auto")},
-    }
 
 
 def _tagged(conversation: Conversation, template: ChatTemplate) -> tuple[Conversation, str]:

@@ -453,7 +453,7 @@ def listening() -> Iterator[io.StringIO]:
 
 
 _tokenizer = functools.cache(replica_module.ChatTokenizer)
-_load = functools.cache(loading._load)
+_load = functools.cache(loading._load_tokenizer)
 _tls = functools.cache(httpx_transport.create_ssl_context)
 
 
@@ -461,7 +461,7 @@ _tls = functools.cache(httpx_transport.create_ssl_context)
 def prepared() -> Iterator[None]:
     """Give routers what each would load for itself: tokenizers, certificates. 0.2 s of a test."""
     with (
-        mock.patch.object(loading, "_load", _load),
+        mock.patch.object(loading, "_load_tokenizer", _load),
         mock.patch.object(httpx_transport, "create_ssl_context", _tls),
     ):
         yield

@@ -20,10 +20,12 @@ from router.api.openai import (
 from router.api.outline import make_outline
 from router.errors import ClientError
 from router.tokens import NeedsEngine, load_prompter
+from router.tokens.renderers import WITHOUT_TEMPLATE
 from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
 
 PROMPTER = load_prompter(str(MODEL_DIR), local_files_only=True)
+RENDERERS = [make(None) for make in WITHOUT_TEMPLATE.values()]
 NAMES = (
     "role content type text name function arguments tool_calls id parameters description strict "
     "reasoning_content tool_call_id input_audio audio user_id"
@@ -120,6 +122,11 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
             assert len(tokens.ids()) == tokens.num_tokens
         except (ClientError, NeedsEngine):
             pass
+        for renderer in RENDERERS if is_chat else ():
+            try:
+                renderer.render(parse_chat(read))
+            except (ClientError, NeedsEngine):
+                pass
         try:
             outlined_chat(outline) if is_chat else outlined_completion(outline)
             check_fits(sizes_of_outline(outline), 50, PROMPTER.max_chars_per_token)

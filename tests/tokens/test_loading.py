@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from router.api.openai import parse_chat
-from router.tokens import NeedsEngine, Prompter, load_prompter, loading
+from router.tokens import NeedsEngine, Prompter, load_prompter, loading, modes
 from tests.tokens.record_golden import MODEL
 
 HELLO = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
@@ -50,7 +50,7 @@ def test_directory(model: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"architectures": ["DeepseekV32ForCausalLM"]}, "renderer deepseek_v32"),
+        ({"architectures": ["DeepseekV41ForCausalLM"]}, "renderer deepseek_v41"),
         ({"architectures": ["GptOssForCausalLM"]}, "renderer harmony"),
         ({"model_type": "internlm2"}, "tokenizer class of internlm2"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
@@ -90,8 +90,8 @@ def test_mistral_by_name() -> None:
     """The files behind a name on the hub are not known, so its format is not either."""
     config = {"architectures": ["MistralForCausalLM"]}
 
-    with pytest.raises(NeedsEngine):
-        loading._check_config("someone/some-model", config)
+    assert modes.find_mode("someone/some-model", config) == modes.MISTRAL
+    assert modes.find_mode("someone/some-model", config, "hf") == modes.HF
 
 
 def test_no_such_model(tmp_path: Path) -> None:

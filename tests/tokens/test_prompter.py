@@ -28,11 +28,11 @@ CONTRACT = HashContract(algorithm="sha256", block_size=16)
 SALTED = ExtraKeys(cache_salt="pepper")
 
 
-_files = functools.cache(loading._load)
+_files = functools.cache(loading._load_tokenizer)
 
 
 def _load(template: str = "agent", cache_tokens: int = 1_000_000) -> Prompter:
-    with mock.patch.object(loading, "_load", _files):
+    with mock.patch.object(loading, "_load_tokenizer", _files):
         return load_prompter(
             str(MODEL), chat_template=TEMPLATES[template], cache_tokens=cache_tokens
         )

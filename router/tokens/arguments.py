@@ -1,0 +1,61 @@
+"""What a chat request gives its template besides the messages.
+
+Source: vLLM 0.32.0, entrypoints/openai/chat_completion/protocol.py (build_chat_params),
+renderers/params.py (merge_kwargs).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.api.openai import ChatRequest, Json
+from router.tokens.conversation import build_tools, check_numbers
+from router.tokens.json_memo import JsonMemo
+from router.tokens.needs_engine import NeedsEngine
+
+# Parameters of transformers' apply_chat_template: as template arguments they would steer it.
+_STEERING = frozenset(
+    "chat_template tokenize conversation conversations messages tools documents padding truncation "
+    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+
+
+def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
+    """Merge what the template is given; later ones win, null and "auto" never do.
+
+    But the Responses route keeps a null or "auto" of the request's own arguments.
+
+    Raises:
+        NeedsEngine: arguments on which the engine's rendering is not known.
+    """
+    given = request.chat_template_kwargs or {}
+    steering = _STEERING & given.keys()
+    if steering:
+        raise NeedsEngine("field", f"chat_template_kwargs.{min(steering)}")
+    check_numbers(given)
+    own = {
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.continue_final_message,
+        "documents": _documents(request),
+        "reasoning_effort": request.reasoning_effort,
+    }
+    if request.reasoning_effort is not None and "enable_thinking" not in given:
+        own["enable_thinking"] = request.reasoning_effort != "none"
+    tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
+    return {**tools, **merged} if request.renders_as == "responses" else _merged(tools, merged)
+
+
+def _documents(request: ChatRequest) -> list[Json] | None:
+    if request.documents is None:
+        return None
+    for document in request.documents:
+        if not all(isinstance(value, str) for value in document.values()):
+            raise NeedsEngine("field", "documents")
+    return list(request.documents)
+
+
+def _merged(defaults: Json, overrides: Json) -> dict[str, Any]:
+    return {
+        **defaults,
+        **{key: value for key, value in overrides.items() if value not in (None, "auto")},
+    }

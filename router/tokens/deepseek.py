@@ -1,0 +1,158 @@
+"""What the encodings of DeepSeek V3.2 and V4 have in common: tokens, tools, calls, the renderer.
+
+These models have no Jinja template: the engine renders their chats by rules of its own, which
+`deepseek_v32` and `deepseek_v4` follow. Sources: vLLM 0.32.0, tokenizers/deepseek_v32.py,
+deepseek_v32_encoding.py, deepseek_v4.py, deepseek_v4_encoding.py, renderers/deepseek_v32.py,
+renderers/deepseek_v4.py.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from router.api.openai import ChatRequest
+from router.errors import TemplateFailed
+from router.tokens.arguments import template_arguments
+from router.tokens.content_format import ContentFormat
+from router.tokens.conversation import Conversation, build_conversation
+from router.tokens.json_memo import JsonMemo
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.template_probes import wants_system_first
+
+BOS = "<｜begin▁of▁sentence｜>"
+EOS = "<｜end▁of▁sentence｜>"
+USER = "<｜User｜>"
+ASSISTANT = "<｜Assistant｜>"
+THINK = "<think>"
+END_THINK = "</think>"
+DSML = "｜DSML｜"
+
+Message = dict[str, Any]
+
+
+class Printers(NamedTuple):
+    """What writes a tool's definition, and a call's arguments."""
+
+    tool: Callable[[Message], str]
+    arguments: Callable[[Message], str]
+
+
+class DeepSeekRenderer(ABC):
+    """Renders chat requests of a DeepSeek model.
+
+    Args:
+        given: The engine's `--chat-template`, which it only tries out for its Messages API.
+
+    Encoding ignores `add_generation_prompt`, `continue_final_message` and `documents`.
+    """
+
+    content_format: ContentFormat
+
+    __slots__ = ("_given", "_memo", "_remembering")
+
+    def __init__(self, given: str | None = None) -> None:
+        self._given = given
+        self._memo = JsonMemo()
+        self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(_arguments))
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's text; see `Renderer.render`."""
+        is_alone = by_the_book or apart
+        memo = JsonMemo() if is_alone else self._memo.of(owner)
+        if request.engine_only is not None:
+            raise NeedsEngine("field", request.engine_only)
+        if request.chat_template is not None:
+            raise NeedsEngine("request_template")
+        if not request.messages:
+            raise NeedsEngine("message", "none")
+        if request.continue_final_message and request.add_generation_prompt:
+            raise TemplateFailed(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: set"
+                " the latter to false",
+                param="continue_final_message",
+            )
+        arguments = template_arguments(request, memo)
+        if "self" in arguments:
+            raise NeedsEngine("field", "chat_template_kwargs.self")
+        tools = arguments.pop("tools")
+        conversation = build_conversation(request.messages, self.content_format, memo)
+        printers = _PRINTERS if is_alone else self._remembering
+        try:
+            return self.encode(conversation, tools or None, arguments, printers)
+        except RecursionError as exc:
+            raise NeedsEngine("arguments", "too deep") from exc
+
+    def wants_system_first(self) -> bool:
+        """See `Renderer.wants_system_first`."""
+        return wants_system_first(self._given or "")
+
+    @abstractmethod
+    def encode(
+        self,
+        conversation: Conversation,
+        tools: Sequence[Message] | None,
+        arguments: dict[str, Any],
+        printers: Printers,
+    ) -> str:
+        """Write the prompt of a conversation; `arguments` are what the request gives a template.
+
+        Raises:
+            TemplateFailed: the rules refuse the messages.
+        """
+
+
+def to_json(value: Any) -> str:
+    """Write JSON as the engine does: spaces after separators, text as it is."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _tool(tool: Message) -> str:
+    return to_json(tool["function"])
+
+
+def _arguments(arguments: Message) -> str:
+    return "\n".join([_parameter(key, value) for key, value in arguments.items()])
+
+
+_PRINTERS = Printers(_tool, _arguments)
+
+
+def _parameter(key: str, value: Any) -> str:
+    is_text = type(value) is str
+    kind, text = ("true", value) if is_text else ("false", to_json(value))
+    return f'<{DSML}parameter name="{key}" string="{kind}">{text}</{DSML}parameter>'
+
+
+def calls_block(calls: Sequence[Message], name: str, printers: Printers) -> str:
+    """Write an assistant's calls as one DSML block."""
+    lines = [f"\n\n<{DSML}{name}>"]
+    for call in calls:
+        function = call["function"]
+        lines.append(f'<{DSML}invoke name="{function["name"]}">')
+        lines.append(printers.arguments(function["arguments"]))
+        lines.append(f"</{DSML}invoke>")
+    lines.append(f"</{DSML}{name}>")
+    return "\n".join(lines)
+
+
+def last_user(conversation: Sequence[Message]) -> int:
+    """Find the last message of a user or developer; -1: there is none."""
+    for index in range(len(conversation) - 1, -1, -1):
+        if conversation[index]["role"] in ("user", "developer"):
+            return index
+    return -1
+
+
+def refused(reason: str) -> TemplateFailed:
+    """Build the error for messages that the encoding does not take."""
+    return TemplateFailed(f"DeepSeek's encoding takes no {reason}", param="messages")

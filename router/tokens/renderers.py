@@ -1,0 +1,56 @@
+"""What renders a model's chats: one class per mode of the engine (`modes.find_mode`).
+
+hf                         ChatRenderer, by a Jinja template       renderer.py
+deepseek_v32, deepseek_v4  rules of their own, no template         deepseek_v32.py, deepseek_v4.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from router.api.openai import ChatRequest
+from router.tokens import modes
+from router.tokens.deepseek_v4 import DeepSeekV4Renderer
+from router.tokens.deepseek_v32 import DeepSeekV32Renderer
+
+
+class Renderer(Protocol):
+    """Renders chat requests of one model as the engine does."""
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's text; `by_the_book` without the shortcuts.
+
+        In another thread than the loop's only `by_the_book` or `apart`: nothing is remembered.
+
+        Args:
+            owner: Whose request it is; what is remembered of it helps no other's.
+
+        Raises:
+            NeedsEngine: only the engine knows what it makes of the request.
+            TemplateFailed: the template or the rules refuse the messages; the engine will
+                answer 400.
+        """
+        ...
+
+    def wants_system_first(self) -> bool:
+        """Return whether the Messages API puts all system messages into one in front.
+
+        Raises:
+            NeedsEngine: that depends on a template which is not known here.
+        """
+        ...
+
+
+WITHOUT_TEMPLATE: Final[dict[str, Callable[[str | None], Renderer]]] = {
+    modes.DEEPSEEK_V32: DeepSeekV32Renderer,
+    modes.DEEPSEEK_V4: DeepSeekV4Renderer,
+}
+"""Modes that take a model's tokenizer.json, and no template; they get the engine's, if given."""

@@ -1,0 +1,121 @@
+"""Our ids against vLLM's, family by family, on generated conversations.
+
+python -m tests.tokens.prove_families prove --count 1000    that many per family, now
+python -m tests.tokens.prove_families record                golden/families.json, for the tests
+
+A family may be the file of a chat template.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import orjson
+
+from router.api.openai import parse_chat
+from router.errors import ClientError
+from router.tokens import NeedsEngine, Prompter, load_prompter
+from tests.conversations import Conversation, conversations
+from tests.tokens.families import COUNT, FAMILIES, SEED, family
+from tests.tokens.record_golden import HERE, MODEL, fingerprint
+
+GOLDEN = HERE / "golden" / "families.json"
+_ENGINES = HERE.parents[1] / ".engines" / "venv" / "bin" / "python"
+
+
+class Comparison(NamedTuple):
+    """What was found: numbers of conversations."""
+
+    wrong: list[int]
+    wrongly_refused: list[int]
+    num_equal: int
+    num_for_engine: int
+    num_refused: int
+
+
+def load(name: str) -> Prompter:
+    """Load what renders a family here."""
+    shown = family(name)
+    return load_prompter(
+        str(MODEL),
+        chat_template=shown.template,
+        tokenizer_mode=shown.mode,
+        local_files_only=True,
+    )
+
+
+def ours(prompter: Prompter, conversation: Conversation) -> str | None:
+    """Return the fingerprint of our ids.
+
+    Raises:
+        NeedsEngine: they are the engine's to make.
+        ClientError: the conversation is refused.
+    """
+    body = orjson.loads(orjson.dumps(conversation.chat()))
+    plan = prompter.plan_chat(parse_chat(body))
+    return fingerprint(prompter.commit(plan, plan.encode()).ids())
+
+
+def compare(prompter: Prompter, seed: int, recorded: list[str | None]) -> Comparison:
+    """Compare our ids with the engine's for as many conversations as were recorded."""
+    wrong: list[int] = []
+    wrongly_refused: list[int] = []
+    num_equal = num_for_engine = num_refused = 0
+    for index, conversation in enumerate(conversations(seed, len(recorded))):
+        try:
+            if ours(prompter, conversation) == recorded[index]:
+                num_equal += 1
+            else:
+                wrong.append(index)
+        except NeedsEngine:
+            num_for_engine += recorded[index] is not None
+        except ClientError:
+            num_refused += 1
+            if recorded[index] is not None:
+                wrongly_refused.append(index)
+    return Comparison(wrong, wrongly_refused, num_equal, num_for_engine, num_refused)
+
+
+def ask_engine(names: list[str], seed: int, count: int) -> dict[str, list[str | None]]:
+    """Record by the interpreter that has vLLM."""
+    python = os.environ.get("WARMROUTE_VLLM_PYTHON", str(_ENGINES))
+    command = [python, "-m", "tests.tokens.families", *names]
+    command += ["--seed", str(seed), "--count", str(count)]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, cwd=HERE.parents[1], check=True)
+    found: dict[str, list[str | None]] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("what", choices=("record", "prove"))
+    parser.add_argument("families", nargs="*", default=sorted(FAMILIES))
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--count", type=int, default=COUNT)
+    given = parser.parse_intermixed_args()
+    names: list[str] = given.families
+    found = ask_engine(names, given.seed, given.count)
+    if given.what == "record":
+        known = json.loads(GOLDEN.read_text())["families"] if GOLDEN.exists() else {}
+        golden = {"seed": given.seed, "families": {**known, **found}}
+        GOLDEN.write_text(json.dumps(golden, indent=0, sort_keys=True) + "\n")
+    is_proven = True
+    for name, recorded in found.items():
+        seen = compare(load(name), given.seed, recorded)
+        is_proven &= not seen.wrong and not seen.wrongly_refused
+        print(
+            f"{name}: of {len(recorded)} equal {seen.num_equal}, refused by both "
+            f"{seen.num_refused - len(seen.wrongly_refused)}, the engine's to make "
+            f"{seen.num_for_engine}, wrong {seen.wrong[:10]}, wrongly refused "
+            f"{seen.wrongly_refused[:10]}"
+        )
+    sys.exit(not is_proven)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Our ids against those recorded from vLLM for generated conversations, family by family."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from router.api.openai import ChatRequest, parse_chat
+from router.errors import TemplateFailed
+from router.tokens import NeedsEngine
+from tests.conversations import conversations, grown
+from tests.tokens.families import FAMILIES
+from tests.tokens.prove_families import GOLDEN, compare, load
+
+_loaded = functools.cache(load)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_ids_are_the_engines(name: str) -> None:
+    """What we tokenize is what the engine tokenized; refused is only what it refused."""
+    golden = json.loads(GOLDEN.read_text())
+
+    seen = compare(_loaded(name), golden["seed"], golden["families"][name])
+
+    assert (seen.wrong, seen.wrongly_refused, seen.num_for_engine) == ([], [], 0)
+    assert seen.num_equal > 70
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_turns_cost_what_they_add(name: str) -> None:
+    """Turn by turn, with what earlier ones left behind, ids are those of a whole encode."""
+    prompter = _loaded(name)
+    num_known = num_tokens = 0
+
+    for request in _requests(20):
+        try:
+            plan = prompter.plan_chat(request)
+        except (NeedsEngine, TemplateFailed):
+            continue
+        tokens = prompter.commit(plan, plan.encode())
+        num_known += plan.num_known_tokens
+        num_tokens += tokens.num_tokens
+
+        assert prompter.prove(request, tokens)
+
+    assert num_known > 0.2 * num_tokens
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4"])
+def test_refused_without_a_template(name: str) -> None:
+    """What excludes itself, or has no message, is not rendered where no template is either."""
+    user = {"role": "user", "content": "hi"}
+
+    with pytest.raises(TemplateFailed):
+        _render(name, {"messages": [user], "continue_final_message": True})
+    for body in (
+        {"messages": []},
+        {"messages": [user], "chat_template": "x"},
+        {"messages": [user], "chat_template_kwargs": {"self": 1}},
+        {"messages": [user], "truncate_prompt_tokens": 1},
+    ):
+        with pytest.raises(NeedsEngine):
+            _render(name, body)
+
+
+def _render(name: str, body: dict[str, object]) -> str:
+    return _loaded(name).render(parse_chat(body))
+
+
+def _requests(count: int) -> Iterator[ChatRequest]:
+    for conversation in conversations(seed=11, count=count):
+        for step in grown(conversation):
+            yield parse_chat(orjson.loads(orjson.dumps(step.chat())))
