@@ -91,7 +91,7 @@ class Tokenizers:
         self, replica: str, url: str, model: str, prompter: Prompter, api: EngineApi
     ) -> bool | None:
         """Compare the token ids of a sample chat; None: one side has none."""
-        if prompter.engine_only is not None:
+        if prompter.engine_only is not None or not prompter.asks_engine:
             return None
         body = {"model": model, "messages": _SAMPLE}
         try:

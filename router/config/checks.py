@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from urllib.parse import urlsplit
 
 from policies.policy import Policy
@@ -51,6 +52,7 @@ def check(config: Config) -> None:
     check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
         raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
+    _check_dates(config.tokens.start_dates)
     _check_shadows(config.shadow)
     _check_experiments(config)
 
@@ -121,6 +123,15 @@ def _check_networks(texts: tuple[str, ...], key: str) -> None:
                 f"{key}[{i}]: {text!r} is no address or network; write 10.0.0.0/8 or ::1",
                 param=f"{key}[{i}]",
             ) from exc
+
+
+def _check_dates(dates: dict[str, str]) -> None:
+    for model, text in dates.items():
+        key = f"tokens.start_dates.{model}"
+        try:
+            date.fromisoformat(text)
+        except ValueError as exc:
+            raise ConfigError(f"{key}: {text!r} is not YYYY-MM-DD", param=key) from exc
 
 
 def _check_shadows(shadow: ShadowConfig) -> None:

@@ -37,6 +37,13 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, str],
         Meta(description="served model -> the engine's --tokenizer-mode, if it got one, NAME=MODE"),
     ] = {}
+    start_dates: Annotated[
+        dict[str, str],
+        Meta(
+            description="served model -> VLLM_SYSTEM_START_DATE of its engines, NAME=YYYY-MM-DD; "
+            "for gpt-oss; default: found out"
+        ),
+    ] = {}
     cache_tokens: Annotated[
         int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
     ] = 20_000_000

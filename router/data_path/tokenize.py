@@ -139,6 +139,8 @@ class Tokenizer:
             why = exc.detail if exc.reason == "field" else exc.reason
             self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
             may_ask = exc.reason not in ("field", "size")
+            if job.chat is not None and not prompter.asks_engine:
+                may_ask = False
             ids = await self._engine.ids(job, prompter) if may_ask else None
             if ids is not None:
                 plan = prompter.plan_ids(ids, _owner(job))
@@ -167,13 +169,12 @@ class Tokenizer:
         if job.chat is not None:
             text = await self._rendered(job, job.chat, prompter)
             most = prompter.max_chars_per_token
+            may_refuse &= prompter.writes_text
             if longest is not None and most is not None and may_refuse:
                 check_text_fits(len(text), longest, most)
             if len(text) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_text(
-                text, add_special_tokens=job.chat.add_special_tokens, owner=_owner(job)
-            )
+            plan = prompter.plan_rendered(job.chat, text, owner=_owner(job))
         else:
             assert job.completion is not None
             if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:

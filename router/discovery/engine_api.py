@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import httpx
 from msgspec import Struct
@@ -210,6 +210,31 @@ class EngineApi:
             raise UpstreamBroken(
                 replica, f"/tokenize answered {answer.status} without tokens"
             ) from exc
+
+    async def chat_ids(
+        self, replica: str, url: str, body: Mapping[str, Any], *, timeout_s: float
+    ) -> list[int]:
+        """Let the engine render the chat `body`: by its render route, else for one token.
+
+        Raises:
+            UpstreamError: it did not answer in time or not with tokens.
+        """
+        one_token = {**body, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        for path in ("/v1/chat/completions/render", "/v1/chat/completions"):
+            request = self._client.build_request(
+                "POST",
+                url + path,
+                json=one_token,
+                headers=self._key.headers(url),
+                timeout=timeout_s,
+            )
+            answer = await self._send(replica, request, timeout_s=timeout_s)
+            if answer.status == 200:
+                try:
+                    return pages.prompt_ids(answer.body)
+                except ValueError as exc:
+                    raise UpstreamBroken(replica, f"{path} answered without tokens") from exc
+        raise UpstreamBroken(replica, f"{path} answered {answer.status}")
 
     async def order(
         self,

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from datetime import date
 from functools import partial
 from typing import Final
 
@@ -24,6 +25,7 @@ from router.api.openai import parse_chat
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig, TokensConfig
+from router.discovery.dates import DateWatch
 from router.discovery.engine_api import EngineApi, EngineFacts
 from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.discovery.status import Waiting
@@ -56,6 +58,7 @@ HISTORY: Final = "its event history is being replayed"
 
 _DISCOVER_S: Final = (0.2, 5.0)  # first and longest pause between attempts
 _ASK_AGAIN_S: Final = 30.0
+_LOADING_S: Final = 0.2  # pause between looks whether a tokenizer is loaded
 _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
 
 
@@ -121,11 +124,19 @@ class ReplicaWatch:
                         for source in sources
                     ]
                     tg.create_task(self._await_history(replica), name=f"history {self._name}")
-                    asking = tg.create_task(
-                        self._ask_about_ids(replica), name=f"hand over {self._name}"
-                    )
+                    asides = [
+                        tg.create_task(
+                            self._ask_about_ids(replica), name=f"hand over {self._name}"
+                        ),
+                        *(
+                            tg.create_task(self._watch_date(m.id, replica), name=f"date of {m.id}")
+                            for m in replica.models
+                            if m.parent is None and m.id not in self._config.tokens.start_dates
+                        ),
+                    ]
                     await self._probe(replica, facts)
-                    asking.cancel()
+                    for aside in asides:
+                        aside.cancel()
                     for follower, source in zip(followers, sources, strict=True):
                         if self._sharing is not None:
                             self._sharing.restarted(source.candidate)
@@ -344,6 +355,19 @@ class ReplicaWatch:
                 else:
                     self._hand_over.found(self._name, model, path, takes=takes)
 
+    async def _watch_date(self, model: str, replica: Replica) -> None:
+        """Watch the date in a model's prompts, if there is one."""
+        while True:
+            prompter = self._prompters.get(model)
+            if prompter is not None:
+                break
+            await asyncio.sleep(_LOADING_S)
+        if prompter.is_dated:
+            watch = DateWatch(
+                model, prompter, replica=replica.name, url=replica.url, api=self._engine_api
+            )
+            await watch.run()
+
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""
         name, health = replica.name, self._config.health
@@ -410,6 +434,8 @@ def _warm_prompter(model: str, source: str, config: TokensConfig) -> Prompter:
             tokenizer_mode=config.tokenizer_modes.get(model),
             cache_tokens=config.cache_tokens,
         )
+        if (pinned := config.start_dates.get(model)) is not None:
+            prompter.set_date(date.fromisoformat(pinned))
         with suppress(NeedsEngine, RouterError):
             prompter.plan_chat(request).encode()
             prompter.adapted(replace(request, has_inline_system=True, is_thinking_disabled=True))

@@ -69,9 +69,7 @@ def build_conversation(
 
 def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
     role = message["role"]
-    usual_keys = _USUAL_KEYS.get(role)
-    if usual_keys is None or not message.keys() <= usual_keys:
-        _check_unusual(message, is_known_role=usual_keys is not None)
+    check_message(message)
     content = message.get("content")
     if type(content) is str and role != "system":
         if as_parts and role != "tool":
@@ -84,7 +82,7 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
             calls = _tool_calls(message, memo)
             if calls:
                 rebuilt["tool_calls"] = calls
-        reasoning = _reasoning(message)
+        reasoning = reasoning_of(message)
         if reasoning is not None:
             rebuilt["reasoning"] = rebuilt["reasoning_content"] = reasoning
     elif role == "tool" and "tool_call_id" in message:
@@ -98,6 +96,29 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
     if role == "developer":
         rebuilt["tools"] = None
     return rebuilt
+
+
+def check_message(message: Json) -> None:
+    """Refuse a message on whose fate in the engine there is doubt, but for its parts and calls.
+
+    Raises:
+        NeedsEngine: there is.
+    """
+    role = message["role"]
+    usual_keys = _USUAL_KEYS.get(role)
+    if usual_keys is None or not message.keys() <= usual_keys:
+        _check_unusual(message, is_known_role=usual_keys is not None)
+    if "content" in message and message["content"] is None and role != "assistant":
+        raise NeedsEngine("message", "content is null")
+
+
+def text_parts(message: Json) -> list[dict[str, Any]]:
+    """List the text parts of a message whose content is a list.
+
+    Raises:
+        NeedsEngine: there are others.
+    """
+    return [_part(part) for part in message["content"]]
 
 
 def _check_unusual(message: Json, *, is_known_role: bool) -> None:
@@ -120,7 +141,7 @@ def _check_unusual(message: Json, *, is_known_role: bool) -> None:
         if not isinstance(message.get(key), str | None):
             raise NeedsEngine("message", key)
     if message["role"] != "assistant":
-        _reasoning(message)
+        reasoning_of(message)
         if message.get("tool_calls") not in (None, []):
             raise NeedsEngine("message", "tool_calls")
 
@@ -129,8 +150,6 @@ def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, A
     """Rebuild any content but the plain string."""
     content = message.get("content")
     if content is None:
-        if "content" in message and role != "assistant":
-            raise NeedsEngine("message", "content is null")
         parts: list[Any] = []
     elif type(content) is str:
         parts = [{"type": "text", "text": content}]
@@ -207,7 +226,12 @@ def _tool_call(call: Any, memo: JsonMemo) -> dict[str, Any]:
     return called
 
 
-def _reasoning(message: Json) -> str | None:
+def reasoning_of(message: Json) -> str | None:
+    """Return a message's thinking.
+
+    Raises:
+        NeedsEngine: it is no text.
+    """
     reasoning = message.get("reasoning")
     if reasoning is None:
         reasoning = message.get("reasoning_content")

@@ -8,10 +8,11 @@ renderers/deepseek_v4.py.
 
 from __future__ import annotations
 
+import datetime
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
@@ -50,10 +51,12 @@ class DeepSeekRenderer(ABC):
     """
 
     content_format: ContentFormat
+    is_dated: Final = False
 
-    __slots__ = ("_given", "_memo", "_remembering")
+    __slots__ = ("_given", "_memo", "_remembering", "date")
 
     def __init__(self, given: str | None = None) -> None:
+        self.date: datetime.date | None = None
         self._given = given
         self._memo = JsonMemo()
         self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(_arguments))
@@ -94,7 +97,10 @@ class DeepSeekRenderer(ABC):
 
     def wants_system_first(self) -> bool:
         """See `Renderer.wants_system_first`."""
-        return wants_system_first(self._given or "")
+        try:
+            return wants_system_first(self._given or "")
+        except Exception as exc:  # whatever a template may raise
+            raise NeedsEngine("template", type(exc).__name__) from exc
 
     @abstractmethod
     def encode(

@@ -16,13 +16,15 @@ from typing import Any
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils.hub import cached_file
 
-from router.tokens import modes
+from router.tokens import harmony_encoder, modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
+from router.tokens.harmony import HarmonyRenderer
+from router.tokens.harmony_encoder import HarmonyEncoder
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
-from router.tokens.renderers import WITHOUT_TEMPLATE, Renderer
+from router.tokens.renderers import WITHOUT_TEMPLATE
 
 # Model types for which the engine overrides the tokenizer's class.
 _OTHER_TOKENIZER_CLASS = frozenset(
@@ -69,15 +71,27 @@ def load_prompter(
     except NeedsEngine as exc:
         return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
     if mode in WITHOUT_TEMPLATE:
-        renderer: Renderer = WITHOUT_TEMPLATE[mode](given)
-        hints = f"{BOS}{EOS}{USER}{ASSISTANT}"
-    else:
-        processor = _processor_template(model, local_files_only)
-        templates = _Templates(tokenizer, processor, given)
-        renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map)
-        hints = templates.hints()
-    encoder = TextEncoder(tokenizer.backend_tokenizer, hints)
+        encoder = TextEncoder(tokenizer.backend_tokenizer, f"{BOS}{EOS}{USER}{ASSISTANT}")
+        return Prompter(encoder, WITHOUT_TEMPLATE[mode](given), max_bytes=max_bytes)
+    templates = _Templates(tokenizer, _processor_template(model, local_files_only), given)
+    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map)
+    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
+    if mode == modes.HARMONY:
+        return _harmony_prompter(encoder, renderer, max_bytes)
     return Prompter(encoder, renderer, max_bytes=max_bytes)
+
+
+def _harmony_prompter(encoder: TextEncoder, unused: ChatRenderer, max_bytes: int) -> Prompter:
+    if not harmony_encoder.is_available:
+        reason = "renderer harmony: install warmroute[harmony]"
+        return Prompter(encoder, None, asks_engine=False, reason=reason, max_bytes=max_bytes)
+    return Prompter(
+        encoder,
+        HarmonyRenderer(unused.wants_system_first),
+        chat_encoder=HarmonyEncoder(),
+        asks_engine=False,
+        max_bytes=max_bytes,
+    )
 
 
 def _load_config(model: str, local_files_only: bool) -> dict[str, Any]:
@@ -111,7 +125,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 
 
 def _check_config(config: dict[str, Any], mode: str) -> None:
-    if mode != modes.HF and mode not in WITHOUT_TEMPLATE:
+    if mode not in (modes.HF, modes.HARMONY, *WITHOUT_TEMPLATE):
         raise NeedsEngine("model", f"renderer {mode}")
     if config.get("model_type") in _OTHER_TOKENIZER_CLASS:
         raise NeedsEngine("model", f"tokenizer class of {config['model_type']}")

@@ -9,6 +9,8 @@ A plan may be dropped at any time; two plans of the same text may both be commit
 
 from __future__ import annotations
 
+import copy
+import datetime
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.tokens.encoder import IdCuts, TextEncoder, slice_ids
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderers import Renderer
+from router.tokens.renderers import ChatEncoder, MarkedEncoder, Renderer
 from router.tokens.template_probes import TemplateProbes
 from router.tokens.trust import TokenTrust
 
@@ -29,11 +31,13 @@ _MAX_OWNERS = 4096
 
 
 class _Roots(NamedTuple):
-    """The beginnings of one owner's prompts: of ids, of text, of text in special tokens."""
+    """The beginnings of one owner's prompts: of ids, of text, of text in special tokens, of
+    marked text."""
 
     ids: Segment
     bare: Segment
     special: Segment
+    marked: Segment
 
 
 class EncodePlan(Struct, frozen=True, kw_only=True):
@@ -46,7 +50,7 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
     num_new_chars: int
     walk: Walk
     data: bytes
-    encoder: TextEncoder | None
+    encoder: ChatEncoder | None
     suffix: TokenIds
     is_whole: bool = False
 
@@ -123,11 +127,15 @@ class Prompter:
     Args:
         encoder: The model's tokenizer; None: it cannot be used here.
         renderer: Its chat template; None: it cannot be used here.
+        chat_encoder: Makes ids of what the renderer writes; None: `encoder` does.
+        asks_engine: Whether an engine's `/tokenize` has the tokens of its chats.
         reason: Why something is missing, for `NeedsEngine`; "" if nothing is.
         max_bytes: Budget for what is remembered of prompts.
     """
 
     __slots__ = (
+        "_chat_encoder",
+        "_dates",
         "_encoder",
         "_prefix",
         "_probes",
@@ -135,6 +143,7 @@ class Prompter:
         "_renderer",
         "_roots",
         "_tree",
+        "asks_engine",
         "trust",
     )
 
@@ -143,13 +152,18 @@ class Prompter:
         encoder: TextEncoder | None,
         renderer: Renderer | None,
         *,
+        chat_encoder: MarkedEncoder | None = None,
+        asks_engine: bool = True,
         reason: str = "",
         max_bytes: int = 512 << 20,
     ) -> None:
         self.trust = TokenTrust()
+        self.asks_engine = asks_engine
         self._encoder = encoder
         self._renderer = renderer
         self._probes = TemplateProbes(renderer) if renderer is not None else None
+        self._chat_encoder = chat_encoder
+        self._dates: dict[str, datetime.date | None] = {}  # by replica
         self._reason = reason
         self._tree = SegmentTree(max_bytes)
         self._prefix = encoder.prefix if encoder is not None else None
@@ -162,10 +176,63 @@ class Prompter:
 
     @property
     def engine_only(self) -> str | None:
-        """Why no text of this model is tokenized here; None: it is."""
+        """Why no chat of this model is tokenized here; None: it is."""
         if self.trust.reason is not None:
             return self.trust.reason
-        return self._reason or "no tokenizer" if self._encoder is None else None
+        if self._encoder is None:
+            return self._reason or "no tokenizer"
+        return self._reason or None if self._renderer is None else None
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the engine's date is part of its chats."""
+        return self._renderer is not None and self._renderer.is_dated
+
+    def set_date(self, date: datetime.date | None) -> None:
+        """Render with the engine's date; None: it is not known now, and dated chats are not."""
+        if self._renderer is not None:
+            self._renderer.date = date
+
+    def note_date(self, replica: str, date: datetime.date | None) -> None:
+        """Note a replica's date; None: not known now. It counts while all replicas agree."""
+        self._dates[replica] = date
+        self._agree_on_date()
+
+    def forget_date(self, replica: str) -> None:
+        """Forget the date of a replica that is gone."""
+        if self._dates.pop(replica, None) is not None or self._dates:
+            self._agree_on_date()
+
+    def _agree_on_date(self) -> None:
+        dates = set(self._dates.values())
+        self.set_date(dates.pop() if len(dates) == 1 else None)
+
+    def find_date(
+        self, request: ChatRequest, ids: Sequence[int], today: datetime.date
+    ) -> datetime.date | None:
+        """Find the date with which our prompt of a request is the engine's; None: with none.
+
+        Args:
+            ids: The engine's prompt.
+            today: Some time zone's date.
+
+        Raises:
+            NeedsEngine, TemplateFailed: as `plan_chat`.
+        """
+        if self._renderer is None:
+            raise NeedsEngine("model", self._reason)
+        encoder: ChatEncoder = self._chat_encoder or self._usable_encoder()
+        printed = self._chat_encoder.date_in(ids) if self._chat_encoder is not None else None
+        day = datetime.timedelta(days=1)
+        renderer = copy.copy(self._renderer)
+        for candidate in (today, today - day, today + day, printed):
+            renderer.date = candidate
+            if candidate is not None:
+                text = renderer.render(request, by_the_book=True)
+                whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
+                if whole.tolist() == list(ids):
+                    return candidate
+        return None
 
     @property
     def size_bytes(self) -> int:
@@ -179,11 +246,31 @@ class Prompter:
             NeedsEngine: only the engine can make its tokens.
             TemplateFailed: the chat template refuses it; the engine will answer 400.
         """
-        return self.plan_text(
-            self.render(request, owner=owner),
-            add_special_tokens=request.add_special_tokens,
-            owner=owner,
+        return self.plan_rendered(request, self.render(request, owner=owner), owner=owner)
+
+    def plan_rendered(self, request: ChatRequest, text: str, *, owner: str = "") -> EncodePlan:
+        """Find what is new in what `render` returned.
+
+        Raises:
+            NeedsEngine: the text is no Unicode.
+        """
+        if self._chat_encoder is None:
+            special = request.add_special_tokens
+            return self.plan_text(text, add_special_tokens=special, owner=owner)
+        data = _bytes(text)
+        walk = self._tree.walk(self._roots_of(owner).marked, data, self._chat_encoder.cuts(data))
+        return EncodePlan(
+            num_new_chars=len(data) - walk.new[0].start if walk.new else 0,
+            walk=walk,
+            data=data,
+            encoder=self._chat_encoder,
+            suffix=_NO_IDS,
         )
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether what `render` returns is the prompt's text, and not marked."""
+        return self._chat_encoder is None
 
     def plan_completion(
         self, request: CompletionRequest, index: int = 0, *, owner: str = ""
@@ -210,10 +297,7 @@ class Prompter:
             NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
         """
         encoder = self._usable_encoder()
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as exc:
-            raise NeedsEngine("surrogate") from exc
+        data = _bytes(text)
         roots = self._roots_of(owner)
         root, suffix, is_whole = roots.bare, _NO_IDS, False
         if add_special_tokens:
@@ -259,9 +343,10 @@ class Prompter:
             text = request.prompts[0]
         if not isinstance(text, str):
             return True
-        whole = self._usable_encoder().encode_whole(
-            text, add_special_tokens=request.add_special_tokens
-        )
+        encoder: ChatEncoder = self._usable_encoder()
+        if isinstance(request, ChatRequest) and self._chat_encoder is not None:
+            encoder = self._chat_encoder
+        whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
         return whole.tolist() == tokens.ids()
 
     def encode_behind(
@@ -290,6 +375,7 @@ class Prompter:
                 root(f"ids{suffix}"),
                 root(f"text{suffix}"),
                 root(f"text with special tokens{suffix}", self._prefix),
+                root(f"marked text{suffix}"),
             )
         return roots
 
@@ -330,3 +416,10 @@ class Prompter:
         if self._encoder is None:
             raise NeedsEngine("model", self._reason)
         return self._encoder
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise NeedsEngine("surrogate") from exc

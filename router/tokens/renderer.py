@@ -8,6 +8,8 @@ utils/chat_template_utils.py (render_jinja_template).
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,13 +33,15 @@ from router.tokens.template_probes import wants_system_first
 FindTemplate = Callable[[bool], str]
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_DIRECTIVES = re.compile("%(.?)", re.DOTALL)
+_DATES = frozenset("aAbBdjmyYuUVwWG%")
 _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
 class ChatTemplate:
     """A compiled chat template and what the engine derives from its text."""
 
-    __slots__ = ("content_format", "knows_developer", "source", "template", "variables")
+    __slots__ = ("content_format", "is_dated", "knows_developer", "source", "template", "variables")
 
     def __init__(self, source: str, memo: JsonMemo) -> None:
         self.source = source
@@ -46,6 +50,7 @@ class ChatTemplate:
         self.content_format = detect_content_format(tree)
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.is_dated = "strftime_now" in source
 
     def stock(self) -> Template:
         """Return the template as transformers itself runs it."""
@@ -61,13 +66,22 @@ class ChatRenderer:
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
     """
 
-    __slots__ = ("_find_template", "_memo", "_special_tokens", "_templates")
+    __slots__ = ("_find_template", "_memo", "_special_tokens", "_templates", "date")
 
     def __init__(self, find_template: FindTemplate, special_tokens: Mapping[str, str]) -> None:
+        self.date: datetime.date | None = None
         self._find_template = find_template
         self._special_tokens = dict(special_tokens)
         self._memo = JsonMemo()
         self._templates: dict[bool, ChatTemplate] = {}
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether a template asks for the date."""
+        try:
+            return any(self.template(with_tools).is_dated for with_tools in (False, True))
+        except NeedsEngine:
+            return False
 
     def template(self, with_tools: bool) -> ChatTemplate:
         """Return the template for requests with or without tools, compiled at the first call.
@@ -117,6 +131,8 @@ class ChatRenderer:
                     param="continue_final_message",
                 )
             conversation, final_text = _tagged(conversation, template)
+        if template.is_dated:
+            arguments["strftime_now"] = _clock(self.date)
         compiled = template.stock() if by_the_book else template.template
         text = self._run(compiled, conversation, arguments)
         return _cut_at_tag(text, final_text) if continues else text
@@ -171,8 +187,27 @@ class ChatRenderer:
         given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
         try:
             return template.render(given, messages=conversation)
+        except NeedsEngine:
+            raise
         except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
             raise TemplateFailed(_reason(exc), param="messages") from exc
+
+
+def _clock(date: datetime.date | None) -> Callable[[str], str]:
+    """Make the function by which a template asks for the engine's date.
+
+    Raises:
+        NeedsEngine: it is not known.
+    """
+    if date is None:
+        raise NeedsEngine("date")
+
+    def strftime_now(form: str) -> str:
+        if not set(_DIRECTIVES.findall(form)) <= _DATES:
+            raise NeedsEngine("date", "time of day")
+        return date.strftime(form)
+
+    return strftime_now
 
 
 def _tagged(conversation: Conversation, template: ChatTemplate) -> tuple[Conversation, str]:

@@ -1,22 +1,36 @@
 """What renders a model's chats: one class per mode of the engine (`modes.find_mode`).
 
-hf                         ChatRenderer, by a Jinja template       renderer.py
-deepseek_v32, deepseek_v4  rules of their own, no template         deepseek_v32.py, deepseek_v4.py
+mode                       renders by                                in
+hf                         a Jinja template                          renderer.py
+deepseek_v32, deepseek_v4  rules of their own                        deepseek_v32.py, deepseek_v4.py
+harmony                    marked text, for an encoder of its own    harmony.py, harmony_encoder.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from router.api.openai import ChatRequest
+from router.api.openai import ChatRequest, TokenIds
 from router.tokens import modes
 from router.tokens.deepseek_v4 import DeepSeekV4Renderer
 from router.tokens.deepseek_v32 import DeepSeekV32Renderer
+from router.tokens.incremental import Boundaries, NewSegment
 
 
 class Renderer(Protocol):
-    """Renders chat requests of one model as the engine does."""
+    """Renders chat requests of one model as the engine does.
+
+    date: The engine's date, where it is known.
+    """
+
+    date: datetime.date | None
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the engine's date is part of its prompts."""
+        ...
 
     def render(
         self,
@@ -46,6 +60,30 @@ class Renderer(Protocol):
         Raises:
             NeedsEngine: that depends on a template which is not known here.
         """
+        ...
+
+
+class ChatEncoder(Protocol):
+    """Makes token ids of what a renderer writes."""
+
+    def cuts(self, data: bytes) -> Boundaries:
+        """Find the boundaries of a prompt."""
+        ...
+
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        """Encode segments of a prompt; pure and thread-safe."""
+        ...
+
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """Encode a prompt at once, as the engine does."""
+        ...
+
+
+class MarkedEncoder(ChatEncoder, Protocol):
+    """Makes token ids of marked text."""
+
+    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
+        """Read the date in an engine's prompt; None: it shows none."""
         ...
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import random
+from array import array
 from typing import Any
 
 import orjson
@@ -20,12 +22,22 @@ from router.api.openai import (
 from router.api.outline import make_outline
 from router.errors import ClientError
 from router.tokens import NeedsEngine, load_prompter
+from router.tokens.harmony import HarmonyRenderer
+from router.tokens.harmony_encoder import HarmonyEncoder
+from router.tokens.incremental import NewSegment
 from router.tokens.renderers import WITHOUT_TEMPLATE
 from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
 
 PROMPTER = load_prompter(str(MODEL_DIR), local_files_only=True)
-RENDERERS = [make(None) for make in WITHOUT_TEMPLATE.values()]
+RENDERERS = [
+    *(make(None) for make in WITHOUT_TEMPLATE.values()),
+    HarmonyRenderer(lambda: False),
+]
+for each in RENDERERS:
+    each.date = datetime.date(2025, 6, 28)
+HARMONY = HarmonyEncoder()
+_NO_IDS = array("I")
 NAMES = (
     "role content type text name function arguments tool_calls id parameters description strict "
     "reasoning_content tool_call_id input_audio audio user_id"
@@ -124,7 +136,11 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
             pass
         for renderer in RENDERERS if is_chat else ():
             try:
-                renderer.render(parse_chat(read))
+                text = renderer.render(parse_chat(read))
+                if isinstance(renderer, HarmonyRenderer):
+                    data = text.encode()
+                    pieces = HARMONY.encode(data, [NewSegment(0, 0, len(data), b"")], _NO_IDS)
+                    assert pieces == [HARMONY.encode_whole(text, add_special_tokens=False)]
             except (ClientError, NeedsEngine):
                 pass
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
 import os
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.conversations import conversations
 from tests.tokens.record_golden import HERE, MODEL, fingerprint
 
 SEED, COUNT = 7, 150
+DATE = datetime.date(2025, 6, 28)
 
 
 class Family(NamedTuple):
@@ -32,8 +34,13 @@ class Family(NamedTuple):
     mode: str
     template: Path | None = None
 
+    @property
+    def is_harmony(self) -> bool:
+        return self.mode == "harmony"
+
 
 FAMILIES = {
+    "gpt-oss": Family("harmony"),
     "deepseek-v3.2": Family("deepseek_v32"),
     "deepseek-v4": Family("deepseek_v4"),
     **{
@@ -51,6 +58,7 @@ def family(name: str) -> Family:
 def record(names: list[str], seed: int, count: int) -> dict[str, list[str | None]]:
     """Ask vLLM for the fingerprints, family by family; only where it is installed."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ["VLLM_SYSTEM_START_DATE"] = DATE.isoformat()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
@@ -66,10 +74,10 @@ def record(names: list[str], seed: int, count: int) -> dict[str, list[str | None
             load_format="dummy",
             enforce_eager=True,
             block_size=32,
-            tokenizer_mode=shown.mode,
+            tokenizer_mode="hf" if shown.is_harmony else shown.mode,
         )
         config = arguments.create_engine_config()
-        return OnlineRenderer(
+        made = OnlineRenderer(
             config.model_config,
             renderer_from_config(config),
             request_logger=None,
@@ -78,6 +86,9 @@ def record(names: list[str], seed: int, count: int) -> dict[str, list[str | None
             enable_auto_tools=True,
             tool_parser="hermes",
         )
+        if shown.is_harmony:  # as for a model of the type gpt_oss
+            made.use_harmony, made.parser = True, None
+        return made
 
     async def chat(renderer: OnlineRenderer, body: dict[str, Any]) -> str | None:
         try:

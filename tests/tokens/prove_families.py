@@ -9,6 +9,7 @@ A family may be the file of a chat template.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from router.api.openai import parse_chat
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.conversations import Conversation, conversations
-from tests.tokens.families import COUNT, FAMILIES, SEED, family
+from tests.tokens.families import COUNT, DATE, FAMILIES, SEED, family
 from tests.tokens.record_golden import HERE, MODEL, fingerprint
 
 GOLDEN = HERE / "golden" / "families.json"
@@ -41,12 +42,14 @@ class Comparison(NamedTuple):
 def load(name: str) -> Prompter:
     """Load what renders a family here."""
     shown = family(name)
-    return load_prompter(
+    prompter = load_prompter(
         str(MODEL),
         chat_template=shown.template,
         tokenizer_mode=shown.mode,
         local_files_only=True,
     )
+    prompter.set_date(DATE if shown.is_harmony else datetime.date.today())
+    return prompter
 
 
 def ours(prompter: Prompter, conversation: Conversation) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import orjson
 import pytest
@@ -16,6 +16,33 @@ from tests.conversations import conversations, grown
 from tests.tokens.families import FAMILIES
 from tests.tokens.prove_families import GOLDEN, compare, load
 
+_OF_DEEPSEEK = (
+    {"messages": []},
+    {"messages": [{"role": "user", "content": "hi"}], "chat_template": "x"},
+    {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"self": 1}},
+)
+_OF_HARMONY = (
+    {"messages": [{"role": "assistant", "content": "", "tool_calls": None}]},
+    {
+        "messages": [
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "id": "c",
+                        "type": "function",
+                        "function": {"name": "a<|end|>", "arguments": ""},
+                    }
+                ],
+            }
+        ]
+    },
+)
+_UNKNOWN: dict[str, Sequence[dict[str, object]]] = {
+    "deepseek-v3.2": _OF_DEEPSEEK,
+    "deepseek-v4": _OF_DEEPSEEK,
+    "gpt-oss": _OF_HARMONY,
+}
 _loaded = functools.cache(load)
 
 
@@ -26,7 +53,8 @@ def test_ids_are_the_engines(name: str) -> None:
 
     seen = compare(_loaded(name), golden["seed"], golden["families"][name])
 
-    assert (seen.wrong, seen.wrongly_refused, seen.num_for_engine) == ([], [], 0)
+    assert (seen.wrong, seen.wrongly_refused) == ([], [])
+    assert seen.num_for_engine <= 2  # images, where the engine leaves them out
     assert seen.num_equal > 70
 
 
@@ -50,7 +78,7 @@ def test_turns_cost_what_they_add(name: str) -> None:
     assert num_known > 0.2 * num_tokens
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4"])
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4", "gpt-oss"])
 def test_refused_without_a_template(name: str) -> None:
     """What excludes itself, or has no message, is not rendered where no template is either."""
     user = {"role": "user", "content": "hi"}
@@ -58,9 +86,7 @@ def test_refused_without_a_template(name: str) -> None:
     with pytest.raises(TemplateFailed):
         _render(name, {"messages": [user], "continue_final_message": True})
     for body in (
-        {"messages": []},
-        {"messages": [user], "chat_template": "x"},
-        {"messages": [user], "chat_template_kwargs": {"self": 1}},
+        *_UNKNOWN.get(name, ()),
         {"messages": [user], "truncate_prompt_tokens": 1},
     ):
         with pytest.raises(NeedsEngine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from router.api.openai import parse_chat
-from router.tokens import NeedsEngine, Prompter, load_prompter, loading, modes
+from router.tokens import (
+    NeedsEngine,
+    Prompter,
+    harmony_encoder,
+    load_prompter,
+    loading,
+    modes,
+)
 from tests.tokens.record_golden import MODEL
 
 HELLO = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
@@ -51,7 +59,6 @@ def test_directory(model: Path) -> None:
     ("config", "reason"),
     [
         ({"architectures": ["DeepseekV41ForCausalLM"]}, "renderer deepseek_v41"),
-        ({"architectures": ["GptOssForCausalLM"]}, "renderer harmony"),
         ({"model_type": "internlm2"}, "tokenizer class of internlm2"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
     ],
@@ -66,6 +73,48 @@ def test_models_of_the_engine(model: Path, config: dict[str, Any], reason: str) 
     assert reason in prompter.engine_only
     with pytest.raises(NeedsEngine):
         prompter.plan_chat(HELLO)
+
+
+def test_gpt_oss(model: Path) -> None:
+    """Its chats are rendered by a library; an engine's `/tokenize` makes others of them."""
+    _change(model / "config.json", architectures=["GptOssForCausalLM"], model_type="gpt_oss")
+
+    prompter = load_prompter(str(model))
+
+    assert prompter.engine_only is None
+    assert prompter.is_dated
+    assert not prompter.asks_engine
+
+
+def test_gpt_oss_without_the_library(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chats are unknown then, and what to install is said; completions are not concerned."""
+    _change(model / "config.json", model_type="gpt_oss")
+    monkeypatch.setattr(harmony_encoder, "is_available", False)
+
+    prompter = load_prompter(str(model))
+
+    assert "warmroute[harmony]" in (prompter.engine_only or "")
+    assert not prompter.asks_engine
+    with pytest.raises(NeedsEngine):
+        prompter.plan_chat(HELLO)
+    plan = prompter.plan_text("hello", add_special_tokens=True)
+    assert prompter.commit(plan, plan.encode()).num_tokens > 0
+
+
+def test_a_template_with_the_date(model: Path) -> None:
+    """It is rendered with the engine's date, once that is known; not for the time of day."""
+    dated = load_prompter(str(model), chat_template="{{ strftime_now('%d %b %Y') }}")
+    timed = load_prompter(str(model), chat_template="{{ strftime_now('%H:%M') }}")
+
+    with pytest.raises(NeedsEngine):
+        dated.plan_chat(HELLO)
+    for prompter in (dated, timed):
+        assert prompter.is_dated
+        prompter.set_date(datetime.date(2026, 3, 1))
+    assert _text(dated) == "01 Mar 2026"
+    assert dated.render(HELLO, by_the_book=True) == "01 Mar 2026"
+    with pytest.raises(NeedsEngine):
+        timed.plan_chat(HELLO)
 
 
 def test_without_architectures(model: Path) -> None:

@@ -1,0 +1,238 @@
+"""gpt-oss: from a chat request to a prompt in marked text, which `harmony_encoder` makes ids of.
+
+The engine renders these chats with OpenAI's harmony library, message by message, and ignores the
+chat template. Text of messages is encoded apart from their headers, and never holds a special
+token. So a prompt is written down as a row of messages, each with the key of its header:
+
+    MESSAGE key CONTENT text [CONTENT text …]        the texts of one message are encoded apart
+
+    key                      message
+    s date effort flag       the system message; the flag: there are functions
+    d [instructions, tools]  a developer's, in JSON; tools: [name, description, parameters] each
+    u  a  c  f               a user's; the assistant's analysis, commentary and final answer
+    k name  t name           a call of a function, and its result
+    g                        the header that opens the answer
+
+Source: vLLM 0.32.0, renderers/online_renderer.py (_make_request_with_harmony),
+entrypoints/openai/parser/harmony_utils.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import orjson
+
+from router.api.openai import ChatRequest, Json
+from router.errors import TemplateFailed
+from router.tokens.conversation import build_tools, check_message, reasoning_of, text_parts
+from router.tokens.json_memo import JsonMemo
+from router.tokens.needs_engine import NeedsEngine
+
+MESSAGE: Final = "\0\1"
+CONTENT: Final = "\0\2"
+_NUL: Final = "\0\3"
+FIELD: Final = "\x1f"
+
+_EFFORTS = frozenset({"low", "medium", "high"})
+_INSTRUCTING = frozenset({"system", "developer"})
+
+_Piece = tuple[str, tuple[str, ...]]
+"""A message: its key and its texts."""
+
+
+class HarmonyRenderer:
+    """Renders chat requests of gpt-oss.
+
+    Args:
+        wants_system_first: See `Renderer.wants_system_first`; the engine tries out the model's
+            Jinja template, though it renders none of it.
+
+    date: The engine's date, which stands at the head of every prompt; None: not known now.
+    """
+
+    is_dated: Final = True
+
+    __slots__ = ("_memo", "_wants_system_first", "date")
+
+    def __init__(self, wants_system_first: Callable[[], bool]) -> None:
+        self.date: datetime.date | None = None
+        self._wants_system_first = wants_system_first
+        self._memo = JsonMemo()
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's marked text; see `Renderer.render`."""
+        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
+        if request.engine_only is not None:
+            raise NeedsEngine("field", request.engine_only)
+        if request.renders_as != "chat":
+            raise NeedsEngine("field", request.renders_as)
+        if request.continue_final_message and request.add_generation_prompt:
+            raise TemplateFailed(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: set"
+                " the latter to false",
+                param="continue_final_message",
+            )
+        if self.date is None:
+            raise NeedsEngine("date")
+        messages = request.messages
+        instructions = None
+        if messages and messages[0]["role"] in _INSTRUCTING:
+            instructions = _joined(_checked(messages[0]))
+            messages = messages[1:]
+        effort = request.reasoning_effort
+        if effort is not None and effort not in _EFFORTS:
+            raise TemplateFailed(
+                f"gpt-oss has no `reasoning_effort` {effort!r}", param="reasoning_effort"
+            )
+        tools = [_tool(tool) for tool in build_tools(request.tools, memo) or ()]
+        key = FIELD.join([f"s{self.date.isoformat()}", effort or "medium", str(bool(tools))])
+        pieces: list[_Piece] = [(key, ())]
+        if instructions or tools:
+            pieces.append(_developer(instructions, tools or None))
+        pieces += _current(list(_pieces(messages)))
+        pieces.append(("g", ()))
+        return "".join(map(_written, pieces))
+
+    def wants_system_first(self) -> bool:
+        """See `Renderer.wants_system_first`."""
+        return self._wants_system_first()
+
+
+def _checked(message: Json) -> Json:
+    """Return a message on whose fate in the engine no doubt is left.
+
+    Raises:
+        NeedsEngine: there is one.
+    """
+    check_message(message)
+    return message
+
+
+def _tool(tool: Json) -> list[Any]:
+    function = tool["function"]
+    return [function["name"], function["description"] or "", function["parameters"]]
+
+
+def _developer(instructions: str | None, tools: Sequence[Any] | None) -> _Piece:
+    try:
+        return "d" + orjson.dumps([instructions, tools]).decode(), ()
+    except (TypeError, ValueError) as exc:  # half a character, too many levels
+        raise NeedsEngine("tools", type(exc).__name__) from exc
+
+
+def _pieces(messages: Sequence[Json]) -> Iterator[_Piece]:
+    """Write down the messages behind the instructions.
+
+    Raises:
+        NeedsEngine, TemplateFailed: as `HarmonyRenderer.render`.
+    """
+    names: dict[Any, str] = {}  # by call
+    for message in messages:
+        for call in _calls(_checked(message)):
+            names[call["id"]] = call["function"]["name"]
+    for message in messages:
+        role = message["role"]
+        if role == "assistant":
+            yield from _assistant(message)
+        elif role == "tool":
+            name = names.get(message.get("tool_call_id", ""), "")
+            yield f"t{name}", (_joined(message) or "",)
+        elif role in _INSTRUCTING:
+            instructions = _joined(message)
+            if instructions is not None:
+                yield _developer(instructions, None)
+        elif role == "user":
+            yield "u", _texts(message)
+        else:
+            raise TemplateFailed(f"gpt-oss has no role {role!r}", param="messages")
+
+
+def _assistant(message: Json) -> Iterator[_Piece]:
+    calls = _calls(message)
+    reasoning = reasoning_of(message)
+    if calls:
+        content = _joined(message)
+        if content:
+            yield "c", (content,)
+        if reasoning:
+            yield "a", (reasoning,)
+        for call in calls:
+            function = call["function"]
+            yield f"k{function['name']}", (function["arguments"],)
+        return
+    if reasoning:
+        yield "a", (reasoning,)
+    texts = _texts(message)
+    if texts[0]:
+        yield "f", texts
+
+
+def _calls(message: Json) -> Sequence[Json]:
+    """Return a message's calls.
+
+    Raises:
+        NeedsEngine: they are odd, or have a name that the header's encoding refuses.
+    """
+    if "tool_calls" not in message:
+        return ()
+    calls = message["tool_calls"]
+    if type(calls) is not list:
+        raise NeedsEngine("tool_calls", "not a list")
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        if (
+            type(function) is not dict
+            or call.get("type") != "function"
+            or type(call.get("id")) is not str
+            or type(function.get("name")) is not str
+            or type(function.get("arguments")) is not str
+            or "<|" in function["name"]
+        ):
+            raise NeedsEngine("tool_calls", "id, type or function")
+    return calls
+
+
+def _texts(message: Json) -> tuple[str, ...]:
+    content = message.get("content")
+    if not content:
+        return ("",)
+    return (content,) if type(content) is str else tuple([p["text"] for p in text_parts(message)])
+
+
+def _joined(message: Json) -> str | None:
+    """Join a message's texts; None: it has none."""
+    content = message.get("content")
+    if content is None or type(content) is str:
+        return content
+    return "".join([part["text"] for part in text_parts(message)]) if content else None
+
+
+def _current(pieces: list[_Piece]) -> list[_Piece]:
+    """Drop the analysis before the last final answer: it led there, and is of no use any more."""
+    last_final = max((i for i, (key, _) in enumerate(pieces) if key == "f"), default=-1)
+    return [piece for i, piece in enumerate(pieces) if i >= last_final or piece[0] != "a"]
+
+
+def _written(piece: _Piece) -> str:
+    key, texts = piece
+    return MESSAGE + escaped(key) + "".join([CONTENT + escaped(text) for text in texts])
+
+
+def escaped(text: str) -> str:
+    """Make a text one in which no mark is found."""
+    return text.replace("\0", _NUL)
+
+
+def unescaped(text: str) -> str:
+    """Undo `escaped`."""
+    return text.replace(_NUL, "\0")

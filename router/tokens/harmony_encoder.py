@@ -1,0 +1,197 @@
+"""Token ids of gpt-oss prompts in marked text (see `harmony`), by OpenAI's harmony library.
+
+The library (`pip install warmroute[harmony]`, it brings its vocabulary) encodes the text between
+special tokens. What it makes of a header is asked of it once for each kind of header, and tool
+calls get the header that the engine gives them. Source: vLLM 0.32.0,
+entrypoints/openai/parser/harmony_utils.py (render_for_completion, _use_legacy_tool_call_headers).
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import re
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from router.api.openai import TokenIds
+from router.tokens.boundaries import Needle
+from router.tokens.encoder import TextCuts
+from router.tokens.harmony import CONTENT, FIELD, MESSAGE, unescaped
+from router.tokens.incremental import NewSegment
+
+
+def _imported() -> Any:
+    try:
+        return importlib.import_module("openai_harmony")
+    except ImportError:
+        return None
+
+
+_library = _imported()
+is_available: Final = _library is not None
+
+_NEEDLES = (Needle(MESSAGE, MESSAGE.encode(), 0, MESSAGE.encode()),)
+_MAX_HEADERS = 1024
+_HEAD_TOKENS = 64
+_DATE = re.compile(r"^Current date: (\S+)$", re.MULTILINE)
+_CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
+
+
+class HarmonyEncoder:
+    """Encodes marked text; `is_available` must be true.
+
+    A prompt may be cut wherever a message begins.
+    """
+
+    __slots__ = ("_encoding", "_frames", "_marks")
+
+    def __init__(self) -> None:
+        self._encoding: Any = _library.load_harmony_encoding(
+            _library.HarmonyEncodingName.HARMONY_GPT_OSS
+        )
+        self._frames: dict[str, tuple[TokenIds, TokenIds]] = {}
+        self._marks = [
+            self._encoding.encode(f"<|{name}|>", allowed_special="all")[0]
+            for name in ("start", "channel", "constrain", "message")
+        ]
+
+    def cuts(self, data: bytes) -> TextCuts:
+        """Find the boundaries of a prompt."""
+        return TextCuts(data, _NEEDLES)
+
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        """Encode segments of a prompt; thread-safe, without the GIL for most of the time."""
+        return [self._encode(data[segment.start : segment.end].decode()) for segment in new]
+
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """Encode a prompt at once, by the library's own way for a whole conversation."""
+        messages = [
+            self._message(unescaped(key), [unescaped(each) for each in texts])
+            for key, *texts in _split(text)
+            if key != "g"
+        ]
+        ids = self._encoding.render_conversation_for_completion(
+            _library.Conversation.from_messages(messages),
+            _library.Role.ASSISTANT,
+            config=_library.RenderConversationConfig(auto_drop_analysis=False),
+        )
+        return array("I", self._with_legacy_headers(ids))
+
+    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
+        """Read the date in a prompt's system message; None: it shows none."""
+        found = _DATE.search(self._encoding.decode(list(ids[:_HEAD_TOKENS])))
+        try:
+            return datetime.date.fromisoformat(found[1]) if found is not None else None
+        except ValueError:
+            return None
+
+    def _encode(self, text: str) -> TokenIds:
+        ids: TokenIds = array("I")
+        for key, *texts in _split(text):
+            header, end = self._frames.get(key) or self._frame(key)
+            ids += header
+            for each in texts:
+                if each:
+                    ids.extend(self._encoding.encode(unescaped(each), disallowed_special=()))
+            ids += end
+        return ids
+
+    def _frame(self, key: str) -> tuple[TokenIds, TokenIds]:
+        """Find what stands before and behind a message's texts."""
+        plain = unescaped(key)
+        if plain == "g":
+            start = self._marks[0]
+            found = array("I", [start, *self._encoding.encode("assistant")]), array("I")
+        else:
+            has_functions = plain.startswith("s") and plain.endswith("True")
+            options = _library.RenderOptions(conversation_has_function_tools=has_functions)
+            ids = self._encoding.render(self._message(plain, [""]), options)
+            ids = self._with_legacy_headers(ids)
+            found = array("I", ids[:-1]), array("I", ids[-1:])
+        if len(self._frames) >= _MAX_HEADERS:
+            self._frames.clear()
+        self._frames[key] = found
+        return found
+
+    def _message(self, key: str, texts: list[str]) -> Any:
+        """Build the library's message of a key and texts."""
+        kind, rest = key[0], key[1:]
+        role, message = _library.Role, _library.Message
+        if kind == "s":
+            date, effort, _ = rest.split(FIELD)
+            content = (
+                _library.SystemContent.new()
+                .with_conversation_start_date(date)
+                .with_reasoning_effort(_library.ReasoningEffort(effort.capitalize()))
+            )
+            return message.from_role_and_content(role.SYSTEM, content)
+        if kind == "d":
+            return message.from_role_and_content(role.DEVELOPER, _developer(rest))
+        contents = [_library.TextContent(text=each) for each in texts]
+        if kind == "u":
+            return message.from_role_and_contents(role.USER, contents)
+        if kind == "t":
+            author = _library.Author.new(role.TOOL, f"functions.{rest}")
+            made = message(author=author, content=contents)
+            return made.with_channel("commentary").with_recipient("assistant")
+        made = message.from_role_and_contents(role.ASSISTANT, contents)
+        if kind == "k":
+            made = made.with_channel("commentary").with_recipient(f"functions.{rest}")
+            return made.with_content_type("json")
+        return made.with_channel(_CHANNELS[kind])
+
+    def _with_legacy_headers(self, ids: list[int]) -> list[int]:
+        """Put a call's recipient before its channel, where the engine puts it."""
+        start, channel, constrain, message = self._marks
+        encode, decode = self._encoding.encode, self._encoding.decode
+        made: list[int] = []
+        position = 0
+        while position < len(ids):
+            end = _find(ids, message, position + 1, len(ids)) if ids[position] == start else -1
+            at_channel = _find(ids, channel, position + 1, end)
+            at_type = _find(ids, constrain, at_channel + 1, end) if at_channel >= 0 else -1
+            if end < 0 or at_channel < 0 or at_type < 0:
+                made.append(ids[position])
+                position += 1
+                continue
+            author = decode(ids[position + 1 : at_channel])
+            name, found, recipient = decode(ids[at_channel + 1 : at_type]).partition(" to=")
+            content_type = decode(ids[at_type + 1 : end])
+            is_call = author == "assistant" and found and recipient.endswith(" ")
+            if is_call and name and recipient[:-1] and content_type:
+                made += [start, *encode(f"assistant to={recipient[:-1]}"), channel]
+                made += [*encode(f"{name} {content_type}"), message]
+            else:
+                made += ids[position : end + 1]
+            position = end + 1
+        return made
+
+
+def _split(text: str) -> list[list[str]]:
+    """Split marked text into messages: a key, and texts."""
+    return [each.split(CONTENT) for each in text.split(MESSAGE)[1:]]
+
+
+def _developer(rest: str) -> Any:
+    instructions, tools = orjson.loads(rest)
+    content = _library.DeveloperContent.new()
+    if instructions is not None:
+        content = content.with_instructions(instructions)
+    if tools:
+        described = [
+            _library.ToolDescription.new(name=name, description=description, parameters=parameters)
+            for name, description, parameters in tools
+        ]
+        content = content.with_function_tools(described)
+    return content
+
+
+def _find(ids: list[int], token: int, start: int, end: int) -> int:
+    try:
+        return ids.index(token, start, end) if end >= 0 else -1
+    except ValueError:
+        return -1
