@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test lint test-engines compose-check chaos fuzz bench docs lock audit sbom clean
+.PHONY: demo quick test lint test-engines compose-check chaos fuzz prove bench docs lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -42,6 +42,10 @@ fuzz: export WARMROUTE_FUZZ_SECONDS = $(SECONDS)
 fuzz: $(STAMP)            ## every fuzz target for SECONDS each; property tests with all their examples
 	$(BIN)/python -m pytest tests/fuzz -o timeout=0 $(ARGS)
 	$(BIN)/python -m pytest -m hypothesis --ignore tests/fuzz -n 4 --dist loadgroup -o timeout=0
+
+prove: $(STAMP)           ## ids of 1,000 generated conversations a model family, against vLLM's own
+	bash tests/engines/install.sh
+	$(BIN)/python -m tests.tokens.prove_families prove --count 1000 $(ARGS)
 
 bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)

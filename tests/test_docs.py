@@ -52,6 +52,7 @@ VLLM_FLAGS = frozenset(
     {
         "--api-key",
         "--chat-template",
+        "--tokenizer-mode",
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--kv-events-config",
