@@ -34,7 +34,8 @@ from router.cluster.membership import Membership, Memberships, Role
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.pool_share import LISTER, PoolShare
-from router.cluster.redis_store import RedisStore, StoreFacts
+from router.cluster.redis_facts import StoreFacts
+from router.cluster.redis_store import RedisStore
 from router.cluster.shared_stream import SharedStream
 from router.errors import StoreError, StoreFull
 from router.experiments.runner import ExperimentRunner
@@ -323,22 +324,22 @@ class Sharing:
 
     async def _store_orders(self) -> None:
         for identity, record in list(self._registry.unsaved.items()):
-            await self._store.put_replica(identity, record)
+            await self._store.records.put_replica(identity, record)
             self._registry.saved(identity, record)
             await self._store.publish((Registered(),))
         for name, state in list(self._experiments.unsaved.items()):
-            await self._store.put_experiment(name, state)
+            await self._store.records.put_experiment(name, state)
             self._experiments.saved(name, state)
             await self._store.publish((Registered(),))
 
     async def _read_registry(self) -> None:
         """Follow what was ordered elsewhere; what Redis has lost of it is stored again."""
-        states = await self._store.experiments()
+        states = await self._store.records.experiments()
         self._experiments.apply(states, time.time())
         for name, state in self._experiments.states.items():
             if name not in states:
                 self._experiments.unsaved.setdefault(name, state)
-        stored = await self._store.replicas()
+        stored = await self._store.records.replicas()
         self._apply_records(stored)
         for identity, record in self._registry.records.items():
             if identity not in stored:
@@ -346,12 +347,12 @@ class Sharing:
 
     async def _store_sessions(self) -> None:
         """Read the sessions there are, then store those that had a turn here."""
-        async for session_hash, state in self._store.sessions():
+        async for session_hash, state in self._store.records.sessions():
             self._peers.learn_sessions({session_hash: state}, time.monotonic())
         while True:
             with suppress(StoreFull):  # their next turn stores them
                 while sessions := self._outbox.take_sessions():
-                    await self._store.put_sessions(sessions, self._session_ttl_s)
+                    await self._store.records.put_sessions(sessions, self._session_ttl_s)
             await asyncio.sleep(_SESSIONS_S)
 
     async def _store_responses(self) -> None:
@@ -359,7 +360,7 @@ class Sharing:
         while True:
             try:
                 while owners := self._responses.unsaved():
-                    await self._store.put_response_owners(owners, self._session_ttl_s)
+                    await self._store.records.put_response_owners(owners, self._session_ttl_s)
                     self._responses.saved(owners)
             except StoreFull:
                 await asyncio.sleep(_FULL_S)

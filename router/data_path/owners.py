@@ -84,7 +84,7 @@ class Owners:
         if self._store is None or not self._is_up():
             return None
         try:
-            identity = await self._store.response_owner(key)
+            identity = await self._store.records.response_owner(key)
         except StoreError as exc:
             logger.debug("response not looked up", extra={"reason": exc.message})
             return None

@@ -370,7 +370,7 @@ async def stored(url: str, **records: ReplicaRecord) -> AsyncIterator[RedisStore
     await store.open()
     try:
         for name, record in records.items():
-            await store.put_replica(name, record)
+            await store.records.put_replica(name, record)
         await store.beat(b"")
         yield store
     finally:

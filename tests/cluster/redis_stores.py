@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from router.cluster.redis_snapshot import Holder
-from router.cluster.redis_store import IndexSnapshot, RedisStore
+from router.cluster.redis_snapshot import Holder, IndexSnapshot
+from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig
 from router.messages import Delta, SharedTier, StreamId, TierChange, pack_keys
 

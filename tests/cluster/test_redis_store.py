@@ -10,7 +10,8 @@ import redis
 from msgspec.structs import replace
 
 from router.cluster.redis_log import Cursor
-from router.cluster.redis_store import RedisStore, Swept, Written
+from router.cluster.redis_store import RedisStore, Written
+from router.cluster.redis_sweep import Swept
 from router.contracts import HashContract
 from router.errors import EMPTIED, StoreRefused, StoreUnavailable
 from router.experiments.state import State, Stopped, encode_state
@@ -525,15 +526,15 @@ async def test_sessions_are_shared_and_expire(
 ) -> None:
     """The latest counts; what cannot be read is counted and skipped."""
     state = SessionState(R1, 3, 1.5)
-    await store.put_sessions(dict.fromkeys(range(1200), state), 3600)
-    await store.put_sessions({5: SessionState(R2, 4, None), 2**63: state}, 3600)
-    await store.put_sessions({}, 3600)
+    await store.records.put_sessions(dict.fromkeys(range(1200), state), 3600)
+    await store.records.put_sessions({5: SessionState(R2, 4, None), 2**63: state}, 3600)
+    await store.records.put_sessions({}, 3600)
     key = f"{{wr:{namespace}}}:sessions"
     shared_redis.client.hset(key, "77", b"\x00\x00\x00\x00" + encode(state))  # long over
     shared_redis.client.hset(key, "78", b"\xff\xff\xff\xffgarbage")
     shared_redis.client.hset(key, "x", b"\xff\xff\xff\xff" + encode(state))
 
-    found = dict([pair async for pair in store.sessions()])
+    found = dict([pair async for pair in store.records.sessions()])
 
     assert found.keys() == {*range(1_200), 2**63} - {77, 78}
     assert found[5] == SessionState(R2, 4, None)
@@ -547,13 +548,13 @@ async def test_replicas_are_registered(
 ) -> None:
     """Added, changed, taken out; what cannot be read is counted and skipped."""
     record = ReplicaRecord(url="http://127.0.0.1:1", draining=True)
-    await store.put_replica("a", ReplicaRecord(url="http://127.0.0.1:1"))
-    await store.put_replica("a", record)
-    await store.put_replica("b", record)
-    await store.put_replica("b", None)
+    await store.records.put_replica("a", ReplicaRecord(url="http://127.0.0.1:1"))
+    await store.records.put_replica("a", record)
+    await store.records.put_replica("b", record)
+    await store.records.put_replica("b", None)
     shared_redis.client.hset(f"{{wr:{namespace}}}:replicas", "c", "garbage")
 
-    assert await store.replicas() == {"a": record}
+    assert await store.records.replicas() == {"a": record}
     assert store.num_garbage == 1
 
 
@@ -563,13 +564,13 @@ async def test_experiments_are_kept(
     """As they were; what cannot be read is counted and skipped."""
     state = State(id="1", definition=experiment(), started_s=NOW_S)
     stopped = replace(state, stopped={"b": Stopped(at_s=NOW_S, reason="slow")})
-    await store.put_experiment("e", state)
-    await store.put_experiment("e", stopped)
+    await store.records.put_experiment("e", state)
+    await store.records.put_experiment("e", stopped)
     key = f"{{wr:{namespace}}}:experiments"
     shared_redis.client.hset(key, "f", "garbage")
     shared_redis.client.hset(key, b"\xff", encode_state(state))
 
-    assert await store.experiments() == {"e": stopped}
+    assert await store.records.experiments() == {"e": stopped}
     assert store.num_garbage == 2
 
 
@@ -711,7 +712,7 @@ async def test_something_else_under_a_key_is_refused(
         await store.write([stored(R1, 1, [1])])
     shared_redis.client.set(f"{{wr:{namespace}}}:replicas", "x")
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
-        await store.replicas()
+        await store.records.replicas()
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
         await store.read(Cursor("", "", "0-0", 0, "0-0"), block_s=0)
 
@@ -752,7 +753,7 @@ async def test_a_full_redis_is_read_and_relieved(start_redis: Start, version: st
         assert await store.write([removed(R1, 2, range(4_000))]) == [OK]
         assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 1_000
         with pytest.raises(StoreRefused, match="raise maxmemory"):
-            await store.put_sessions({1: SessionState(R1, 1, None)}, 60)
+            await store.records.put_sessions({1: SessionState(R1, 1, None)}, 60)
 
 
 async def test_a_redis_that_evicts_is_refused_or_warned_of(start_redis: Start) -> None:

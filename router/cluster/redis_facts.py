@@ -1,0 +1,56 @@
+"""Whether a Redis can be used as our store: what is asked of it when it is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from router.cluster.redis_connection import RedisConnection
+from router.cluster.redis_server import Mode
+from router.errors import StoreRefused
+from router.messages import SCHEMA
+
+
+class StoreFacts(Struct, frozen=True, kw_only=True):
+    """What was found at `open`. None: Redis does not say."""
+
+    address: str
+    server: str  # redis, valkey
+    version: str
+    mode: Mode
+    incarnation: str  # another one: Redis was emptied in between
+    used_bytes: int | None
+    max_bytes: int | None  # 0: no bound
+    warnings: tuple[str, ...] = ()
+
+
+async def memory_of(connection: RedisConnection) -> tuple[int | None, int | None, str]:
+    """Ask for memory in use and allowed, and what happens beyond; refuse to be evicted."""
+    (reply,) = (await connection.ask_all([("INFO", "memory")])).values
+    if not isinstance(reply, bytes):  # the ACL user may not ask
+        return None, None, ""
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    info: dict[str, Any] = {name: value for name, _, value in lines}
+    max_bytes, policy = int(info.get("maxmemory", 0)), info.get("maxmemory_policy", "")
+    if max_bytes and policy.startswith("allkeys"):
+        raise StoreRefused(
+            f"maxmemory-policy {policy} may evict the table of holders, and blocks would "
+            "be credited to others: set it to noeviction, or use a Redis of its own"
+        )
+    return int(info["used_memory"]), max_bytes, policy
+
+
+def other_schema(found: bytes, base: str, namespace: str) -> StoreRefused:
+    """Say what to do about a namespace of another schema."""
+    text = found.decode(errors="replace")
+    if text.isdigit() and int(text) < SCHEMA:
+        advice = f"stop the older routers and delete the keys {base}*, or choose another"
+    elif text.isdigit():
+        advice = "update this router, or choose another"
+    else:
+        advice = "the key is not ours: choose another"
+    return StoreRefused(
+        f"namespace {namespace!r} in Redis has schema {text}, this router has {SCHEMA}: "
+        f"{advice} redis.namespace"
+    )

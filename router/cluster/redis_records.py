@@ -1,0 +1,117 @@
+"""What a namespace keeps beside blocks and load: sessions, responses, replicas, experiments."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final, TypeVar
+
+from router.cluster import redis_scripts as scripts
+from router.cluster.redis_connection import RedisConnection, Word
+from router.cluster.redis_scripts import Scripts
+from router.experiments.state import State, decode_state, encode_state
+from router.messages import (
+    MAX_RECORDS,
+    ReplicaRecord,
+    SessionState,
+    decode_record,
+    decode_session,
+    encode,
+)
+from router.replicas.response_owners import ResponseKey
+
+_SESSIONS_A_CALL: Final = 500
+_MAX_IDENTITY: Final = 1_024
+
+_Record = TypeVar("_Record")
+
+
+class RedisRecords:
+    """A part of `RedisStore`; raises what that does. `base` begins every key."""
+
+    def __init__(
+        self, connection: RedisConnection, store: Scripts, base: str, *, lookup_timeout_s: float
+    ) -> None:
+        self._connection = connection
+        self._scripts = store
+        self._base = base
+        self._lookup_timeout_s = lookup_timeout_s
+        self._replicas = f"{base}replicas"
+        self._experiments = f"{base}experiments"
+        self.num_garbage = 0  # see RedisStore
+
+    async def put_sessions(self, sessions: Mapping[int, SessionState], ttl_s: float) -> None:
+        """Write sessions; each is forgotten after `ttl_s` unless it is written again."""
+        words: list[Word] = []
+        for session, state in sessions.items():
+            words += (session, encode(state))
+        step = 2 * _SESSIONS_A_CALL
+        for at in range(0, len(words), step):
+            await self._scripts.run(scripts.REMEMBER, max(1, round(ttl_s)), *words[at : at + step])
+
+    async def sessions(self) -> AsyncIterator[tuple[int, SessionState]]:
+        """Yield all sessions, some perhaps twice."""
+        position = b"0"
+        while True:
+            position, _, flat = await self._scripts.run(
+                scripts.SESSIONS, position, _SESSIONS_A_CALL
+            )
+            for session, state in zip(flat[::2], flat[1::2], strict=True):
+                try:
+                    found = int(session[:24]), decode_session(state)
+                except ValueError:
+                    self.num_garbage += 1
+                    continue
+                yield found
+            if position == b"0":
+                return
+
+    async def put_response_owners(self, owners: Mapping[ResponseKey, str], ttl_s: float) -> None:
+        """Write which replicas issued responses, each for `ttl_s`."""
+        ttl = max(1, round(ttl_s))
+        commands = [("SET", self._response(key), owners[key], "EX", ttl) for key in owners]
+        for value in (await self._connection.ask_all(commands)).values:
+            if isinstance(value, Exception):
+                raise await self._connection.refusal(value)
+
+    async def response_owner(self, key: ResponseKey) -> str | None:
+        """Read which replica issued a response."""
+        found = await self._connection.ask(
+            "GET", self._response(key), timeout_s=self._lookup_timeout_s
+        )
+        if found is None or not isinstance(found, bytes) or len(found) > _MAX_IDENTITY:
+            return None
+        return found.decode(errors="replace")
+
+    async def replicas(self) -> dict[str, ReplicaRecord]:
+        """Read the registry of replicas."""
+        return await self._read(self._replicas, decode_record)
+
+    async def put_replica(self, name: str, record: ReplicaRecord | None) -> None:
+        """Write a replica into the registry; None takes it out."""
+        if record is None:
+            await self._connection.ask("HDEL", self._replicas, name)
+        else:
+            await self._connection.ask("HSET", self._replicas, name, encode(record))
+
+    async def experiments(self) -> dict[str, State]:
+        """Read the state of experiments, by name."""
+        return await self._read(self._experiments, decode_state)
+
+    async def put_experiment(self, name: str, state: State) -> None:
+        """Write the state of an experiment."""
+        await self._connection.ask("HSET", self._experiments, name, encode_state(state))
+
+    async def _read(self, key: str, decode: Callable[[bytes], _Record]) -> dict[str, _Record]:
+        flat = await self._connection.ask("HGETALL", key)
+        records: dict[str, _Record] = {}
+        for name, packed in zip(flat[::2], flat[1::2], strict=True):
+            try:
+                if len(records) >= MAX_RECORDS:
+                    raise ValueError("too many records")
+                records[name.decode()] = decode(packed)
+            except ValueError:
+                self.num_garbage += 1
+        return records
+
+    def _response(self, key: ResponseKey) -> str:
+        return f"{self._base}response:{key}"
