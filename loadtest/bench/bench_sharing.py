@@ -297,7 +297,7 @@ class _Router:
     def follow(self, tg: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Follow the router that leads the replicas."""
         return [
-            tg.create_task(self.sharing.follow(self._source(name)), name=f"follow {name}")
+            tg.create_task(self.sharing.following.follow(self._source(name)), name=f"follow {name}")
             for name in _names()
         ]
 

@@ -9,8 +9,10 @@
     outbox        our requests, as notes for the others
     peers         what the others' notes change here
     pool_share    who lists the shared pool, and what was learned of it
+    order_share   what operators ordered: replicas, experiments
+    following     a candidate's blocks, from its engine or from its leader
 
-`Sharing` puts them together; the replicas' watches ask it how to follow a candidate (`follow`).
+`Sharing` puts them together; the replicas' watches follow candidates by its `following`.
 No request waits for any of it, and none fails because of it: what goes wrong with Redis is counted,
 logged once, and every router goes on with its own view.
 """

@@ -3,7 +3,7 @@
     with Redis      open -> what the others ordered and have in flight -> loops, until one fails
     without Redis   every engine followed directly, from where the log ended -> a pause -> try again
 
-A watch asks `follow` to keep a candidate's blocks known, and does not see which way it goes.
+A candidate's blocks are kept known by `following`, with Redis and without.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Final, TypeVar
 
-from policies.view import CandidateId
 from router.backoff import Backoff
 from router.cluster.candidate_names import CandidateNames
-from router.cluster.candidate_source import CandidateSource
+from router.cluster.following import Following
 from router.cluster.link import PAUSE_S, Link
 from router.cluster.loader import load_snapshots
 from router.cluster.loops import (
@@ -30,19 +29,17 @@ from router.cluster.loops import (
     publish_notes,
     publish_usage,
 )
-from router.cluster.membership import Membership, Memberships, Role
+from router.cluster.membership import Memberships, Role
+from router.cluster.order_share import FULL_S, OrderShare
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.pool_share import LISTER, PoolShare
 from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
-from router.cluster.shared_stream import SharedStream
 from router.errors import StoreError, StoreFull
 from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
-from router.kv_events.follower import follow
-from router.kv_events.stream import RankStream
-from router.messages import Registered, ReplicaRecord
+from router.messages import ReplicaRecord
 from router.metrics import SharingState
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
@@ -57,10 +54,6 @@ _SWEEP_S: Final = 2.0
 _SESSIONS_S: Final = 1.0
 _POOLS_S: Final = 0.2
 _LEAVE_S: Final = 0.5
-_SUSPICION_S: Final = 1.0  # a suspicion is sent so often until it is gone
-_ORDERS_S: Final = 0.1  # how soon an order given here is stored
-_FULL_S: Final = 1.0  # how soon Redis is asked again for what it had no room for
-_SETTLE_S: Final = 1.0  # how long a candidate waits for Redis before it is followed without
 _STEADY_S: Final = 3.0  # up for so long is no accident
 
 
@@ -101,25 +94,29 @@ class Sharing:
         self.num_attempts = 0  # to connect
         self.memberships = Memberships(caches, keeps_blocks=keeps_blocks)
         self._store = store
-        self._caches = caches
-        self._names = names
         self._peers = peers
         self._outbox = outbox
-        self._registry = registry
-        self._apply_records = apply_records
         self._pool = pool
-        self._experiments = experiments
         self._accounts = accounts
         self._count_failure = count_failure
         self._responses = responses
         self._session_ttl_s = session_ttl_s
-        self._must_read_registry = asyncio.Event()
+        self.following = Following(
+            caches=caches,
+            names=names,
+            memberships=self.memberships,
+            link=self.link,
+            outbox=outbox,
+        )
+        self._orders = OrderShare(
+            store, registry=registry, experiments=experiments, apply_records=apply_records
+        )
         self.reader = LogReader(
             store,
             self.memberships,
             peers,
             me=me,
-            on_registered=self._must_read_registry.set,
+            on_registered=self._orders.must_read.set,
             on_pool=pool.apply if pool is not None else _ignore,
             on_consumed=accounts.receive if accounts is not None else _ignore,
         )
@@ -133,7 +130,7 @@ class Sharing:
             further=(LISTER,) if pool is not None else (),
             on_held=pool.held if pool is not None else _ignore,
         )
-        peers.on_suspected = self._suspected
+        peers.on_suspected = self.following.suspected
 
     def state(self) -> SharingState:
         """Describe it for /metrics and the admin API."""
@@ -157,69 +154,6 @@ class Sharing:
             redis=_server(self.facts) if self.facts is not None else None,
             roles=dict(sorted(roles.items())),
         )
-
-    # -- for the watches ---------------------------------------------------------------------
-
-    async def follow(self, source: CandidateSource) -> None:
-        """Keep a candidate's blocks known, by the way that is open, until cancelled.
-
-        Raises:
-            ValueError, ConfigError: its event endpoint is none.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_S):
-                await self.link.settled.wait()
-        id_ = self._names.stream_id_of(source.candidate)
-        if id_ is None:  # removed meanwhile
-            return
-        member = self.memberships.join(id_, source.candidate, is_shared=self.link.is_up)
-        try:
-            while True:
-                if member.role is Role.FOLLOWING:
-                    await self._follow_router(member, source)
-                else:
-                    await self._follow_engine(member, source)
-        finally:
-            self.memberships.leave(member)
-
-    async def _follow_engine(self, member: Membership, source: CandidateSource) -> None:
-        """Follow the engine ourselves, until another router is to be followed."""
-        events = source.events()
-        known = self._caches.stream(member.candidate)
-        if isinstance(known, RankStream):
-            stream = known
-        else:
-            stream = source.rank_stream()
-            self._caches.hand_over(member.candidate, stream)
-            if isinstance(known, SharedStream) and known.position is not None:
-                stream.resume(known.position, known.status(), time.monotonic())
-            else:  # there is no point in the engine's history to go on from
-                self._caches.index.clear(member.candidate)
-        with closing(events):  # cancelled before its first step, the follower would not
-            async with asyncio.TaskGroup() as tg:
-                task = tg.create_task(follow(stream, events), name=f"events {member.candidate}")
-                while member.role is not Role.FOLLOWING:
-                    member.changed.clear()
-                    await member.changed.wait()
-                task.cancel()
-
-    async def _follow_router(self, member: Membership, source: CandidateSource) -> None:
-        """Follow another router through the log, until the engine has to be followed."""
-        stream = source.shared_stream()
-        self._caches.hand_over(member.candidate, stream)
-        self.memberships.swap_in(member)
-        while member.role is Role.FOLLOWING:
-            member.changed.clear()
-            await member.changed.wait()
-
-    def restarted(self, candidate: CandidateId) -> None:
-        """Let the others know that a candidate's engine is a new process, and holds nothing."""
-        id_ = self._names.stream_id_of(candidate)
-        member = self.memberships.get(id_) if id_ is not None else None
-        if member is not None and member.role is Role.LEADING:
-            self.memberships.end_epoch(member)
-        else:
-            self._outbox.suspected(candidate, "its engine restarted")
 
     # -- life --------------------------------------------------------------------------------
 
@@ -276,7 +210,7 @@ class Sharing:
         try:
             self.facts = facts = await self._store.open()
             cursor = (await self._store.snapshot(())).cursor
-            await self._read_registry()
+            await self._orders.read()
             await self.join_routers()
         except StoreError as exc:
             raise ExceptionGroup("redis", [exc]) from exc
@@ -286,10 +220,10 @@ class Sharing:
             tg.create_task(publish_notes(self._store, self._outbox), name="redis: publish")
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
             tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
-            tg.create_task(self._sync_registry(), name="redis: registry")
+            tg.create_task(self._orders.run(), name="redis: registry")
             tg.create_task(self._store_sessions(), name="redis: sessions")
             tg.create_task(self._store_responses(), name="redis: responses")
-            tg.create_task(self._repeat_suspicions(), name="redis: suspicions")
+            tg.create_task(self.following.repeat_suspicions(), name="redis: suspicions")
             tg.create_task(self._sweep(), name="redis: sweep")
             if self._accounts is not None:
                 usage = publish_usage(self._store, self._accounts.note)
@@ -306,44 +240,6 @@ class Sharing:
     async def join_routers(self) -> None:
         """Read what the other routers have in flight."""
         self._peers.join(await self._store.loads(), time.monotonic())
-
-    async def _sync_registry(self) -> None:
-        """Store what is ordered here; read what was ordered elsewhere."""
-        while True:
-            try:
-                await self._store_orders()
-            except StoreFull:
-                await asyncio.sleep(_FULL_S)
-            try:
-                async with asyncio.timeout(_ORDERS_S):
-                    await self._must_read_registry.wait()
-            except TimeoutError:
-                continue
-            self._must_read_registry.clear()
-            await self._read_registry()
-
-    async def _store_orders(self) -> None:
-        for identity, record in list(self._registry.unsaved.items()):
-            await self._store.records.put_replica(identity, record)
-            self._registry.saved(identity, record)
-            await self._store.publish((Registered(),))
-        for name, state in list(self._experiments.unsaved.items()):
-            await self._store.records.put_experiment(name, state)
-            self._experiments.saved(name, state)
-            await self._store.publish((Registered(),))
-
-    async def _read_registry(self) -> None:
-        """Follow what was ordered elsewhere; what Redis has lost of it is stored again."""
-        states = await self._store.records.experiments()
-        self._experiments.apply(states, time.time())
-        for name, state in self._experiments.states.items():
-            if name not in states:
-                self._experiments.unsaved.setdefault(name, state)
-        stored = await self._store.records.replicas()
-        self._apply_records(stored)
-        for identity, record in self._registry.records.items():
-            if identity not in stored:
-                self._registry.unsaved.setdefault(identity, record)
 
     async def _store_sessions(self) -> None:
         """Read the sessions there are, then store those that had a turn here."""
@@ -363,7 +259,7 @@ class Sharing:
                     await self._store.records.put_response_owners(owners, self._session_ttl_s)
                     self._responses.saved(owners)
             except StoreFull:
-                await asyncio.sleep(_FULL_S)
+                await asyncio.sleep(FULL_S)
             await asyncio.sleep(FLUSH_S)
 
     async def _merge_pools(self, pool: PoolShare) -> None:
@@ -371,24 +267,6 @@ class Sharing:
         while True:
             await pool.join(self._store)
             await asyncio.sleep(_POOLS_S)
-
-    async def _repeat_suspicions(self) -> None:
-        """Ask the leader of a suspect candidate to read history anew, until it has."""
-        while True:
-            for member in self.memberships:
-                stream = self._caches.stream(member.candidate)
-                if isinstance(stream, SharedStream) and stream.suspicion is not None:
-                    self._outbox.suspected(member.candidate, stream.suspicion)
-            await asyncio.sleep(_SUSPICION_S)
-
-    def _suspected(self, candidate: CandidateId, reason: str) -> None:
-        stream = self._caches.stream(candidate)
-        if isinstance(stream, RankStream):
-            logger.info(
-                "another router suspects a candidate",
-                extra={"candidate": candidate, "reason": reason},
-            )
-            stream.mark_suspect(reason)
 
     async def _sweep(self) -> None:
         """Free what retired epochs left in Redis; one router does it at a time."""

@@ -139,7 +139,7 @@ class ReplicaWatch:
                         aside.cancel()
                     for follower, source in zip(followers, sources, strict=True):
                         if self._sharing is not None:
-                            self._sharing.restarted(source.candidate)
+                            self._sharing.following.restarted(source.candidate)
                         follower.cancel()
             finally:
                 self._hand_over.forget(self._name)
@@ -261,7 +261,7 @@ class ReplicaWatch:
     async def _follow_once(self, source: CandidateSource) -> None:
         try:
             if self._sharing is not None:
-                await self._sharing.follow(source)
+                await self._sharing.following.follow(source)
                 return
             stream = self._caches.stream(source.candidate)
             assert isinstance(stream, RankStream)

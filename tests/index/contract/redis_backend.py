@@ -311,7 +311,9 @@ class Node:
 
     async def start(self) -> None:
         await self.connect()
-        self._tasks = [spawn(self.sharing.follow(source)) for source in self.sources.values()]
+        self._tasks = [
+            spawn(self.sharing.following.follow(source)) for source in self.sources.values()
+        ]
         await turns()
 
     async def connect(self) -> None:

@@ -1,0 +1,77 @@
+"""What operators ordered, among routers: replicas added or drained, experiments stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from router.cluster.redis_store import RedisStore
+from router.errors import StoreFull
+from router.experiments.runner import ExperimentRunner
+from router.messages import Registered, ReplicaRecord
+from router.replicas.registry import Registry
+
+_ORDERS_S: Final = 0.1  # how soon an order given here is stored
+FULL_S: Final = 1.0  # how soon Redis is asked again for what it had no room for
+
+
+class OrderShare:
+    """The registry's and the experiments' orders.
+
+    Args:
+        apply_records: Makes the registry follow what is stored.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        *,
+        registry: Registry,
+        experiments: ExperimentRunner,
+        apply_records: Callable[[Mapping[str, ReplicaRecord]], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._experiments = experiments
+        self._apply_records = apply_records
+        self.must_read = asyncio.Event()  # another router has stored an order
+
+    async def run(self) -> None:
+        """Store what is ordered here; read what was ordered elsewhere."""
+        while True:
+            try:
+                await self._store_all()
+            except StoreFull:
+                await asyncio.sleep(FULL_S)
+            try:
+                async with asyncio.timeout(_ORDERS_S):
+                    await self.must_read.wait()
+            except TimeoutError:
+                continue
+            self.must_read.clear()
+            await self.read()
+
+    async def _store_all(self) -> None:
+        for identity, record in list(self._registry.unsaved.items()):
+            await self._store.records.put_replica(identity, record)
+            self._registry.saved(identity, record)
+            await self._store.publish((Registered(),))
+        for name, state in list(self._experiments.unsaved.items()):
+            await self._store.records.put_experiment(name, state)
+            self._experiments.saved(name, state)
+            await self._store.publish((Registered(),))
+
+    async def read(self) -> None:
+        """Follow what was ordered elsewhere; what Redis has lost of it is stored again."""
+        states = await self._store.records.experiments()
+        self._experiments.apply(states, time.time())
+        for name, state in self._experiments.states.items():
+            if name not in states:
+                self._experiments.unsaved.setdefault(name, state)
+        stored = await self._store.records.replicas()
+        self._apply_records(stored)
+        for identity, record in self._registry.records.items():
+            if identity not in stored:
+                self._registry.unsaved.setdefault(identity, record)
