@@ -17,6 +17,7 @@ FILES = (
     "tests/loadtest/test_bench.py",
     "tests/policies/snapshots.py",
     "tests/policies/test_ring.py",
+    "tests/test_backoff.py",
     "tests/test_docs.py",
     "tests/test_upstream.py",
     "tests/tokens/test_encoder.py",
@@ -38,7 +39,8 @@ def root(tmp_path: Path) -> Path:
     ("changed", "found"),
     [
         ("router/tokens/encoder.py", ["tests/tokens"]),
-        ("router/upstream.py", ["tests/test_upstream.py"]),
+        ("router/backoff.py", ["tests/test_backoff.py"]),
+        ("router/upstream/client.py", ["tests/test_upstream.py"]),
         ("policies/ring.py", ["tests/policies"]),
         ("loadtest/emulator/app.py", ["tests/emulator"]),
         ("loadtest/replay/driver.py", ["tests/loadtest/replay"]),

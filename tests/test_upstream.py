@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from router import upstream as module
 from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
 from router.errors import (
@@ -23,6 +22,7 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.upstream import Answer, Upstream, end_to_end
+from router.upstream import client as module
 from tests.conftest import Serve
 from tests.ports import free_port
 

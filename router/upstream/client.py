@@ -1,8 +1,4 @@
-"""HTTP to the replicas: one request, a deadline per phase, failures as our own errors.
-
-An answer is returned with its first body bytes already read: up to there a failure costs the
-client nothing and the data path moves on. aiohttp's errors end here.
-"""
+"""The client to the replicas: send one request, wait for the first bytes of its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import asyncio
 import resource
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
@@ -19,18 +15,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.config import ForwardConfig
-from router.errors import (
-    ConnectTimeout,
-    OutOfConnections,
-    Overdue,
-    TlsRefused,
-    UpstreamBroken,
-    UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
+from router.errors import OutOfConnections, Overdue
 from router.shortage import shortage
-from router.tls import refusal as tls_refusal
+from router.upstream.answer import Answer
+from router.upstream.failures import upstream_error
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
@@ -39,173 +27,6 @@ _STALE_S: Final = 1.0
 """A closed connection from the pool is noticed within a round trip; a request that fails later had
 reached the replica."""
 _SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-# Source: RFC 9110 section 7.6.1, and what RFC 2616 named; lower case.
-HOP_BY_HOP: Final = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-
-Headers = Iterable[tuple[str, str]]
-
-
-def end_to_end(
-    headers: Headers, *, drop: frozenset[str] = frozenset(), drop_prefix: str
-) -> CIMultiDict[str]:
-    """Copy headers without the hop-by-hop ones, those `Connection` names, and what to drop."""
-    kept: CIMultiDict[str] = CIMultiDict()
-    named: set[str] = set()
-    for name, value in headers:
-        lower = name.lower()
-        if lower == "connection":
-            named.update(part.strip().lower() for part in value.split(","))
-        if lower not in HOP_BY_HOP and lower not in drop and not lower.startswith(drop_prefix):
-            kept.add(name, value)
-    for name in named:
-        kept.popall(name, None)
-    return kept
-
-
-class Answer:
-    """A replica's answer, its first bytes read. Close it in a `finally`."""
-
-    __slots__ = (
-        "_idle_s",
-        "_idle_timer",
-        "_loop",
-        "_on_close",
-        "_replica",
-        "_response",
-        "_waits_since_s",
-        "error_status",
-        "first",
-        "first_s",
-        "headers",
-        "status",
-    )
-
-    def __init__(
-        self,
-        replica: str,
-        response: aiohttp.ClientResponse,
-        first: bytes,
-        idle_s: float,
-        on_close: Callable[[], None],
-    ) -> None:
-        self._on_close: Callable[[], None] | None = on_close
-        self._replica = replica
-        self._response = response
-        self._idle_s = idle_s
-        self._loop = asyncio.get_running_loop()
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._waits_since_s: float | None = None  # None: no one waits for the next bytes
-        self.status = response.status
-        self.headers = response.headers
-        self.first = first
-        self.first_s: float | None = None  # of the first token or byte, by the caller's clock
-        self.error_status: int | None = None  # of a stream whose first event is an error
-
-    @property
-    def outcome_status(self) -> int:
-        """The status of the outcome: a stream's own error, else HTTP's."""
-        return self.error_status or self.status
-
-    @property
-    def is_event_stream(self) -> bool:
-        """Whether the body is server-sent events."""
-        return self._response.content_type == "text/event-stream"
-
-    @property
-    def complete(self) -> bool:
-        """Whether the whole body has been read."""
-        return self._response.content.at_eof()
-
-    async def gather(self, limit_bytes: int) -> None:
-        """Read the rest of the body into `first`, up to about `limit_bytes`.
-
-        Raises:
-            UpstreamBroken, UpstreamTimeout: the answer broke off.
-        """
-        parts = [self.first]
-        num_bytes = len(self.first)
-        while num_bytes < limit_bytes and not self.complete:
-            chunk = await self._next()
-            parts.append(chunk)
-            num_bytes += len(chunk)
-        self.first = b"".join(parts)
-
-    async def read_on(self, wait_s: float) -> bool:
-        """Read the next piece into `first`; False, and nothing lost, if none comes in time.
-
-        Raises:
-            UpstreamBroken, UpstreamTimeout: the answer broke off.
-        """
-        if wait_s <= 0.0:
-            return False
-        deadline = asyncio.timeout(wait_s)
-        try:
-            async with deadline:
-                self.first += await self._next()
-        except TimeoutError:
-            return False
-        return True
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body after `first`, as it arrives.
-
-        Raises:
-            UpstreamBroken, UpstreamTimeout: after what was yielded the answer broke off.
-        """
-        while not self.complete:
-            chunk = await self._next()
-            if chunk:
-                yield chunk
-
-    async def _next(self) -> bytes:
-        self._waits_since_s = self._loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
-        try:
-            return await self._response.content.readany()
-        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
-            raise _named(exc, self._replica, "inside its answer") from exc
-        finally:
-            self._waits_since_s = None
-
-    def _check_idle(self) -> None:
-        """Fail a read that has waited for too long, else check again when it would have.
-
-        One timer for the whole answer: a deadline around each event's read was a fifth of what
-        passing the event on costs.
-        """
-        now_s = self._loop.time()
-        since_s = now_s if self._waits_since_s is None else self._waits_since_s
-        left_s = since_s + self._idle_s - now_s
-        if left_s > 0:
-            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
-        else:
-            self._response.content.set_exception(TimeoutError())
-
-    def close(self) -> None:
-        """Give the connection back, or cut it where the answer was not read to its end."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
 
 
 class _Use:
@@ -342,7 +163,7 @@ class Upstream:
             if watch is not None and watch.is_over and isinstance(exc, TimeoutError):
                 raise Overdue(replica, f"replica {replica} was overdue") from exc
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
-                raise _named(exc, replica, "before its first byte") from exc
+                raise upstream_error(exc, replica, "before its first byte") from exc
             raise
         finally:
             del waiting[deadline]
@@ -436,18 +257,3 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     view = memoryview(body)
     for start in range(0, len(body), _PIECE):
         yield bytes(view[start : start + _PIECE])
-
-
-def _named(exc: Exception, replica: str, when: str) -> UpstreamError | OutOfConnections:
-    """Turn aiohttp's and the system's errors into ours, most specific first."""
-    if (short_of := shortage(exc)) is not None:
-        return OutOfConnections(f"This router cannot open a connection now ({short_of}).")
-    if isinstance(exc, aiohttp.ConnectionTimeoutError):
-        return ConnectTimeout(replica, f"replica {replica} did not accept a connection in time")
-    if isinstance(exc, TimeoutError):
-        return UpstreamTimeout(replica, f"replica {replica} was silent {when}")
-    if (why := tls_refusal(exc)) is not None:
-        return TlsRefused(replica, f"replica {replica}: {why}")
-    if isinstance(exc, aiohttp.ClientConnectorError):
-        return UpstreamUnreachable(replica, f"replica {replica} refused the connection")
-    return UpstreamBroken(replica, f"replica {replica} broke off {when} ({type(exc).__name__})")

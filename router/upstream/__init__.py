@@ -1,0 +1,16 @@
+"""HTTP to the replicas: one request, a deadline per phase, failures as our own errors.
+
+    client     one request, up to the first bytes of its answer     `Upstream`
+    answer     the answer, read to its end                          `Answer`
+    headers    which headers are passed on                          `end_to_end`
+    failures   aiohttp's errors as ours
+
+An answer is returned with its first body bytes already read: up to there a failure costs the
+client nothing and the data path moves on.
+"""
+
+from router.upstream.answer import Answer
+from router.upstream.client import Upstream
+from router.upstream.headers import HOP_BY_HOP, end_to_end
+
+__all__ = ["HOP_BY_HOP", "Answer", "Upstream", "end_to_end"]

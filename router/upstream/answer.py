@@ -1,0 +1,143 @@
+"""A replica's answer while it is read, with a deadline between bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+
+from router.upstream.failures import upstream_error
+
+
+class Answer:
+    """A replica's answer, its first bytes read. Close it in a `finally`."""
+
+    __slots__ = (
+        "_idle_s",
+        "_idle_timer",
+        "_loop",
+        "_on_close",
+        "_replica",
+        "_response",
+        "_waits_since_s",
+        "error_status",
+        "first",
+        "first_s",
+        "headers",
+        "status",
+    )
+
+    def __init__(
+        self,
+        replica: str,
+        response: aiohttp.ClientResponse,
+        first: bytes,
+        idle_s: float,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._on_close: Callable[[], None] | None = on_close
+        self._replica = replica
+        self._response = response
+        self._idle_s = idle_s
+        self._loop = asyncio.get_running_loop()
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._waits_since_s: float | None = None  # None: no one waits for the next bytes
+        self.status = response.status
+        self.headers = response.headers
+        self.first = first
+        self.first_s: float | None = None  # of the first token or byte, by the caller's clock
+        self.error_status: int | None = None  # of a stream whose first event is an error
+
+    @property
+    def outcome_status(self) -> int:
+        """The status of the outcome: a stream's own error, else HTTP's."""
+        return self.error_status or self.status
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the body is server-sent events."""
+        return self._response.content_type == "text/event-stream"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been read."""
+        return self._response.content.at_eof()
+
+    async def gather(self, limit_bytes: int) -> None:
+        """Read the rest of the body into `first`, up to about `limit_bytes`.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: the answer broke off.
+        """
+        parts = [self.first]
+        num_bytes = len(self.first)
+        while num_bytes < limit_bytes and not self.complete:
+            chunk = await self._next()
+            parts.append(chunk)
+            num_bytes += len(chunk)
+        self.first = b"".join(parts)
+
+    async def read_on(self, wait_s: float) -> bool:
+        """Read the next piece into `first`; False, and nothing lost, if none comes in time.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: the answer broke off.
+        """
+        if wait_s <= 0.0:
+            return False
+        deadline = asyncio.timeout(wait_s)
+        try:
+            async with deadline:
+                self.first += await self._next()
+        except TimeoutError:
+            return False
+        return True
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body after `first`, as it arrives.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: after what was yielded the answer broke off.
+        """
+        while not self.complete:
+            chunk = await self._next()
+            if chunk:
+                yield chunk
+
+    async def _next(self) -> bytes:
+        self._waits_since_s = self._loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
+        try:
+            return await self._response.content.readany()
+        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
+            raise upstream_error(exc, self._replica, "inside its answer") from exc
+        finally:
+            self._waits_since_s = None
+
+    def _check_idle(self) -> None:
+        """Fail a read that has waited for too long, else check again when it would have.
+
+        One timer for the whole answer: a deadline around each event's read was a fifth of what
+        passing the event on costs.
+        """
+        now_s = self._loop.time()
+        since_s = now_s if self._waits_since_s is None else self._waits_since_s
+        left_s = since_s + self._idle_s - now_s
+        if left_s > 0:
+            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
+        else:
+            self._response.content.set_exception(TimeoutError())
+
+    def close(self) -> None:
+        """Give the connection back, or cut it where the answer was not read to its end."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
