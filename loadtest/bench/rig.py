@@ -28,6 +28,8 @@ from router.contracts import BlockKey
 
 NUM_REPLICAS: Final = 4
 _START_S: Final = 60.0
+_LOG: Final = "router.log"
+_ENCODERS: Final = ("fastokens proven", "tokenizers stays")  # one of them is logged at the start
 _LEASH: Final = Path(leash.__file__)
 _LISTENS: Final = re.compile(r"listens on http://[^:]+:(\d+) \(admin: http://[^:]+:(\d+)\)")
 
@@ -163,6 +165,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
         ports: list[int] = msgspec.json.decode(line)["ports"]
         async with _router(setting, ports, flags) as rig:
             await rig.until_exact()
+            await _until_proven(setting.work_dir / _LOG)
             yield rig
     finally:
         await _end(fakes)
@@ -170,7 +173,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) -> AsyncIterator[Rig]:
-    log_path = setting.work_dir / "router.log"
+    log_path = setting.work_dir / _LOG
     replicas = [part for port in ports for part in ("--replica", f"http://127.0.0.1:{port}")]
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
@@ -201,6 +204,15 @@ async def _ports_logged(process: asyncio.subprocess.Process, log_path: Path) -> 
             return int(found[1]), int(found[2])
         if process.returncode is not None or time.monotonic() > deadline_s:
             raise RigError(f"the router did not start: {text[-2000:]}")
+        await asyncio.sleep(0.05)
+
+
+async def _until_proven(log_path: Path) -> None:
+    """Wait until the router has chosen its encoder; requests do not, but they are not typical."""
+    deadline_s = time.monotonic() + _START_S
+    while not any(said in _text_of(log_path) for said in _ENCODERS):
+        if time.monotonic() > deadline_s:
+            raise RigError("the router did not choose an encoder")
         await asyncio.sleep(0.05)
 
 

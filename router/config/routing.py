@@ -44,6 +44,14 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "for gpt-oss; default: found out"
         ),
     ] = {}
+    encoder: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|tokenizers)$",
+            description="auto: fastokens for each tokenizer that it is proven exact for, else "
+            "tokenizers; tokenizers: always that, which takes 10 to 50 times as long",
+        ),
+    ] = "auto"
     cache_tokens: Annotated[
         int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
     ] = 20_000_000

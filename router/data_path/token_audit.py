@@ -1,4 +1,7 @@
-"""Are local tokens the engine's? Every answer says how many; a sample is encoded whole."""
+"""Are local tokens the engine's? Every answer says how many; a sample is encoded whole.
+
+Whole means by `tokenizers`: so a sample proves the pieces, what is remembered, and fastokens.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,9 @@ class TokenAudit:
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is None or not (job.is_refused_here or job.way == "local"):
             return
+        failure = prompter.failure()
+        if failure is not None:
+            self._note_fallback(job, "failed", failure)
         replica = placement.candidate.replica.name
         if job.is_handed_over:  # the engine counted our ids
             if num_engine_tokens != job.num_tokens:
@@ -74,6 +80,8 @@ class TokenAudit:
             prompter.trust.proven.add((job.inbound.api.name, job.chat.has_tool_choice))
         if not is_match:
             self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
+            if prompter.is_fast and self._may_prove():
+                self._prove(job, prompter)  # it may be fastokens' fault
             return
         if job.kind is not None:
             self._hand_over.agreed(job.model or "", job.kind)
@@ -82,17 +90,18 @@ class TokenAudit:
     def _sample(self, job: Job, prompter: Prompter) -> None:
         """Prove one of many prompts."""
         self._num_requests += 1
-        if self._is_sampled() and not self._proof_runs:
+        if self._is_sampled() and self._may_prove():
             self._prove(job, prompter)
 
     def _is_sampled(self) -> bool:
-        """Take every n-th request, the first among them, while proofs have had their share."""
+        """Take every n-th request, the first among them."""
         ratio = self._prove_ratio
-        return (
-            ratio > 0
-            and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
-            and asyncio.get_running_loop().time() >= self._next_proof_s
-        )
+        return ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+
+    def _may_prove(self) -> bool:
+        """Return whether no proof runs, and those before have not had their share of the time."""
+        now_s = asyncio.get_running_loop().time()
+        return self._prove_ratio > 0 and not self._proof_runs and now_s >= self._next_proof_s
 
     def _prove(self, job: Job, prompter: Prompter) -> None:
         """Encode the prompt whole, off the loop; one at a time, and no larger a share of the time.
@@ -114,10 +123,20 @@ class TokenAudit:
             self._next_proof_s = now_s + (now_s - started_s) * (1 / self._prove_ratio - 1)
             if done.cancelled() or done.exception() is not None:
                 return  # suspect meanwhile, or refused: no proof of anything
-            if not prompter.trust.observe_proof(done.result(), now_s=now_s):
+            verdict = prompter.observe_proof(tokens, is_same=done.result(), now_s=now_s)
+            if verdict == "fast":
+                self._note_fallback(job, "sample", "other ids for a prompt")
+                self._hand_over.doubt(job.model or "", "tokens", monotonic())
+            elif verdict == "pieces":
                 self._mismatch(job, "full_encode", prompter)
 
         proof.add_done_callback(note)
+
+    def _note_fallback(self, job: Job, reason: str, detail: str) -> None:
+        self._metrics.encoder_fallbacks.labels(job.model or "", reason).inc()
+        logger.error(
+            "fastokens is given up for tokenizers", extra={"model": job.model, "reason": detail}
+        )
 
     def _mismatch(
         self,

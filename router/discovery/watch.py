@@ -320,6 +320,7 @@ class ReplicaWatch:
         fields = {"model": model, "source": source, "seconds": seconds}
         if prompter.engine_only is None:
             logger.info("tokenizer ready", extra=fields)
+            self._quicken(model, prompter)
         else:
             logger.warning(
                 "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
@@ -367,6 +368,24 @@ class ReplicaWatch:
                 model, prompter, replica=replica.name, url=replica.url, api=self._engine_api
             )
             await watch.run()
+
+    def _quicken(self, model: str, prompter: Prompter) -> None:
+        """Use fastokens for a model as soon as it is loaded and proven; requests do not wait."""
+        if self._config.tokens.encoder == "tokenizers":
+            logger.info("tokenizers stays", extra={"model": model, "reason": "tokens.encoder"})
+            return
+        proving = asyncio.get_running_loop().run_in_executor(self._loaders, prompter.quicken)
+        proving.add_done_callback(partial(self._quickened, model, self._now()))
+
+    def _quickened(self, model: str, started_s: float, proving: asyncio.Future[str | None]) -> None:
+        if proving.cancelled():
+            return
+        seconds = round(self._now() - started_s, 1)
+        reason = proving.result()
+        if reason is None:
+            logger.info("fastokens proven", extra={"model": model, "seconds": seconds})
+        else:
+            logger.info("tokenizers stays", extra={"model": model, "reason": reason})
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""

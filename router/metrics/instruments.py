@@ -102,6 +102,9 @@ class Metrics:
     hand_over_ended: Annotated[Counter, Spec("warmroute_hand_over_ended", "model reason",
         "Times that it ended for a model, by doubt: count and tokens (the engine's are others), "
         "ids (likewise, of a probe), refused, failed (three in a row)")]
+    encoder_fallbacks: Annotated[Counter, Spec("warmroute_encoder_fallbacks", "model reason",
+        "Models that gave up fastokens for tokenizers, by reason: sample (other ids for a prompt), "
+        "failed (it broke down)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
         "Received from other routers, by kind: began, answered, ended, alive, doubted, registered; "
         "unknown_feed: about a replica that is unknown here, malformed: not understood")]

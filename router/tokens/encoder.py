@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 
 from router.api.openai import TokenIds
 from router.tokens.boundaries import Boundaries, Needle, find_boundaries
+from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
 from router.tokens.incremental import Boundary, NewSegment
+from router.tokens.proof import encode_plainly, find_difference
 
 MIN_SEGMENT_BYTES = 512
 """Boundaries nearer to the last one are passed over: about 130 tokens are encoded again at most,
@@ -76,21 +78,35 @@ def slice_ids(data: bytes, new: Sequence[NewSegment]) -> list[TokenIds]:
 class TextEncoder:
     """One model's tokenizer, cut where its own description says it may be.
 
+    Segments are encoded by fastokens once it has been proven (`quicken`), all else by `tokenizers`.
+
     Args:
         tokenizer: The backend; its truncation and padding are switched off.
         hints: Text in which useful boundary tokens occur: the chat template.
 
     max_chars_per_token: Of the longest token in the vocabulary, as vLLM counts it.
+    failure: Why fastokens was given up in the middle of its work; None: it was not.
     prefix, suffix: Tokens that `add_special_tokens` puts around a text; None: it does more than
         that, such texts are not cut.
     """
 
-    __slots__ = ("_anchor", "_needles", "_tokenizer", "max_chars_per_token", "prefix", "suffix")
+    __slots__ = (
+        "_anchor",
+        "_fast",
+        "_needles",
+        "_tokenizer",
+        "failure",
+        "max_chars_per_token",
+        "prefix",
+        "suffix",
+    )
 
     def __init__(self, tokenizer: Tokenizer, hints: str = "") -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._fast: FastEncoder | None = None
+        self.failure: str | None = None
         # Source: vllm/tokenizers/hf.py at 0.32.0, max_chars_per_token
         self.max_chars_per_token = max(map(len, tokenizer.get_vocab()), default=1)
         found: Boundaries = find_boundaries(json.loads(tokenizer.to_str()), hints)
@@ -111,15 +127,24 @@ class TextEncoder:
         """
         encoded: list[TokenIds] = []
         for batch in _batches(new):
-            texts = [self._piece(data, segment) for segment in batch]
-            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            encoded += [
-                array("I", encoding.ids[1:] if self._anchor and segment.start else encoding.ids)
-                for encoding, segment in zip(encodings, batch, strict=True)
+            encoded += self._encode([self._piece(data, segment) for segment in batch])
+        if self._anchor:
+            encoded = [
+                ids[1:] if segment.start else ids for ids, segment in zip(encoded, new, strict=True)
             ]
         if suffix:
             encoded[-1] = encoded[-1] + suffix
         return encoded
+
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
+        fast = self._fast
+        if fast is not None:
+            try:
+                return fast.encode(texts)
+            except FastEncoderFailed as exc:
+                self.failure = str(exc)
+                self._fast = None
+        return encode_plainly(self._tokenizer, texts)
 
     def _piece(self, data: bytes, segment: NewSegment) -> str:
         text = data[segment.start : segment.end].decode()
@@ -149,8 +174,33 @@ class TextEncoder:
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    @property
+    def is_fast(self) -> bool:
+        """Return whether segments are encoded by fastokens."""
+        return self._fast is not None
+
+    def quicken(self) -> str | None:
+        """Load fastokens and prove it; blocking, up to seconds: off the loop.
+
+        Returns why it is not used; None: it is, from now on.
+        """
+        try:
+            fast = FastEncoder(self._tokenizer.to_str())
+            difference = find_difference(self._tokenizer, fast)
+        except FastEncoderFailed as exc:
+            return str(exc)
+        if difference is None:
+            self._fast = fast
+        return difference
+
+    def slow_down(self) -> bool:
+        """Encode by `tokenizers` from now on; return whether it was another before."""
+        was_fast = self._fast is not None
+        self._fast = None
+        return was_fast
+
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """Encode a text at once, as the engine does."""
+        """Encode a text at once by `tokenizers`, as the engine does: what all else is held to."""
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("I", encodings[0].ids)
 

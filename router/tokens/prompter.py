@@ -13,7 +13,7 @@ import copy
 import datetime
 from array import array
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -25,6 +25,9 @@ from router.tokens.needs_engine import NeedsEngine
 from router.tokens.renderers import ChatEncoder, MarkedEncoder, Renderer
 from router.tokens.template_probes import TemplateProbes
 from router.tokens.trust import TokenTrust
+
+Verdict = Literal["same", "fast", "pieces", "outdated"]
+"""Of a proof: the same ids; others by fastokens, or by the pieces; of what is forgotten since."""
 
 _NO_IDS: TokenIds = array("I")
 _MAX_OWNERS = 4096
@@ -48,6 +51,7 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
     """
 
     num_new_chars: int
+    tree: SegmentTree
     walk: Walk
     data: bytes
     encoder: ChatEncoder | None
@@ -116,6 +120,10 @@ class Tokens:
         """List the full digests of some blocks; `positions` ascend, in [0, number of keys)."""
         return self._tree.digests(self._path, contract, extra, positions)
 
+    def is_of(self, tree: SegmentTree) -> bool:
+        """Return whether these tokens are remembered in `tree`."""
+        return self._tree is tree
+
 
 class Prompter:
     """Makes the prompts of one model.
@@ -137,6 +145,7 @@ class Prompter:
         "_chat_encoder",
         "_dates",
         "_encoder",
+        "_max_bytes",
         "_prefix",
         "_probes",
         "_reason",
@@ -165,6 +174,7 @@ class Prompter:
         self._chat_encoder = chat_encoder
         self._dates: dict[str, datetime.date | None] = {}  # by replica
         self._reason = reason
+        self._max_bytes = max_bytes
         self._tree = SegmentTree(max_bytes)
         self._prefix = encoder.prefix if encoder is not None else None
         self._roots: dict[str, _Roots] = {}
@@ -261,6 +271,7 @@ class Prompter:
         walk = self._tree.walk(self._roots_of(owner).marked, data, self._chat_encoder.cuts(data))
         return EncodePlan(
             num_new_chars=len(data) - walk.new[0].start if walk.new else 0,
+            tree=self._tree,
             walk=walk,
             data=data,
             encoder=self._chat_encoder,
@@ -308,6 +319,7 @@ class Prompter:
         walk = self._tree.walk(root, data, cuts)
         return EncodePlan(
             num_new_chars=len(data) - walk.new[0].start if walk.new else 0,
+            tree=self._tree,
             walk=walk,
             data=data,
             encoder=encoder,
@@ -323,31 +335,80 @@ class Prompter:
         """
         data = (ids if isinstance(ids, array) else array("I", ids)).tobytes()
         walk = self._tree.walk(self._roots_of(owner).ids, data, IdCuts(len(data)))
-        return EncodePlan(num_new_chars=0, walk=walk, data=data, encoder=None, suffix=_NO_IDS)
+        return EncodePlan(
+            num_new_chars=0,
+            tree=self._tree,
+            walk=walk,
+            data=data,
+            encoder=None,
+            suffix=_NO_IDS,
+        )
 
     def commit(self, plan: EncodePlan, encoded: Sequence[TokenIds]) -> Tokens:
         """Remember what `plan.encode()` returned, and return the prompt's tokens."""
-        path = self._tree.commit(plan.walk, encoded)
-        return Tokens(self._tree, path, len(plan.walk.path))
+        path = plan.tree.commit(plan.walk, encoded)
+        return Tokens(plan.tree, path, len(plan.walk.path))
 
     def prove(self, request: ChatRequest | CompletionRequest, tokens: Tokens) -> bool:
-        """Encode a prompt whole and compare; for a sample, off the loop (about 150 ms).
+        """Encode a prompt whole by `tokenizers` and compare; off the loop (some 150 ms).
 
-        The verdict is for `trust.observe_proof`, on the loop. Prompts of ids prove nothing: True.
+        For a sample. The verdict is for `observe_proof`, on the loop. Prompts of ids prove
+        nothing: True.
 
-        Raises: as `plan_chat` and `plan_completion`.
+        Raises: as `plan_chat` and `plan_completion`, but for distrust: that may end by it.
         """
         if isinstance(request, ChatRequest):
-            text: str | TokenIds = self.render(request, by_the_book=True)
+            text: str | TokenIds = self._rendered(request, by_the_book=True)
         else:
             text = request.prompts[0]
         if not isinstance(text, str):
             return True
-        encoder: ChatEncoder = self._usable_encoder()
+        encoder: ChatEncoder = self._present_encoder()
         if isinstance(request, ChatRequest) and self._chat_encoder is not None:
             encoder = self._chat_encoder
         whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
         return whole.tolist() == tokens.ids()
+
+    def observe_proof(self, tokens: Tokens, *, is_same: bool, now_s: float) -> Verdict:
+        """Note what `prove` returned, and draw the consequence; on the loop.
+
+        fastokens is suspected first: it is given up, with all that is remembered, and the model
+        goes on with `tokenizers`. Only where that gives other ids, too, the engine tokenizes.
+        """
+        if not tokens.is_of(self._tree):
+            return "outdated"
+        if not is_same and self.give_up_fast():
+            return "fast"
+        return "same" if self.trust.observe_proof(is_same, now_s=now_s) else "pieces"
+
+    @property
+    def is_fast(self) -> bool:
+        """Return whether fastokens encodes."""
+        return self._encoder is not None and self._encoder.is_fast
+
+    def quicken(self) -> str | None:
+        """See `TextEncoder.quicken`."""
+        return self._encoder.quicken() if self._encoder is not None else self._reason
+
+    def failure(self) -> str | None:
+        """Return why fastokens broke down, the first time that it is asked for; else None."""
+        encoder = self._encoder
+        if encoder is None or encoder.failure is None:
+            return None
+        failure, encoder.failure = encoder.failure, None
+        return failure
+
+    def give_up_fast(self) -> bool:
+        """Encode by `tokenizers` from now on, and forget what fastokens encoded.
+
+        Returns False if fastokens was not in use.
+        """
+        if self._encoder is None or not self._encoder.slow_down():
+            return False
+        self._tree = SegmentTree(self._max_bytes)  # plans in flight end in the old one
+        self._roots.clear()
+        self.trust.start_anew()
+        return True
 
     def encode_behind(
         self, before: Sequence[int], text: str, *, skip_special_tokens: bool
@@ -392,6 +453,16 @@ class Prompter:
         Raises: as `plan_chat`.
         """
         self._usable_encoder()
+        return self._rendered(request, by_the_book=by_the_book, apart=apart, owner=owner)
+
+    def _rendered(
+        self,
+        request: ChatRequest,
+        *,
+        owner: str = "",
+        by_the_book: bool = False,
+        apart: bool = False,
+    ) -> str:
         if self._renderer is None:
             raise NeedsEngine("model", self._reason)
         request = self.adapted(request)
@@ -413,6 +484,9 @@ class Prompter:
     def _usable_encoder(self) -> TextEncoder:
         if self.trust.reason is not None:
             raise NeedsEngine("distrusted", self.trust.reason)
+        return self._present_encoder()
+
+    def _present_encoder(self) -> TextEncoder:
         if self._encoder is None:
             raise NeedsEngine("model", self._reason)
         return self._encoder

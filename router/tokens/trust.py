@@ -85,6 +85,11 @@ class TokenTrust:
         self._agrees.clear()
         return True
 
+    def start_anew(self) -> None:
+        """Forget what spoke against our tokens: they are made in another way from now on."""
+        self.reason = None
+        self._agrees.clear()
+
     def _count(self, is_match: bool) -> None:
         if not is_match:
             self.num_mismatches += 1

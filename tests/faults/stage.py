@@ -325,6 +325,7 @@ async def on_stage(
         ("listen", "drain_grace_s"): 0.0,
         ("admin", "port"): 0,
         ("tokens", "prove_ratio"): 0.0,
+        ("tokens", "encoder"): "tokenizers",  # to load and prove another takes 0.3 s of CPU
     }
     flags |= {tuple(key.split("__")): value for key, value in settings.items()}
     with listening() as log, prepared():

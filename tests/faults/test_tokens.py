@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
@@ -10,6 +12,9 @@ import pytest
 from aiohttp import web
 
 from loadtest.tiny_model import MODEL_DIR
+from router.api.openai import TokenIds
+from router.tokens.encoder import TextEncoder
+from router.tokens.fast_encoder import FastEncoderFailed
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, arm, chat, on_stage, streamed, words
 
@@ -138,6 +143,80 @@ async def test_a_sample_is_proven_beside_the_requests() -> None:
             await stage.until(lambda: not audit._proof_runs)
 
         assert prompter.trust.num_proofs == 5
+        assert stage.metric("warmroute_token_mismatches_total") == 0
+
+
+class _Liar:
+    """An encoder in the place of fastokens whose ids are not those of `tokenizers`."""
+
+    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        return [array("I", list(each.encode())) for each in texts]
+
+
+async def test_fastokens_is_used_once_it_is_proven() -> None:
+    """Requests do not wait for it; its ids are the engine's, and those of whole encodes."""
+    settings = {"tokens__encoder": "auto", "tokens__prove_ratio": 1.0}
+    async with Engines(1) as engines, on_stage(*engines, **settings) as stage:
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        await stage.until(lambda: prompter.is_fast)
+        first = await stage.ask(chat(words(1, 2000)))
+        await stage.settled(*engines)
+        second = await stage.ask(chat(words(1, 2000), first.text, words(2)))
+        await stage.until(lambda: prompter.trust.num_proofs > 0)
+
+        assert second.predicted == second.reported > 0
+        assert prompter.is_fast
+        assert "fastokens proven" in stage.log
+
+
+@pytest.mark.parametrize("is_counted_alike", [True, False])
+async def test_fastokens_is_given_up_at_the_first_difference(is_counted_alike: bool) -> None:
+    """A sample finds it, or the engine's count; the next prompt is exact, by `tokenizers`."""
+    async with Engines(1) as engines, on_stage(*engines, tokens__prove_ratio=1.0) as stage:
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        encoder = prompter._encoder
+        assert encoder is not None
+        encoder._fast = _Reversed(encoder) if is_counted_alike else _Liar()  # type: ignore[assignment]
+        await stage.ask(chat(words(1)))
+        await stage.until(lambda: not prompter.is_fast)
+        await stage.settled(*engines)
+        second = await stage.ask(chat(words(1)))
+
+        assert second.predicted == second.reported > 0
+        assert stage.metric("warmroute_encoder_fallbacks_total", reason="sample") == 1
+        assert stage.metric("warmroute_tokenized_requests_total", way="local") == 2
+        assert stage.log.count("fastokens is given up") == 2  # as text, as JSON
+
+
+class _Reversed:
+    """Right in number, wrong in order."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        whole = self._encoder.encode_whole
+        return [whole(each, add_special_tokens=False)[::-1] for each in texts]
+
+
+async def test_fastokens_that_breaks_down_fails_nobody() -> None:
+    """The prompt in its hands is encoded by `tokenizers`; it is counted and logged once."""
+
+    class Broken:
+        def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+            raise FastEncoderFailed("PanicException")
+
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        assert prompter._encoder is not None
+        prompter._encoder._fast = Broken()  # type: ignore[assignment]
+        replies = [await stage.ask(chat(words(1))) for _ in range(3)]
+
+        assert [reply.status for reply in replies] == [200, 200, 200]
+        assert stage.metric("warmroute_encoder_fallbacks_total", reason="failed") == 1
         assert stage.metric("warmroute_token_mismatches_total") == 0
 
 

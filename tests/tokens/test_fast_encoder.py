@@ -1,0 +1,250 @@
+"""fastokens is used where it gives the ids of `tokenizers`, and given up where it does not."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from router.api.openai import TokenIds, parse_completion
+from router.contracts import NO_EXTRA, HashContract
+from router.tokens import NeedsEngine, Prompter, Tokens
+from router.tokens.encoder import TextEncoder
+from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
+from router.tokens.proof import encode_plainly, find_difference, texts_for
+from tests.effort import examples
+from tests.tokens.corpus import text
+from tests.tokens.record_golden import MODEL
+
+FILE = str(MODEL / "tokenizer.json")
+CONTRACT = HashContract(algorithm="sha256", block_size=16)
+
+
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(FILE)
+
+
+def _prompter(fast: Any = None) -> Prompter:
+    """A prompter of the tiny tokenizer, with `fast` instead of what it would load."""
+    encoder = TextEncoder(_tokenizer())
+    encoder._fast = fast
+    return Prompter(encoder, None)
+
+
+def _tokens(prompter: Prompter, prompt: str) -> Tokens:
+    plan = prompter.plan_text(prompt, add_special_tokens=False)
+    return prompter.commit(plan, plan.encode())
+
+
+class Liar:
+    """Encodes as `tokenizers` does, but for texts that hold a word."""
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+        self._tokenizer = _tokenizer()
+
+    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        encoded = encode_plainly(self._tokenizer, texts)
+        return [
+            ids[::-1] if self._word in each else ids
+            for each, ids in zip(texts, encoded, strict=True)
+        ]
+
+
+class Broken:
+    """Gives up on every text."""
+
+    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        raise FastEncoderFailed("PanicException")
+
+
+def test_the_tiny_tokenizer_is_proven() -> None:
+    """It is a byte-pair tokenizer as most models have one."""
+    encoder = TextEncoder(_tokenizer())
+
+    assert encoder.quicken() is None
+    assert encoder.is_fast
+
+
+_FAST = FastEncoder(_tokenizer().to_str())
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.text(), max_size=20) | st.builds(text, st.randoms(), st.integers(0, 200)))
+def test_any_text(texts: list[str] | str) -> None:
+    """Ids of both are the same for whatever text there is."""
+    texts = [texts] if isinstance(texts, str) else texts
+
+    assert _FAST.encode(texts) == encode_plainly(_tokenizer(), texts)
+
+
+def test_segments_of_a_prompt() -> None:
+    """Pieces encoded by fastokens make the ids of the whole encoded by `tokenizers`."""
+    prompter = _prompter(_FAST)
+    prompt = text(random.Random(1), 4000)
+
+    tokens = _tokens(prompter, prompt)
+
+    assert tokens.ids() == encode_plainly(_tokenizer(), [prompt])[0].tolist()
+    assert prompter.is_fast
+
+
+def test_the_proof_finds_a_difference() -> None:
+    """Whatever class of text is encoded otherwise; what it says quotes no text."""
+    for word in ("  ", "\u0301", "1234", "中", "\r\n", "<|im_end|>", "'ll", "🇩🇪"):
+        difference = find_difference(_tokenizer(), Liar(word))  # type: ignore[arg-type]
+
+        assert difference is not None
+        assert difference.startswith("other ids for text ")
+        assert word not in difference
+
+
+def test_the_proof_is_the_same_each_time() -> None:
+    """So that one that fails can be looked into."""
+    texts = list(texts_for(_tokenizer()))
+
+    assert texts == list(texts_for(_tokenizer()))
+    assert len(texts) > 2000
+    assert sum(map(len, texts)) < 200_000  # some 0.2 s
+
+
+_WORDS = {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel(_WORDS, unk_token="[UNK]"),
+        models.WordPiece(_WORDS, unk_token="[UNK]"),
+        models.Unigram([("<unk>", 0.0), ("a", -1.0), ("ab", -1.5)], unk_id=0),
+    ],
+)
+def test_other_kinds_of_tokenizers_stay_as_they_are(model: models.Model) -> None:
+    """What fastokens does not know, or knows in another way, is left to `tokenizers`."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    encoder = TextEncoder(tokenizer)
+
+    assert encoder.quicken() is not None
+    assert not encoder.is_fast
+    assert len(encoder.encode_whole("ab", add_special_tokens=False)) == 1
+
+
+def test_without_fastokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no wheel of it, `tokenizers` encodes."""
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    encoder = TextEncoder(_tokenizer())
+
+    assert encoder.quicken() == "fastokens is not installed"
+    assert not encoder.is_fast
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
+@pytest.mark.parametrize("content", ["<tool>", "word", "  ", "\n\n", "é"])
+def test_added_tokens_of_all_kinds(flag: str, content: str) -> None:
+    """Either both find them alike, or the proof says that they do not."""
+    tokenizer = _tokenizer()
+    tokenizer.add_tokens([AddedToken(content, **{"normalized": False, flag: True})])
+    fast = _loaded(tokenizer)
+    if fast is None or find_difference(tokenizer, fast) is not None:
+        return
+    rng = random.Random(2)
+    texts = [text(rng, 5) + content * rng.randrange(3) + text(rng, 5) for _ in range(500)]
+
+    assert fast.encode(texts) == encode_plainly(tokenizer, texts)
+
+
+def _loaded(tokenizer: Tokenizer) -> FastEncoder | None:
+    try:
+        return FastEncoder(tokenizer.to_str())
+    except FastEncoderFailed:
+        return None
+
+
+def test_one_that_breaks_down_is_given_up() -> None:
+    """The text in its hands is encoded by `tokenizers`, all others, too; it is told once."""
+    prompter = _prompter(Broken())
+
+    tokens = _tokens(prompter, "some words")
+
+    assert tokens.ids() == encode_plainly(_tokenizer(), ["some words"])[0].tolist()
+    assert not prompter.is_fast
+    assert (prompter.failure(), prompter.failure()) == ("PanicException", None)
+
+
+def _panic() -> BaseException:
+    return type("PanicException", (BaseException,), {})("it quotes the text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (_panic, FastEncoderFailed),
+        (lambda: ValueError("it quotes the text"), FastEncoderFailed),
+        (KeyboardInterrupt, KeyboardInterrupt),
+    ],
+)
+def test_failures(
+    raised: Callable[[], BaseException],
+    expected: type[BaseException],
+) -> None:
+    """A panic of the library is a failure that quotes nothing; an interrupt remains one."""
+
+    class Raises:
+        def encode_batch_flat(self, texts: list[str]) -> None:
+            raise raised()
+
+    fast = FastEncoder(_tokenizer().to_str())
+    fast._tokenizer = Raises()
+
+    with pytest.raises(expected) as caught:
+        fast.encode(["a"])
+    assert "quotes" not in str(caught.value)
+
+
+def test_a_tokenizer_that_is_none() -> None:
+    """A description that fastokens cannot read is a failure with its reason."""
+    description = json.loads(_tokenizer().to_str()) | {"normalizer": {"type": "Sorcery"}}
+
+    with pytest.raises(FastEncoderFailed, match="fastokens: "):
+        FastEncoder(json.dumps(description))
+
+
+def test_other_ids_for_a_prompt() -> None:
+    """fastokens is given up with all it encoded, and what was held against our tokens; once."""
+    prompter = _prompter(Liar("lie"))
+    request = parse_completion({"prompt": "here is a lie " * 400, "add_special_tokens": False})
+    prompt = str(request.prompts[0])
+    wrong = _tokens(prompter, prompt)
+    wrong.keys(CONTRACT)
+    in_flight = prompter.plan_text(prompt + "more", add_special_tokens=False)
+    prompter.trust.observe_usage("r1", 5, 6, num_replicas=1, now_s=0.0)
+    with pytest.raises(NeedsEngine):
+        prompter.plan_completion(request)
+
+    assert not prompter.prove(request, wrong)
+    assert prompter.observe_proof(wrong, is_same=False, now_s=0.0) == "fast"
+    prompter.commit(in_flight, in_flight.encode())  # ends in what is forgotten
+    right = _tokens(prompter, prompt)
+
+    assert prompter.prove(request, right)
+    assert prompter.observe_proof(right, is_same=True, now_s=0.0) == "same"
+    assert prompter.observe_proof(wrong, is_same=False, now_s=0.0) == "outdated"
+    assert list(right.keys(CONTRACT)) == list(CONTRACT.extend(None, right.ids(), NO_EXTRA)[0])
+    assert prompter.engine_only is None
+
+
+def test_other_ids_for_the_pieces() -> None:
+    """Where `tokenizers` encodes already, a difference is the pieces': the engine tokenizes."""
+    prompter = _prompter()
+    tokens = _tokens(prompter, "a few words")
+
+    assert prompter.observe_proof(tokens, is_same=False, now_s=0.0) == "pieces"
+    assert prompter.engine_only is not None
