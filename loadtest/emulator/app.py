@@ -20,6 +20,7 @@ from loadtest.emulator import metrics
 from loadtest.emulator.faults import REQUEST_FAULTS, Fault
 from loadtest.emulator.generation import Generate
 from loadtest.emulator.replica import Replica
+from loadtest.emulator.responses import ResponseStore, not_cancelled
 from loadtest.emulator.wire import VERSION, ApiError, invalid_type, parse_body
 from router.errors import ClientError
 
@@ -38,11 +39,13 @@ class App:
     def __init__(self, replica: Replica, on_fault: Callable[[Fault], None]) -> None:
         self._replica = replica
         self._on_fault = on_fault
-        generate = Generate(replica)
+        self._responses = ResponseStore(is_on=replica.options.keep_responses)
+        generate = Generate(replica, self._responses)
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generate.chat},
             "/v1/completions": {"POST": generate.completion},
             "/v1/messages": {"POST": generate.messages},
+            "/v1/responses": {"POST": generate.responses},
             "/v1/messages/count_tokens": {"POST": generate.count_message_tokens},
             "/v1/chat/completions/render": {"POST": generate.render_chat},
             "/v1/completions/render": {"POST": generate.render_completion},
@@ -67,7 +70,7 @@ class App:
         """Answer one request; errors become vLLM's own JSON."""
         response: web.StreamResponse
         try:
-            methods = self._routes.get(request.path)
+            methods = self._routes.get(request.path) or self._of_response(request.path)
             if methods is None:
                 return _json({"detail": "Not Found"}, status=404)
             handler = methods.get(request.method)
@@ -89,6 +92,22 @@ class App:
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id(request)
         return response
+
+    def _of_response(self, path: str) -> dict[str, Handler] | None:
+        """Find the routes of a response that was issued."""
+        head, _, rest = path.partition("/v1/responses/")
+        if head or not rest:
+            return None
+        response_id, _, tail = rest.partition("/")
+
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            kept = self._responses.get(response_id)
+            if tail:
+                raise not_cancelled()
+            return _json(kept.response)
+
+        routes: dict[str, dict[str, Handler]] = {"": {"GET": answer}, "cancel": {"POST": answer}}
+        return routes.get(tail)
 
     async def _empty(self, request: web.BaseRequest) -> web.StreamResponse:
         return web.Response()

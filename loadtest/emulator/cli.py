@@ -112,6 +112,11 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
     "replay_topic_frame",
     "Replay replies with the topic frame, or without (before the fix of vllm#45174).",
 )
+@option(
+    "--keep-responses/--no-keep-responses",
+    "keep_responses",
+    "Keep what /v1/responses issues (VLLM_ENABLE_RESPONSES_API_STORE of vLLM).",
+)
 @option("--pool", "pool", "URL of the emulated pool to share: another replica's --serve-pool.")
 @option("--ms-per-fetched-token", "ms_per_fetched_token", "Time to fetch from the pool.")
 @click.option(

@@ -22,6 +22,7 @@ from loadtest.emulator.faults import REQUEST_FAULTS, Fault
 from loadtest.emulator.replica import Rank, Replica
 from loadtest.emulator.replies import Reply
 from loadtest.emulator.request_log import RequestLog
+from loadtest.emulator.responses import Asked, Kept, ResponseStore, ResponseWriter, read_asked
 from loadtest.emulator.tokens import Prompt
 from loadtest.emulator.wire import (
     DONE,
@@ -68,7 +69,8 @@ class _Choice:
 class Generate:
     """Handlers of the routes with prompts."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, kept_responses: ResponseStore) -> None:
+        self._kept_responses = kept_responses
         self._replica = replica
         self._prefix = replica.tokenizer.special_prefix()
         self._instant_reply: dict[int, Reply] = {}
@@ -90,6 +92,9 @@ class Generate:
                 status=error.status,
                 content_type="application/json",
             )
+
+    async def responses(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "responses")
 
     async def count_message_tokens(self, request: web.BaseRequest) -> web.StreamResponse:
         body = messages.chat_body(await _body(request))
@@ -140,15 +145,21 @@ class Generate:
         if fault is not None:
             await _suffer(request, fault)
         body = parse_body(raw, request.headers.get("Content-Type", ""))
+        asked: Asked | None = None
         if api == "messages":
             body = messages.chat_body(body)
+        elif api == "responses":
+            asked = read_asked(body, self._kept_responses)
+            body = asked.chat
         model, lora = self._model(body)
         params = parse_generation(body, api)
         fault = fault or await _poisoned(request, params)
         head = Head(id=_head_id(request, api), created=int(time.time()), model=model, api=api)
         if not replica.options.tokenize:
-            return await self._answer_untokenized(request, head, params, len(raw))
-        rank = replica.choose(request.headers.get("X-data-parallel-rank"))
+            return await self._answer_untokenized(request, head, params, len(raw), asked)
+        # As in vLLM, the Responses route does not heed the header.
+        named_rank = request.headers.get("X-data-parallel-rank") if asked is None else None
+        rank = replica.choose(named_rank)
         prompts = await (
             self._completion_prompts(body) if api == "completion" else self._chat_prompts(body)
         )
@@ -175,8 +186,15 @@ class Generate:
                 for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True)
                 for index in range(params.n)
             )
-            way = self._stream if params.stream else self._whole
-            answered = await way(request, head, params, choices, ready, fault)
+            if asked is not None:
+                writer = ResponseWriter(head, asked, choices[0].reply)
+                answered = await self._respond(request, writer, params, choices[0], ready, fault)
+                if asked.is_kept:
+                    kept = Kept(writer.response, asked.chat["messages"])
+                    self._kept_responses.put(kept)
+            else:
+                way = self._stream if params.stream else self._whole
+                answered = await way(request, head, params, choices, ready, fault)
             is_whole = True
             return answered
         finally:
@@ -325,8 +343,52 @@ class Generate:
         await response.write_eof()
         return response
 
+    async def _respond(
+        self,
+        request: web.BaseRequest,
+        writer: ResponseWriter,
+        params: GenerationParams,
+        choice: _Choice,
+        ready: asyncio.Event,
+        fault: Fault | None,
+    ) -> web.StreamResponse:
+        """Answer a request of the Responses API; its stream begins before anything is computed."""
+        response = _event_stream(request) if params.stream else None
+        fails_first = fault is not None and fault.kind == "first_event_error"
+        if response is not None:
+            await response.prepare(request)
+            await response.write(writer.start())
+            if fails_first:  # as vLLM: writing the error raises
+                await _hang_up(request)
+        elif fails_first:
+            assert fault is not None
+            raise _generation_error(fault)
+        while not choice.is_done:
+            ready.clear()
+            if choice.num_ready == choice.num_sent:
+                await ready.wait()
+                _raise_if_failed([choice])
+            sent, now = choice.num_sent, choice.num_ready
+            choice.num_sent = now
+            unsent = writer.tokens(sent, now) if response is not None else b""
+            if unsent and response is not None:
+                await response.write(unsent)
+            if fault is not None and now >= fault.after_tokens:
+                await _hang_up(request)
+        usage = _usage("responses", [choice], [choice.num_sent])
+        if response is None:
+            return web.Response(body=writer.finish(usage), content_type="application/json")
+        await response.write(writer.end(usage))
+        await response.write_eof()
+        return response
+
     async def _answer_untokenized(
-        self, request: web.BaseRequest, head: Head, params: GenerationParams, num_bytes: int
+        self,
+        request: web.BaseRequest,
+        head: Head,
+        params: GenerationParams,
+        num_bytes: int,
+        asked: Asked | None,
     ) -> web.StreamResponse:
         """Answer at once, without tokens or cache: what is left is the cost of HTTP."""
         max_tokens = params.max_tokens or self._replica.options.reply_tokens
@@ -340,12 +402,20 @@ class Generate:
             num_cached_tokens=0,
             num_created_tokens=0,
         )
+        responder = ResponseWriter(head, asked, reply) if asked is not None else None
         if not params.stream:
-            is_message = head.api == "messages"
-            whole = messages.message(head, reply, usage) if is_message else None
-            body = whole or answer(head, [reply], usage)
+            if responder is not None:
+                body = responder.finish(usage)
+            elif head.api == "messages":
+                body = messages.message(head, reply, usage)
+            else:
+                body = answer(head, [reply], usage)
             return web.Response(body=body, content_type="application/json")
-        if head.api == "messages":
+        if responder is not None:
+            parts = [responder.start()]
+            parts += [responder.tokens(i, i + 1) for i in range(len(reply.ids))]
+            parts.append(responder.end(usage))
+        elif head.api == "messages":
             writer = messages.MessageWriter(head, reply)
             parts = [writer.start(usage.num_prompt_tokens)]
             parts += [writer.tokens(i, i + 1) for i in range(len(reply.ids))]
@@ -392,7 +462,10 @@ class Generate:
             template=body.get("chat_template"),
             kwargs=kwargs if isinstance(kwargs, dict) else None,
         )
-        return [await self._replica.encode(text)]
+        prompt = await self._replica.encode(text)
+        if self._prefix and body.get("add_special_tokens") is True:
+            prompt = Prompt([*self._prefix, *prompt.ids])
+        return [prompt]
 
     async def _completion_prompts(self, body: Mapping[str, Any]) -> list[Prompt]:
         """Read a completion's prompts: a text, token ids, or a list of either."""
@@ -458,6 +531,8 @@ async def _body(request: web.BaseRequest) -> dict[str, Any]:
 
 
 def _head_id(request: web.BaseRequest, api: Api) -> str:
+    if api == "responses":  # it heeds no header
+        return f"resp_{uuid.uuid4().hex}"
     id = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
     return f"{'cmpl' if api == 'completion' else 'chatcmpl'}-{id}"
 

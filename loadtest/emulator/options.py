@@ -67,6 +67,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tool_call_ratio: float = 0.0  # share of requests with tools that are answered by a call
     tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
     seed: int = 0
+    keep_responses: bool = False  # VLLM_ENABLE_RESPONSES_API_STORE of vLLM
     # faults
     request_log: Path | None = None  # a JSON line at the start and the end of each generation
     may_kill: bool = False  # whether the `kill` fault ends the process, or just the replica

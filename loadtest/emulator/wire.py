@@ -18,7 +18,7 @@ VERSION: Final = "0.32.0"
 FINGERPRINT: Final = f"vllm-{VERSION}-emulated"
 DONE: Final = b"data: [DONE]\n\n"
 
-Api = Literal["chat", "completion", "messages"]
+Api = Literal["chat", "completion", "messages", "responses"]
 
 
 class ApiError(Exception):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.api import anthropic, openai, usage
+from router.api import anthropic, openai, responses, responses_usage, usage
 from router.api.openai import ChatRequest, CompletionRequest, Json
 from router.api.outline import Outline
 from router.api.usage import Usage
@@ -35,6 +35,10 @@ class Api(Struct, frozen=True, kw_only=True):
         token's time is that of the first event behind that. False: it is that of the first byte.
     hold_s: How long a stream's beginning without content is kept at most, so that another replica
         may answer instead.
+    repeats: How often a stream's beginning repeats what was sent (instructions, tools), at most: so
+        much longer it may be.
+    honours_rank: The engine computes a request at the data-parallel rank that the router names;
+        else at one of its own choice, so what is known of ranks' caches says little.
     is_continued: A stream that breaks off can go on elsewhere.
     counts: What is asked for is how many tokens the prompt has.
     """
@@ -47,6 +51,8 @@ class Api(Struct, frozen=True, kw_only=True):
     usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
     starts_early: bool = False
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
+    repeats: int = 0
+    honours_rank: bool = True
     is_continued: bool = False
     counts: bool = False
 
@@ -79,13 +85,27 @@ MESSAGES: Final = Api(
 COUNT_TOKENS: Final = Api(name="other", parse=anthropic.parse_count, counts=True)
 """Answered here where the tokens are known for sure, else passed through as any other route."""
 
+RESPONSES: Final = Api(
+    name="responses",
+    parse=responses.parse_responses,
+    outlined=responses.outlined_responses,
+    tokenize_body=responses.tokenize_responses,
+    usage_of_body=responses_usage.usage_of_response,
+    usage_of_stream=responses_usage.usage_of_responses,
+    starts_early=True,
+    hold_s=10.0,  # it says that it begins before anything is computed
+    repeats=4,
+    honours_rank=False,  # vLLM 0.32: the chat, completion, Messages and generate routes do
+)
+
 OTHER: Final = Api(name="other", hold_s=10.0)
-"""Any other route. The Responses API says that it begins before anything is computed."""
+"""Any other route."""
 
 APIS: Final = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
     "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
 }
 """By the path of its POSTs."""
 

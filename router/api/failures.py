@@ -47,8 +47,13 @@ def error_body(error: RouterError, path: str) -> bytes:
 
 def error_event(error: RouterError, path: str) -> bytes:
     """Write `error` as a server-sent event; the empty line first ends a broken one."""
-    name = b"event: error\n" if path.startswith("/v1/messages") else b""
-    return b"\n\n" + name + b"data: " + error_body(error, path) + b"\n\n"
+    body = error_body(error, path)
+    if path.startswith("/v1/responses"):
+        # Its clients look for `type`, OpenAI's for `error`.
+        told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        body = orjson.dumps(told | orjson.loads(body))
+    named = path.startswith(("/v1/messages", "/v1/responses"))
+    return b"\n\n" + (b"event: error\n" if named else b"") + b"data: " + body + b"\n\n"
 
 
 def error_headers(error: RouterError) -> dict[str, str]:

@@ -24,6 +24,12 @@ MAX_BYTES: Final = 64 * 1024
 _PREAMBLES: Final = frozenset(
     {"ping", "message_start", "response.created", "response.in_progress", "response.queued"}
 )
+# They repeat the request's instructions and tools: too long to be decoded for their type.
+_LONG_PREAMBLES: Final = (
+    b"event: response.created\n",
+    b"event: response.in_progress\n",
+    b"event: response.queued\n",
+)
 
 # Source: Anthropic's and OpenAI's error types, those whose fault is the client's.
 _STATUS_BY_TYPE: Final = {
@@ -48,25 +54,45 @@ class Begun(Enum):
     CONTENT = "content"
 
 
-def opening_of(beginning: bytes) -> Begun | int:
-    """Read what came so far: whether something was generated; the HTTP status of an error.
+class Opening:
+    """Reads a beginning as it grows, each event once."""
 
-    Only events that are whole count. An event that is not understood is content: it is the
-    client's.
-    """
-    # Mostly \n; \r\n and \r are allowed (WHATWG HTML section 9.2.5).
-    text = (
-        beginning.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in beginning else beginning
-    )
-    events = text.split(b"\n\n")
-    for event in events[:-1]:
-        kind = _kind(event)
-        if kind is not Begun.NOT_YET:
-            return kind
-    return Begun.NOT_YET
+    __slots__ = ("_num_read",)
+
+    def __init__(self) -> None:
+        self._num_read = 0  # bytes of events without content
+
+    def read(self, beginning: bytes) -> Begun | int:
+        """Read what came so far: whether something was generated; the HTTP status of an error.
+
+        Only events that are whole count. An event that is not understood is content: it is the
+        client's.
+        """
+        # Mostly \n; \r\n and \r are allowed (WHATWG HTML section 9.2.5).
+        if b"\r" in beginning:
+            plain = beginning.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            return _first_kind(plain.split(b"\n\n")[:-1])
+        end = beginning.rfind(b"\n\n", self._num_read)
+        if end < 0:
+            return Begun.NOT_YET
+        kind = _first_kind(beginning[self._num_read : end].split(b"\n\n"))
+        self._num_read = end + 2
+        return kind
+
+
+def opening_of(beginning: bytes) -> Begun | int:
+    """Read a beginning at once; see `Opening.read`."""
+    return Opening().read(beginning)
+
+
+def _first_kind(events: list[bytes]) -> Begun | int:
+    kinds = map(_kind, events)
+    return next((kind for kind in kinds if kind is not Begun.NOT_YET), Begun.NOT_YET)
 
 
 def _kind(event: bytes) -> Begun | int:
+    if event.startswith(_LONG_PREAMBLES):
+        return Begun.NOT_YET
     data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
     if not data:  # a comment, or just an event's name
         return Begun.NOT_YET

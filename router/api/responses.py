@@ -26,8 +26,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from router.api.openai import ChatRequest, Json
+from router.api.openai import ChatRequest, Json, tokenize_chat
 from router.api.outline import Outline
+from router.errors import BadRequest
 
 _Message = dict[str, Any]
 
@@ -82,6 +83,30 @@ def parse_responses(body: Json) -> ChatRequest:
 def outlined_responses(outline: Outline) -> ChatRequest:
     """View what is known of a request that was not read whole."""
     return replace(_frame(outline.fields), engine_only="size")
+
+
+def tokenize_responses(body: Json) -> dict[str, Any]:
+    """Build the body for an engine's `/tokenize` that yields the tokens of this request.
+
+    Raises:
+        BadRequest: that route might make others of it: of calls (it puts their fields in another
+            order), of null arguments, of what is cut.
+    """
+    chat = parse_responses(body)
+    arguments = chat.chat_template_kwargs or {}
+    if (
+        chat.engine_only is not None
+        or chat.truncates
+        or any("tool_calls" in message for message in chat.messages)
+        or any(value in (None, "auto") for value in arguments.values())
+    ):
+        raise BadRequest("its tokens are the Responses route's own")
+    return {
+        **tokenize_chat(chat),
+        "add_special_tokens": chat.add_special_tokens,
+        "add_generation_prompt": chat.add_generation_prompt,
+        "continue_final_message": chat.continue_final_message,
+    }
 
 
 def _frame(body: Json) -> ChatRequest:

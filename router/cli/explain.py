@@ -14,7 +14,7 @@ from router.cli.admin import Admin, admin_options, echo_json
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--tenant", help="as this tenant's request: with its cache salt, its models")
-@click.option("--api", help="of which API: chat, completions, messages; default: by its fields")
+@click.option("--api", help="chat, completions, messages or responses; default: by its fields")
 @admin_options
 def explain(file: Any, tenant: str | None, api: str | None, admin: Admin) -> None:
     """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""

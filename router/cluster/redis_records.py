@@ -21,6 +21,7 @@ from router.replicas.response_owners import ResponseKey
 
 _SESSIONS_A_CALL: Final = 500
 _MAX_IDENTITY: Final = 1_024
+_OWNER_TIMEOUT_S: Final = 0.25  # a request waits; elsewhere than at its owner it would be in vain
 
 _Record = TypeVar("_Record")
 
@@ -29,12 +30,12 @@ class RedisRecords:
     """A part of `RedisStore`; raises what that does. `base` begins every key."""
 
     def __init__(
-        self, connection: RedisConnection, store: Scripts, base: str, *, lookup_timeout_s: float
+        self, connection: RedisConnection, store: Scripts, base: str, *, timeout_s: float
     ) -> None:
         self._connection = connection
         self._scripts = store
         self._base = base
-        self._lookup_timeout_s = lookup_timeout_s
+        self._timeout_s = timeout_s
         self._replicas = f"{base}replicas"
         self._experiments = f"{base}experiments"
         self.num_garbage = 0  # see RedisStore
@@ -74,10 +75,9 @@ class RedisRecords:
                 raise await self._connection.refusal(value)
 
     async def response_owner(self, key: ResponseKey) -> str | None:
-        """Read which replica issued a response."""
-        found = await self._connection.ask(
-            "GET", self._response(key), timeout_s=self._lookup_timeout_s
-        )
+        """Read which replica issued a response; soon, or StoreUnavailable."""
+        timeout_s = min(_OWNER_TIMEOUT_S, self._timeout_s)
+        found = await self._connection.ask("GET", self._response(key), timeout_s=timeout_s)
         if found is None or not isinstance(found, bytes) or len(found) > _MAX_IDENTITY:
             return None
         return found.decode(errors="replace")

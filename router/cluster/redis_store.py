@@ -107,7 +107,7 @@ class RedisStore:
             self._connection,
             self._scripts,
             self._base,
-            lookup_timeout_s=config.lookup_timeout_s,
+            timeout_s=config.timeout_s,
         )
 
     @property

@@ -53,10 +53,7 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     timeout_s: Annotated[Seconds, Meta(description="deadline of one operation")] = 2.0
     lookup_timeout_s: Annotated[
         Seconds,
-        Meta(
-            description="deadline of a look-up (index.mode redis, another router's response); then "
-            "the local view counts"
-        ),
+        Meta(description="deadline of a look-up in index.mode redis; then the local view counts"),
     ] = 0.02
     lease_s: Annotated[
         float,

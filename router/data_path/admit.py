@@ -66,7 +66,7 @@ class Admission:
         contract = self._caches.contract(candidate.id)
         claim = None
         num_held_blocks = 0
-        if job.tokens is not None and contract is not None:
+        if job.tokens is not None and contract is not None and job.is_placed_at(candidate):
             num_held_blocks = view.num_gpu_tokens // contract.block_size
             claim = self._caches.claim(candidate.id, job.keys(contract), num_held_blocks)
         if self._outbox is not None:

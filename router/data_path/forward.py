@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
-from router.api.opening import Begun, opening_of
+from router.api.opening import Begun, Opening
 from router.data_path.handing import Handing
 from router.data_path.headers import RequestHeaders
 from router.data_path.job import Job, Placement
@@ -29,6 +29,7 @@ RETRYABLE: Final = frozenset({500, 502, 503, 504})
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
 
 _SMALL_ANSWER: Final = 1024 * 1024
+_MAX_HELD_BYTES: Final = 4 * 1024 * 1024
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -117,8 +118,9 @@ class Forwarder:
         assert answer.first_s is not None
         api = job.inbound.api
         until_s = answer.first_s + api.hold_s
-        while (said := opening_of(answer.first)) is Begun.NOT_YET:
-            if answer.complete or len(answer.first) >= MAX_OPENING_BYTES:
+        opening, most = Opening(), MAX_OPENING_BYTES + api.repeats * len(job.inbound.body or b"")
+        while (said := opening.read(answer.first)) is Begun.NOT_YET:
+            if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
                 break
             if not await answer.read_on(until_s - monotonic()):
                 break

@@ -116,6 +116,10 @@ class Job(Struct, kw_only=True):
         """Treat it as one whose prompt does not matter: nothing is computed for it."""
         self.chat = self.completion = None
 
+    def is_placed_at(self, candidate: Candidate) -> bool:
+        """Return whether its engine computes it there, not at another of its ranks."""
+        return candidate.rank is None or self.inbound.api.honours_rank
+
     def drop_content(self) -> None:
         """Let go of what was parsed of the prompt: its tokens are known, its bytes are kept.
 

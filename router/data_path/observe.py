@@ -161,7 +161,7 @@ class Observer:
             return  # usage sums the prompts; only the first was predicted
         self._token_audit.audit(job, placement, usage.prompt_tokens)
         reported = usage.num_cached_tokens
-        if reported is None or job.tokens is None:
+        if reported is None or job.tokens is None or not job.is_placed_at(placement.candidate):
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
         claim = placement.claim

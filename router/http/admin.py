@@ -248,13 +248,16 @@ def _as_bad_request() -> Iterator[None]:
 
 
 def _explained_path(name: str | None, body: bytes) -> str:
-    """Find where a request to be explained would go; without a name it is a chat or a completion.
+    """Find where a request to be explained would go; without a name, by a field it must have.
 
     Raises:
         BadRequest: there is no API of that name.
     """
     if name is None:
-        name = "completions" if b'"prompt"' in body and b'"messages"' not in body else "chat"
+        name = "chat"
+        if b'"messages"' not in body:
+            fields = {b'"prompt"': "completions", b'"input"': "responses"}
+            name = next((fields[field] for field in fields if field in body), name)
     for path, api in APIS.items():
         if api.name == name:
             return path

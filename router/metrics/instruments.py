@@ -72,8 +72,8 @@ class Metrics:
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
-        "From a request's arrival to the first byte of its answer; of /v1/messages streams to the "
-        "first event with something generated", _TTFT_BUCKETS)]
+        "From a request's arrival to the first byte of its answer; of streams of "
+        "/v1/messages and /v1/responses to the first event that was generated", _TTFT_BUCKETS)]
     ttft_error: Annotated[Histogram, Spec("warmroute_ttft_prediction_error_seconds", "replica",
         "Absolute difference of predicted and observed time to first token", _TTFT_BUCKETS)]
     stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",

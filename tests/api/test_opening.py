@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.api.opening import Begun, opening_of
+from router.api.opening import Begun, Opening, opening_of
 
 
 def event(value: Any, name: str | None = None) -> bytes:
@@ -63,3 +63,15 @@ DONE = b"data: [DONE]\n\n"
 def test_a_beginning_is_read_as_its_api_means_it(beginning: bytes, expected: Begun | int) -> None:
     """What was generated is the client's; what failed before is not, yet."""
     assert opening_of(beginning) == expected
+
+
+def test_a_beginning_that_grows_is_read_once() -> None:
+    """Piece by piece it says the same as at once, wherever it is cut."""
+    whole = CREATED + ROLE + chunk(content="a") + FAILED
+    for step in (1, 7, 50):
+        opening = Opening()
+        told = [opening.read(whole[:end]) for end in range(0, len(whole) + step, step)]
+        first = next(kind for kind in told if kind is not Begun.NOT_YET)
+
+        assert first is Begun.CONTENT
+        assert opening_of(whole) is Begun.CONTENT

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from router.cluster import redis_records
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Json, Reply, Stage, on_stage
 from tests.faults.test_tenants import A, B, tenants_file
@@ -156,14 +157,15 @@ async def test_tenants_do_not_reach_one_anothers_responses(tmp_path: Path) -> No
         assert sum(len(engine.received) for engine in engines) == num_received
 
 
-async def test_routers_share_what_they_know(start_redis: Start) -> None:
+async def test_routers_share_what_they_know(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From any router, and from one that joins later."""
+    monkeypatch.setattr(redis_records, "_OWNER_TIMEOUT_S", 30.0)  # on a busy machine
     redis = start_redis()
     async with keepers() as engines, AsyncExitStack() as stack:
         first, second = [
-            await stack.enter_async_context(
-                on_stage(*engines, redis=redis, policy__name="round_robin")
-            )
+            await stack.enter_async_context(on_stage(*engines, redis=redis, redis__timeout_s=30.0))
             for _ in range(2)
         ]
         for stage in (first, second):

@@ -1,0 +1,300 @@
+"""`/v1/responses` in the engine's HTTP shapes: a chat in other words, and kept where that is on.
+
+Source: vLLM 0.32.0, entrypoints/openai/responses (serving.py, streaming_events.py, the simple way).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+
+from loadtest.emulator.replies import Reply
+from loadtest.emulator.wire import ApiError, Head, Usage
+from router.api.responses import parse_responses
+
+_MAX_KEPT: Final = 10_000
+_TAKEN_OVER: Final = (
+    "temperature top_p top_k cache_salt kv_transfer_params vllm_xargs seed emulator"
+).split()
+
+
+class Kept(Struct, frozen=True):
+    """A response that was issued, and the messages it answered."""
+
+    response: dict[str, Any]
+    messages: Sequence[Mapping[str, Any]]
+
+
+class ResponseStore:
+    """What one replica has issued, if it keeps it (VLLM_ENABLE_RESPONSES_API_STORE)."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def put(self, kept: Kept) -> None:
+        """Keep a response; the oldest goes where there are too many."""
+        self._kept[kept.response["id"]] = kept
+        if len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def get(self, response_id: str) -> Kept:
+        """Find a response.
+
+        Raises:
+            ApiError: it is not here.
+        """
+        kept = self._kept.get(response_id)
+        if kept is None:
+            raise ApiError(
+                404,
+                f"Response with id '{response_id}' not found.",
+                type="invalid_request_error",
+                param="response_id",
+            )
+        return kept
+
+
+def not_cancelled() -> ApiError:
+    """Return the error of cancelling a response that was computed while its client waited."""
+    return ApiError(
+        400,
+        "Cannot cancel a synchronous response.",
+        type="invalid_request_error",
+        param="response_id",
+    )
+
+
+class Asked(Struct, frozen=True):
+    """A request: the chat that the engine makes of it, and what its answer repeats."""
+
+    chat: dict[str, Any]
+    echo: dict[str, Any]
+    is_kept: bool
+
+
+def read_asked(body: Mapping[str, Any], store: ResponseStore) -> Asked:
+    """Convert a body to that of the chat that the engine makes of it.
+
+    Raises:
+        ApiError: it is none that the engine would take.
+    """
+    if body.get("background") is True:
+        raise ApiError(
+            400, "background is not emulated", type="invalid_request_error", param="background"
+        )
+    previous_id = body.get("previous_response_id")
+    previous = store.get(str(previous_id)) if previous_id is not None else None
+    parsed = parse_responses({**body, "previous_response_id": None})
+    if parsed.engine_only is not None:
+        raise ApiError(400, f"1 validation error:\n  {parsed.engine_only}", type="Bad Request")
+    messages = _without_developer(parsed.messages)
+    if previous is not None:
+        messages = _continued(previous, messages)
+    chat: dict[str, Any] = {
+        "model": parsed.model,
+        "messages": messages,
+        "tools": parsed.tools,
+        "tool_choice": parsed.tool_choice,
+        "chat_template_kwargs": parsed.chat_template_kwargs,
+        "continue_final_message": parsed.continue_final_message or None,
+        "max_tokens": parsed.max_tokens,
+        "add_special_tokens": True,
+        "stream": parsed.stream,
+        **{field: body.get(field) for field in _TAKEN_OVER},
+    }
+    return Asked(
+        chat={field: value for field, value in chat.items() if value is not None},
+        echo={
+            "instructions": body.get("instructions"),
+            "metadata": body.get("metadata"),
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": body.get("tools", []),
+            "previous_response_id": previous_id,
+        },
+        is_kept=store.is_on and body.get("store", True) is not False,
+    )
+
+
+def _without_developer(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put what a developer says into one system message in front, as for most templates."""
+    if all(message["role"] != "developer" for message in messages):
+        return list(messages)
+    told = [message for message in messages if message["role"] in ("system", "developer")]
+    text = "\n\n".join(filter(None, map(_text, told)))
+    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    return [{"role": "system", "content": text}, *others]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _continued(previous: Kept, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put what a response answered, and its text, before what came since."""
+    begins = 1 if messages and messages[0]["role"] == "system" else 0
+    said = [
+        {"role": "assistant", "content": part["text"]}
+        for item in previous.response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+    ]
+    before = [message for message in previous.messages if message["role"] != "system"]
+    return [*messages[:begins], *before, *said, *messages[begins:]]
+
+
+class ResponseWriter:
+    """Writes a response: whole, or as a stream's events."""
+
+    __slots__ = ("_asked", "_head", "_item", "_num_arguments", "_number", "_reply", "response")
+
+    def __init__(self, head: Head, asked: Asked, reply: Reply) -> None:
+        self._head = head
+        self._asked = asked
+        self._reply = reply
+        self._item: dict[str, Any] | None = None  # the one that has begun
+        self._num_arguments = 0
+        self._number = 0
+        self.response = self._response("in_progress", [], None)
+
+    def start(self) -> bytes:
+        """Begin: nothing is computed yet."""
+        begun = (self._event(f"response.{kind}", response=self.response) for kind in _BEGUN)
+        return b"".join(begun)
+
+    def tokens(self, start: int, stop: int) -> bytes:
+        """Write tokens [start, stop) of the reply, where they say anything."""
+        call = self._reply.tool_call
+        if call is None:
+            text = self._reply.text(start, stop)
+            return self._open() + self._delta("output_text", text) if text else b""
+        events = self._open() if stop >= call.start else b""
+        known = self._reply.arguments_until(stop)
+        if known > self._num_arguments:
+            part = call.arguments[self._num_arguments : known]
+            self._num_arguments = known
+            events += self._delta("function_call_arguments", part)
+        return events
+
+    def end(self, usage: Usage) -> bytes:
+        """End what has begun, and repeat all of it, with the usage."""
+        events = self._close() if self._item is not None else b""
+        self.finish(usage)
+        return events + self._event("response.completed", response=self.response)
+
+    def finish(self, usage: Usage) -> bytes:
+        """Make the response whole, and write it."""
+        items = [self._whole_item()] if self._reply.text() or self._reply.tool_call else []
+        is_cut = self._reply.finish_reason == "length"
+        self.response = self._response("incomplete" if is_cut else "completed", items, usage)
+        return orjson.dumps(self.response)
+
+    def _open(self) -> bytes:
+        if self._item is not None:
+            return b""
+        whole = self._whole_item()
+        empty: dict[str, Any] = {"content": []} if "content" in whole else {"arguments": ""}
+        self._item = whole | empty | {"status": "in_progress"}
+        events = self._event("response.output_item.added", item=self._item, output_index=0)
+        if self._reply.tool_call is None:
+            part = whole["content"][0] | {"text": ""}
+            events += self._event("response.content_part.added", part=part, **self._place())
+        return events
+
+    def _delta(self, kind: str, text: str) -> bytes:
+        more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+        return self._event(f"response.{kind}.delta", delta=text, **more, **self._place())
+
+    def _close(self) -> bytes:
+        whole = self._whole_item()
+        if self._reply.tool_call is None:
+            part = whole["content"][0]
+            place = self._place()
+            events = self._event("response.output_text.done", text=part["text"], **place)
+            events += self._event("response.content_part.done", part=part, **place)
+        else:
+            place = {"item_id": whole["id"], "output_index": 0}
+            done = {"arguments": whole["arguments"], "name": whole["name"]}
+            events = self._event("response.function_call_arguments.done", **done, **place)
+        return events + self._event("response.output_item.done", item=whole, output_index=0)
+
+    def _place(self) -> dict[str, Any]:
+        place: dict[str, Any] = {"item_id": self._whole_item()["id"], "output_index": 0}
+        return place if self._reply.tool_call is not None else place | {"content_index": 0}
+
+    def _whole_item(self) -> dict[str, Any]:
+        suffix = self._head.id.removeprefix("resp_")
+        call = self._reply.tool_call
+        if call is not None:
+            return {
+                "arguments": call.arguments[: self._reply.arguments_until(len(self._reply.ids))],
+                "call_id": call.id,
+                "name": call.name,
+                "type": "function_call",
+                "id": f"fc_{suffix}",
+                "namespace": None,
+                "status": "completed",
+            }
+        part: dict[str, Any] = {
+            "annotations": [],
+            "text": self._reply.text(),
+            "type": "output_text",
+            "logprobs": None,
+        }
+        return {
+            "id": f"msg_{suffix}",
+            "content": [part],
+            "role": "assistant",
+            "status": "completed",
+            "type": "message",
+        }
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {**fields, "sequence_number": self._number, "type": kind}
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(event))
+
+    def _response(
+        self, status: str, output: list[dict[str, Any]], usage: Usage | None
+    ) -> dict[str, Any]:
+        is_cut = status == "incomplete"
+        return {
+            "id": self._head.id,
+            "created_at": self._head.created,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "model": self._head.model,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": True,
+            "background": False,
+            **self._asked.echo,
+            "service_tier": "auto",
+            "status": status,
+            "truncation": "disabled",
+            "usage": usage_fields(usage) if usage is not None else None,
+            "user": None,
+        }
+
+
+_BEGUN: Final = ("created", "in_progress")
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Shape a usage."""
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.num_cached_tokens,
+            "cache_write_tokens": usage.num_created_tokens or 0,
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
+        "output_tokens": usage.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
