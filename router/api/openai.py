@@ -45,6 +45,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     max_tokens: `max_completion_tokens`, else `max_tokens`; None: up to the engine.
     renders_as: Which of the engine's ways to a prompt it takes; they differ in the order of a
         call's fields, and wherever no Jinja template renders.
+    responses_body: What it was made of by the Responses API; None: it is of another API.
     truncates: The engine cuts a prompt that is too long instead of refusing it.
     has_inline_system: System messages come behind the first one; for some templates the engine's
         Messages API puts them into one in front.
@@ -72,6 +73,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     stream_options: Json | None = None
     renders_as: Literal["chat", "responses"] = "chat"
     truncates: bool = False
+    responses_body: Json | None = None
     engine_only: str | None = None
 
     @property

@@ -76,6 +76,7 @@ def parse_responses(body: Json) -> ChatRequest:
         chat_template_kwargs=arguments,
         add_generation_prompt=not continues,
         continue_final_message=continues,
+        responses_body=body,
         engine_only=_engine_only(body),
     )
 

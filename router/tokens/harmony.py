@@ -28,6 +28,7 @@ import orjson
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
 from router.tokens.conversation import build_tools, check_message, reasoning_of, text_parts
+from router.tokens.harmony_items import Piece, item_pieces, split_items
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 
@@ -38,9 +39,6 @@ FIELD: Final = "\x1f"
 
 _EFFORTS = frozenset({"low", "medium", "high"})
 _INSTRUCTING = frozenset({"system", "developer"})
-
-_Piece = tuple[str, tuple[str, ...]]
-"""A message: its key and its texts."""
 
 
 class HarmonyRenderer:
@@ -74,8 +72,6 @@ class HarmonyRenderer:
         memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
-        if request.renders_as != "chat":
-            raise NeedsEngine("field", request.renders_as)
         if request.continue_final_message and request.add_generation_prompt:
             raise TemplateFailed(
                 "`continue_final_message` and `add_generation_prompt` exclude each other: set"
@@ -84,11 +80,7 @@ class HarmonyRenderer:
             )
         if self.date is None:
             raise NeedsEngine("date")
-        messages = request.messages
-        instructions = None
-        if messages and messages[0]["role"] in _INSTRUCTING:
-            instructions = _joined(_checked(messages[0]))
-            messages = messages[1:]
+        instructions, conversation = _read(request)
         effort = request.reasoning_effort
         if effort is not None and effort not in _EFFORTS:
             raise TemplateFailed(
@@ -96,16 +88,38 @@ class HarmonyRenderer:
             )
         tools = [_tool(tool) for tool in build_tools(request.tools, memo) or ()]
         key = FIELD.join([f"s{self.date.isoformat()}", effort or "medium", str(bool(tools))])
-        pieces: list[_Piece] = [(key, ())]
+        pieces: list[Piece] = [(key, ())]
         if instructions or tools:
             pieces.append(_developer(instructions, tools or None))
-        pieces += _current(list(_pieces(messages)))
+        pieces += _current(conversation)
         pieces.append(("g", ()))
         return "".join(map(_written, pieces))
 
     def wants_system_first(self) -> bool:
         """See `Renderer.wants_system_first`."""
         return self._wants_system_first()
+
+
+def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
+    """Write down what was said: the instructions, then messages.
+
+    Raises:
+        NeedsEngine, TemplateFailed: as `HarmonyRenderer.render`.
+    """
+    if request.renders_as == "responses":
+        if request.responses_body is None:
+            raise NeedsEngine("field", "responses")
+        instructions, items = split_items(request.responses_body)
+        pieces = item_pieces(items)
+        return instructions, [
+            _developer(piece, None) if isinstance(piece, str) else piece for piece in pieces
+        ]
+    messages = request.messages
+    instructions = None
+    if messages and messages[0]["role"] in _INSTRUCTING:
+        instructions = _joined(_checked(messages[0]))
+        messages = messages[1:]
+    return instructions, list(_pieces(messages))
 
 
 def _checked(message: Json) -> Json:
@@ -123,14 +137,14 @@ def _tool(tool: Json) -> list[Any]:
     return [function["name"], function["description"] or "", function["parameters"]]
 
 
-def _developer(instructions: str | None, tools: Sequence[Any] | None) -> _Piece:
+def _developer(instructions: str | None, tools: Sequence[Any] | None) -> Piece:
     try:
         return "d" + orjson.dumps([instructions, tools]).decode(), ()
     except (TypeError, ValueError) as exc:  # half a character, too many levels
         raise NeedsEngine("tools", type(exc).__name__) from exc
 
 
-def _pieces(messages: Sequence[Json]) -> Iterator[_Piece]:
+def _pieces(messages: Sequence[Json]) -> Iterator[Piece]:
     """Write down the messages behind the instructions.
 
     Raises:
@@ -157,7 +171,7 @@ def _pieces(messages: Sequence[Json]) -> Iterator[_Piece]:
             raise TemplateFailed(f"gpt-oss has no role {role!r}", param="messages")
 
 
-def _assistant(message: Json) -> Iterator[_Piece]:
+def _assistant(message: Json) -> Iterator[Piece]:
     calls = _calls(message)
     reasoning = reasoning_of(message)
     if calls:
@@ -217,13 +231,13 @@ def _joined(message: Json) -> str | None:
     return "".join([part["text"] for part in text_parts(message)]) if content else None
 
 
-def _current(pieces: list[_Piece]) -> list[_Piece]:
+def _current(pieces: list[Piece]) -> list[Piece]:
     """Drop the analysis before the last final answer: it led there, and is of no use any more."""
     last_final = max((i for i, (key, _) in enumerate(pieces) if key == "f"), default=-1)
     return [piece for i, piece in enumerate(pieces) if i >= last_final or piece[0] != "a"]
 
 
-def _written(piece: _Piece) -> str:
+def _written(piece: Piece) -> str:
     key, texts = piece
     return MESSAGE + escaped(key) + "".join([CONTENT + escaped(text) for text in texts])
 

@@ -20,6 +20,7 @@ from router.api.openai import (
     parse_completion,
 )
 from router.api.outline import make_outline
+from router.api.responses import parse_responses
 from router.errors import ClientError
 from router.tokens import NeedsEngine, load_prompter
 from router.tokens.harmony import HarmonyRenderer
@@ -80,9 +81,33 @@ TOOLS = st.lists(
     st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTIONS}), max_size=3
 )
 IDS = st.lists(st.integers(0, 2**32 + 5), max_size=40)
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                "message reasoning function_call function_call_output custom_tool_call".split()
+            ),
+            "role": st.sampled_from(["user", "assistant", "system", "developer"]) | VALUES,
+            "content": TEXTS | PARTS | VALUES,
+            "call_id": st.sampled_from(["a", "b"]) | VALUES,
+            "name": TEXTS,
+            "arguments": TEXTS,
+            "output": TEXTS | PARTS | VALUES,
+            "status": st.sampled_from(["completed", "incomplete"]) | VALUES,
+        },
+    )
+    | VALUES,
+    max_size=4,
+)
 PROMPTS = TEXTS | IDS | st.lists(TEXTS | IDS, max_size=3) | VALUES
 FREE = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
 BODIES = st.one_of(
+    st.builds(
+        lambda given, free: free | given,
+        st.fixed_dictionaries({"input": ITEMS | TEXTS}, optional={"instructions": TEXTS | VALUES}),
+        FREE,
+    ),
     st.builds(
         lambda given, free: free | given,
         st.fixed_dictionaries({"messages": MESSAGES}, optional={"tools": TOOLS}),
@@ -136,7 +161,8 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
             pass
         for renderer in RENDERERS if is_chat else ():
             try:
-                text = renderer.render(parse_chat(read))
+                chat = parse_responses(read) if "input" in read else parse_chat(read)
+                text = renderer.render(chat)
                 if isinstance(renderer, HarmonyRenderer):
                     data = text.encode()
                     pieces = HARMONY.encode(data, [NewSegment(0, 0, len(data), b"")], _NO_IDS)

@@ -1,6 +1,7 @@
 """Our ids against vLLM's, family by family, on generated conversations.
 
-python -m tests.tokens.prove_families prove --count 1000    that many per family, now
+python -m tests.tokens.prove_families prove --count 400    400 chats per family, half as many
+                                           by each of the other APIs; now
 python -m tests.tokens.prove_families record                golden/families.json, for the tests
 
 A family may be the file of a chat template.
@@ -14,11 +15,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 import orjson
 
-from router.api.openai import parse_chat
+from router.api.anthropic import parse_messages
+from router.api.openai import ChatRequest, Json, parse_chat
+from router.api.responses import parse_responses
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.conversations import Conversation, conversations
@@ -27,6 +31,13 @@ from tests.tokens.record_golden import HERE, MODEL, fingerprint
 
 GOLDEN = HERE / "golden" / "families.json"
 _ENGINES = HERE.parents[1] / ".engines" / "venv" / "bin" / "python"
+
+
+PARSERS: dict[str, Callable[[Json], ChatRequest]] = {
+    "chat": parse_chat,
+    "messages": parse_messages,
+    "responses": parse_responses,
+}
 
 
 class Comparison(NamedTuple):
@@ -52,26 +63,26 @@ def load(name: str) -> Prompter:
     return prompter
 
 
-def ours(prompter: Prompter, conversation: Conversation) -> str | None:
-    """Return the fingerprint of our ids.
+def ours(prompter: Prompter, conversation: Conversation, api: str) -> str:
+    """Return the fingerprint of our ids for a conversation by one of the APIs.
 
     Raises:
         NeedsEngine: they are the engine's to make.
         ClientError: the conversation is refused.
     """
-    body = orjson.loads(orjson.dumps(conversation.chat()))
-    plan = prompter.plan_chat(parse_chat(body))
+    body = orjson.loads(orjson.dumps(getattr(conversation, api)()))
+    plan = prompter.plan_chat(PARSERS[api](body))
     return fingerprint(prompter.commit(plan, plan.encode()).ids())
 
 
-def compare(prompter: Prompter, seed: int, recorded: list[str | None]) -> Comparison:
+def compare(prompter: Prompter, api: str, seed: int, recorded: list[str | None]) -> Comparison:
     """Compare our ids with the engine's for as many conversations as were recorded."""
     wrong: list[int] = []
     wrongly_refused: list[int] = []
     num_equal = num_for_engine = num_refused = 0
     for index, conversation in enumerate(conversations(seed, len(recorded))):
         try:
-            if ours(prompter, conversation) == recorded[index]:
+            if ours(prompter, conversation, api) == recorded[index]:
                 num_equal += 1
             else:
                 wrong.append(index)
@@ -107,9 +118,11 @@ def main() -> None:
         known = json.loads(GOLDEN.read_text())["families"] if GOLDEN.exists() else {}
         golden = {"seed": given.seed, "families": {**known, **found}}
         GOLDEN.write_text(json.dumps(golden, indent=0, sort_keys=True) + "\n")
-    is_proven = True
+    is_proven, num_equal = True, 0
     for name, recorded in found.items():
-        seen = compare(load(name), given.seed, recorded)
+        prompter = load(name.rpartition(" ")[0])
+        seen = compare(prompter, name.rpartition(" ")[2], given.seed, recorded)
+        num_equal += seen.num_equal
         is_proven &= not seen.wrong and not seen.wrongly_refused
         print(
             f"{name}: of {len(recorded)} equal {seen.num_equal}, refused by both "
@@ -117,6 +130,7 @@ def main() -> None:
             f"{seen.num_for_engine}, wrong {seen.wrong[:10]}, wrongly refused "
             f"{seen.wrongly_refused[:10]}"
         )
+    print(f"{num_equal} prompts with the engine's ids")
     sys.exit(not is_proven)
 
 
