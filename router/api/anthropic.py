@@ -86,7 +86,7 @@ def _converted(body: Json, view: ChatRequest, chats: list[Chat]) -> ChatRequest:
         view,
         messages=chats,
         tools=tools,
-        tool_choice=chat_tool_choice(options.tool_choice, has_tools=tools is not None),
+        tool_choice=chat_tool_choice(options.tool_choice, tools),
         reasoning_effort="none" if is_disabled else effort,
         is_thinking_disabled=is_disabled,
         has_inline_system=any(chat["role"] == "system" for chat in chats[1:]),

@@ -79,16 +79,16 @@ def _chat_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def chat_tool_choice(choice: ToolChoice | None, *, has_tools: bool) -> str | Json | None:
+def chat_tool_choice(choice: ToolChoice | None, tools: Sequence[Json] | None) -> str | Json | None:
     """Convert the choice; with tools it is `auto` unless said otherwise.
 
     Raises:
-        Unknown: one tool is to be called, and is not named.
+        Unknown: one tool is to be called, and is none of those.
     """
     if choice is None:
-        return "auto" if has_tools else None
+        return "auto" if tools is not None else None
     if choice.type != "tool":
         return _CHOICES[choice.type]
-    if not choice.name:
+    if not any(tool["function"]["name"] == choice.name for tool in tools or ()):
         raise Unknown("tool_choice")
     return {"type": "function", "function": {"name": choice.name}}

@@ -114,8 +114,8 @@ class Tokenizer:
         chat = job.chat
         if prompter is None or chat is None or chat.model is None:
             return
-        if chat.tools and not chat.has_tool_choice:
-            return  # an engine may leave out tools that must not be called
+        if chat.tool_choice is not None and not (chat.tool_choice == "auto" and chat.tools):
+            return  # a parser may refuse it, an engine leave out tools that must not be called
         if (MESSAGES.name, chat.has_tool_choice) not in prompter.trust.proven:
             return
         try:
