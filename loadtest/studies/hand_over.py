@@ -1,11 +1,11 @@
 """What handing token ids to engines saves: first tokens with and without, in turn, at real engines.
 
-    python -m loadtest.studies.hand_over --without URL --with URL --admin URL --engine URL
+    python -m loadtest.studies.hand_over --without URL --with URL --engine URL
 
-Two routers in front of one engine, `tokens.hand_over` off and on; the admin port of the latter says
-how many prompts it handed over. A conversation of each length is
-in the engine's cache; each round asks both routers for its next turn, the first one first in every
-other round. Then the same while the engine streams four other answers.
+Two routers in front of one engine, `tokens.hand_over` off and on; the latter's /metrics say how
+many prompts it handed over. A conversation of each length is in the engine's cache; each round asks
+both routers for its next turn, the first one first in every other round. Then the same while the
+engine streams four other answers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     without: str
     handed: str
-    admin: str
     engine: str
     model: str
     num_rounds: int
@@ -109,7 +108,7 @@ async def _await_hand_over(client: aiohttp.ClientSession, setting: Setting) -> N
 
 
 async def _num_handed(client: aiohttp.ClientSession, setting: Setting) -> int:
-    async with client.get(f"{setting.admin}/metrics") as answer:
+    async with client.get(f"{setting.handed}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return round(sum(float(line.split()[-1]) for line in lines if line.startswith(_HANDED)))
 
@@ -183,7 +182,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without", required=True, help="a router with tokens.hand_over off")
     parser.add_argument("--with", dest="handed", required=True, help="one with it on")
-    parser.add_argument("--admin", required=True, help="the latter's admin port")
     parser.add_argument("--engine", required=True, help="the engine behind both")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--rounds", type=int, default=20)
@@ -194,7 +192,6 @@ def main() -> None:
             Setting(
                 without=options.without,
                 handed=options.handed,
-                admin=options.admin,
                 engine=options.engine,
                 model=options.model,
                 num_rounds=options.rounds,
