@@ -367,6 +367,19 @@ class Prompter:
         if isinstance(request, ChatRequest) and self._chat_encoder is not None:
             encoder = self._chat_encoder
         whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
+        is_same = whole.tolist() == tokens.ids()
+        if not is_same and isinstance(request, ChatRequest) and self.is_dated:
+            return self._is_of_yesterday(request, encoder, tokens)
+        return is_same
+
+    def _is_of_yesterday(self, request: ChatRequest, encoder: ChatEncoder, tokens: Tokens) -> bool:
+        """Return whether a prompt was made before the engine's last midnight."""
+        renderer = copy.copy(self._renderer)
+        if renderer is None or renderer.date is None:
+            return False
+        renderer.date -= datetime.timedelta(days=1)
+        text = renderer.render(self.adapted(request), by_the_book=True)
+        whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
         return whole.tolist() == tokens.ids()
 
     def observe_proof(self, tokens: Tokens, *, is_same: bool, now_s: float) -> Verdict:

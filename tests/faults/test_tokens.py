@@ -46,6 +46,17 @@ async def test_without_a_tokenizer_the_engine_tokenizes(tmp_path: Path, broken: 
         assert stage.metric("warmroute_tokenized_requests_total", way="engine") == 2
 
 
+async def test_gpt_oss_chats_are_never_tokenized_by_the_engine() -> None:
+    """Its `/tokenize` renders a template that its chats do not have: without the date, no ids."""
+    settings = {"tokens__tokenizer_modes": {"tiny": "harmony"}}
+    async with Engines(1) as engines, on_stage(*engines, **settings) as stage:
+        reply = await stage.ask(chat(words(1)))
+
+        assert reply.status == 200
+        assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 1
+        assert stage.metric("warmroute_tokenized_requests_total", way="engine") == 0
+
+
 async def test_without_a_tokenizer_every_prompt_is_served(tmp_path: Path) -> None:
     """Text, ids, batches; what the engine will not tokenize is routed without tokens."""
     folder = model_dir(tmp_path / "m", without="tokenizer.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import re
@@ -15,7 +16,7 @@ from router.api.openai import ChatRequest, parse_chat
 from router.errors import TemplateFailed
 from router.tokens import NeedsEngine
 from tests.conversations import conversations, grown
-from tests.tokens.families import APIS, FAMILIES
+from tests.tokens.families import APIS, DATE, FAMILIES
 from tests.tokens.prove_families import GOLDEN, compare, load
 
 _OF_DEEPSEEK = (
@@ -94,6 +95,20 @@ def test_refused_without_a_template(name: str) -> None:
     ):
         with pytest.raises(NeedsEngine):
             _render(name, body)
+
+
+def test_a_proof_after_midnight() -> None:
+    """A prompt of the day before is proven with the date that it has; a wrong one is not."""
+    prompter = load("gpt-oss")
+    request = parse_chat({"messages": [{"role": "user", "content": "hi"}]})
+    plan = prompter.plan_chat(request)
+    tokens = prompter.commit(plan, plan.encode())
+
+    prompter.set_date(DATE + datetime.timedelta(days=1))
+    assert prompter.prove(request, tokens)
+
+    prompter.set_date(DATE + datetime.timedelta(days=2))
+    assert not prompter.prove(request, tokens)
 
 
 def test_the_page_names_every_family() -> None:
