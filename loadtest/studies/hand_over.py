@@ -1,6 +1,6 @@
 """What handing token ids to engines saves: first tokens with and without, in turn, at real engines.
 
-    python -m loadtest.studies.hand_over --without URL --with URL --engine URL
+    python -m loadtest.studies.hand_over ROUTER_OFF ROUTER_ON ENGINE
 
 Two routers in front of one engine, `tokens.hand_over` off and on; the latter's /metrics say how
 many prompts it handed over. A conversation of each length is in the engine's cache; each round asks
@@ -180,9 +180,9 @@ def _times(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--without", required=True, help="a router with tokens.hand_over off")
-    parser.add_argument("--with", dest="handed", required=True, help="one with it on")
-    parser.add_argument("--engine", required=True, help="the engine behind both")
+    parser.add_argument("without", help="URL of a router with tokens.hand_over off")
+    parser.add_argument("handed", help="of one with it on")
+    parser.add_argument("engine", help="of the engine behind both")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
