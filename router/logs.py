@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from typing import Any, Final, TextIO
 
@@ -34,12 +35,20 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 class TextFormatter(logging.Formatter):
     """`12:00:00.123 info  routed replica=r1 cached=12032 why="…"`."""
 
-    default_time_format = "%H:%M:%S"
-    default_msec_format = "%s.%03d"
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = -1
+        self._clock = ""  # what it is written as
+
+    def _time_of(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
+        return f"{self._clock}.{int(record.msecs):03d}"
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one line (more for a traceback)."""
-        parts = [self.formatTime(record), f"{record.levelname.lower():7}", record.getMessage()]
+        parts = [self._time_of(record), f"{record.levelname.lower():7}", record.getMessage()]
         for key, value in _fields(record).items():
             text = str(value)
             parts.append(f'{key}="{text}"' if " " in text else f"{key}={text}")
@@ -118,6 +127,9 @@ class LineWriter(logging.Handler):
 
 def start(*, level: str, as_json: bool) -> LineWriter:
     """Log `router` and what it uses to stderr; stop the returned writer at the end."""
+    # What no line shows need not be found out: who called (a walk through frames), and from where.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     writer = LineWriter(sys.stderr, JsonFormatter() if as_json else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [writer]

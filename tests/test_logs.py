@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 
 import pytest
 
@@ -91,8 +92,23 @@ def test_too_many_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue().count("line") == 2
 
 
-def test_lines_are_written_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_has_its_own_time() -> None:
+    """In local time, to the millisecond, in whatever order lines come."""
+    formatter = logs.TextFormatter()
+    for created in (1_000.25, 1_000.75, 5_000.0, 1_000.5):
+        line = record("x")
+        line.created, line.msecs = created, created % 1 * 1000
+        clock = time.strftime("%H:%M:%S", time.localtime(created))
+
+        assert formatter.format(line).startswith(f"{clock}.{int(created % 1 * 1000):03d} ")
+
+
+def test_lines_are_written_by_another_thread(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`start` logs router's loggers at the level asked for; the listener flushes at its stop."""
+    for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, name, getattr(logging, name))  # as it is, afterwards
     root, ours = logging.getLogger(), logging.getLogger("router")
     before = (root.handlers[:], root.level, ours.level)
     try:
