@@ -33,7 +33,7 @@ _PLAN: Final = (
 )
 _QUICK: Final = ((2_000, 2, 1), (8_000, 1, 3))
 
-_BUDGETS: Final = {80_000: (Budget("p50", 5.0), Budget("p99", 15.0))}
+_BUDGETS: Final = {80_000: (Budget("p50", 3.0), Budget("p99", 8.0))}
 
 
 class _Samples(Struct):

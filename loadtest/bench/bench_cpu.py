@@ -48,7 +48,7 @@ async def _run(setting: Setting) -> list[Line]:
             unit="ms",
             num_samples=len(turns),
             value=warm_ms,
-            budgets=(Budget("value", 10.0),),
+            budgets=(Budget("value", 5.0),),
             note=note,
         ),
         Line(
@@ -56,6 +56,7 @@ async def _run(setting: Setting) -> list[Line]:
             unit="ms",
             num_samples=len(cold),
             value=cold_ms,
+            budgets=(Budget("value", 40.0),),
         ),
     ]
 

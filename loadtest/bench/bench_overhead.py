@@ -18,7 +18,7 @@ from loadtest.bench.rig import start_rig
 from loadtest.bench.setting import Setting
 from router.tokens import load_prompter
 
-_SIZES: Final = ((20_000, 1500, 1.0), (200_000, 500, 3.0))  # bytes, pairs, budget of the p50 in ms
+_SIZES: Final = ((20_000, 1500, 0.8), (200_000, 500, 1.5))  # bytes, pairs, budget of the p50 in ms
 _NUM_WARM_UP: Final = 20
 
 

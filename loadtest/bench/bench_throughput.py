@@ -35,7 +35,7 @@ async def _run(setting: Setting) -> list[Line]:
     records = ("--decision-log", str(setting.work_dir / "decisions.jsonl"))
     lines: list[Line] = []
     for flags, what, budgets in (
-        ((), "requests/s", (Budget("value", 1500.0, is_floor=True),)),
+        ((), "requests/s", (Budget("value", 2000.0, is_floor=True),)),
         (records, "requests/s, decision records on", ()),
     ):
         async with start_rig(setting, *flags) as rig:
