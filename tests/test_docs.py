@@ -50,6 +50,7 @@ RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in bloc
 # Source: vllm serve --help, 0.32.0
 VLLM_FLAGS = frozenset(
     {
+        "--anthropic-disabled-thinking-effort",
         "--api-key",
         "--chat-template",
         "--tokenizer-mode",

@@ -58,8 +58,10 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_body(error: ApiError) -> bytes:
     """Write an error of the engine's handler in this API's shape."""
-    told = orjson.loads(error.body)["error"]
-    return orjson.dumps({"type": "error", "error": {key: told[key] for key in ("type", "message")}})
+    given = orjson.loads(error.body)["error"]
+    return orjson.dumps(
+        {"type": "error", "error": {key: given[key] for key in ("type", "message")}}
+    )
 
 
 def usage_fields(usage: Usage) -> dict[str, int]:

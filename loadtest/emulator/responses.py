@@ -124,8 +124,8 @@ def _without_developer(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[st
     """Put what a developer says into one system message in front, as for most templates."""
     if all(message["role"] != "developer" for message in messages):
         return list(messages)
-    told = [message for message in messages if message["role"] in ("system", "developer")]
-    text = "\n\n".join(filter(None, map(_text, told)))
+    instructions = [message for message in messages if message["role"] in ("system", "developer")]
+    text = "\n\n".join(filter(None, map(_text, instructions)))
     others = [message for message in messages if message["role"] not in ("system", "developer")]
     return [{"role": "system", "content": text}, *others]
 

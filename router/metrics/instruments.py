@@ -100,7 +100,7 @@ class Metrics:
     handed_over: Annotated[Counter, Spec("warmroute_handed_over_requests", "model",
         "Prompts sent to engines with their token ids (tokens.hand_over)")]
     hand_over_ended: Annotated[Counter, Spec("warmroute_hand_over_ended", "model reason",
-        "Times that it ended for a model, by doubt: count and tokens (the engine's are others), "
+        "Times that it ended for a model, by reason: count and tokens (the engine's are others), "
         "ids (likewise, of a probe), refused, failed (three in a row)")]
     encoder_fallbacks: Annotated[Counter, Spec("warmroute_encoder_fallbacks", "model reason",
         "Models that gave up fastokens for tokenizers, by reason: sample (other ids for a prompt), "

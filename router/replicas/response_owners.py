@@ -1,7 +1,7 @@
 """Which replica issued a response: the last so many, those asked for last.
 
-An engine keeps the responses that it issued to itself, so whoever asks for one by its id has to
-come to that engine. Kept is a digest of the id and of whose response it is, and what routers call
+An engine keeps the responses that it issued to itself, so a request for one by its id has to come
+to that engine. Kept is a digest of the id and of whose response it is, and what routers call
 the replica among themselves.
 """
 
@@ -48,7 +48,7 @@ class ResponseOwners:
         """Remember a response that was issued now, and that other routers have to know."""
         self.learn(key, identity)
         self._unsaved[key] = identity
-        if len(self._unsaved) > _MAX_UNSAVED:  # nobody takes them: the oldest is missed least
+        if len(self._unsaved) > _MAX_UNSAVED:  # no one takes them: the oldest is missed least
             del self._unsaved[next(iter(self._unsaved))]
 
     def learn(self, key: ResponseKey, identity: str) -> None:

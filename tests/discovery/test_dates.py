@@ -39,7 +39,7 @@ class Engine(EngineApi):
 
 
 class Time:
-    """Passes when somebody sleeps, and ends a watch after a while."""
+    """Passes when a task sleeps, and ends a watch after a while."""
 
     def __init__(self, look: Callable[[datetime], None], hours: float) -> None:
         self.now = START

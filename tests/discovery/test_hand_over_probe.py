@@ -79,7 +79,7 @@ async def test_it_is_seen_from_the_counts(api: EngineApi, path: str) -> None:
         assert not await ask(api, engine, path)
 
 
-async def test_ids_that_are_not_ours_are_told(api: EngineApi) -> None:
+async def test_ids_that_are_not_ours_are_an_error(api: EngineApi) -> None:
     """However many they are; one that does not show them is not believed either."""
     async with Engine() as engine:
         assert engine.text_ids is not None

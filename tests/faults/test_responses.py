@@ -1,4 +1,4 @@
-"""Responses that engines keep: whoever asks for one comes to the engine that has it."""
+"""Responses that engines keep: a request for one comes to the engine that has it."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class _Reversed:
         return [whole(each, add_special_tokens=False)[::-1] for each in texts]
 
 
-async def test_fastokens_that_breaks_down_fails_nobody() -> None:
+async def test_fastokens_that_breaks_down_fails_no_request() -> None:
     """The prompt in its hands is encoded by `tokenizers`; it is counted and logged once."""
 
     class Broken:

@@ -1,4 +1,4 @@
-"""Which replica issued a response: bounded, and told to other routers once."""
+"""Which replica issued a response: bounded, and shared with other routers once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def test_the_one_not_asked_for_longest_goes() -> None:
     assert len(owners) == 2
 
 
-def test_what_was_issued_here_is_told_once() -> None:
-    """What was learned from others is not; what was told is not told again."""
+def test_what_was_issued_here_is_shared_once() -> None:
+    """What was learned from others is not; what was shared is not shared again."""
     owners = ResponseOwners()
     owners.note(ONE, "east")
     owners.learn(TWO, "west")
-    told = owners.unsaved()
-    owners.saved(told)
+    unsaved = owners.unsaved()
+    owners.saved(unsaved)
 
-    assert told == {ONE: "east"}
+    assert unsaved == {ONE: "east"}
     assert owners.unsaved() == {}
 
 
