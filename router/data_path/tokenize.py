@@ -220,6 +220,8 @@ class Tokenizer:
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is None:
             raise NotContinued("tokens")
+        if job.chat is not None and not prompter.asks_engine:  # gpt-oss: messages, not text
+            raise NotContinued("text")
         try:
             if terms.returns_ids:
                 if transcript.prompt_ids is None:

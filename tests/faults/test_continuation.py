@@ -59,6 +59,13 @@ def ids_of(reply: Reply) -> list[int]:
     return [i for choice in choices if choice for i in choice[0].get("token_ids") or ()]
 
 
+HARMONY: Json = {
+    "tokens__tokenizer_modes": {"tiny": "harmony"},
+    "tokens__start_dates": {"tiny": "2025-06-28"},
+}
+"""As for gpt-oss: what it generates is messages, of which its answers have a part."""
+
+
 @asynccontextmanager
 async def greedy(number: int = 2, **settings: Any) -> AsyncIterator[tuple[Stage, list[Emulator]]]:
     """Run engines that say the same to the same, and one of which has proven our tokens."""
@@ -162,8 +169,9 @@ async def test_a_client_that_leaves_while_it_goes_on_leaves_nothing() -> None:
         ({"seed": 1, "temperature": 1.0}, {}, "sampling"),
         ({}, {"forward__continue_streams": False}, "off"),
         ({}, {"forward__max_tries": 1}, "max_tries"),
+        ({}, HARMONY, "text"),
     ],
-    ids=["tools", "sampling", "off", "tries"],
+    ids=["tools", "sampling", "off", "tries", "gpt-oss"],
 )
 async def test_what_cannot_go_on_ends_with_an_error_event(
     fields: Json, settings: Json, reason: str
