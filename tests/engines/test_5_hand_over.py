@@ -90,7 +90,8 @@ def test_answers_and_cached_tokens_are_those_of_the_text(
 
         assert answers[0] == answers[1], kind
         cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers[1]]
-        assert cached[0] == 0 < 2000 < cached[1], kind
+        if kind != "echo":  # it asks for the prompt's logprobs, too, which reads no cache
+            assert cached[0] == 0 < 2000 < cached[1], kind
     assert num_handed == len(KINDS) - 1, "all but the one that echoes"
     assert handing.metric("warmroute_hand_over_ended_total") == 0
     assert handing.metric("warmroute_token_mismatches_total") == 0
