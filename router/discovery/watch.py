@@ -14,20 +14,16 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
-from datetime import date
 from functools import partial
 from typing import Final
 
-from msgspec.structs import replace
-
-from router.api.openai import parse_chat
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
-from router.config import Config, ReplicaConfig, TokensConfig
+from router.config import Config, ReplicaConfig
 from router.discovery.dates import DateWatch
 from router.discovery.engine_api import EngineApi, EngineFacts
 from router.discovery.hand_over_probe import WrongIds, takes_ids
+from router.discovery.prompter_loader import PrompterLoader
 from router.discovery.status import Waiting
 from router.errors import (
     ConfigError,
@@ -48,7 +44,7 @@ from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.health import ProbeFailure
 from router.replicas.replica import Candidate, Replica, candidates_of
 from router.supervisor import keep_running
-from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
+from router.tokens import NeedsEngine, Prompters
 from router.tokens.hand_over import HandOver
 from router.upstream import Upstream
 
@@ -102,7 +98,7 @@ class ReplicaWatch:
         self._hand_over = hand_over
         self._upstream = upstream
         self._engine_api = engine_api
-        self._loaders = loaders
+        self._prompter_loader = PrompterLoader(prompters, config.tokens, loaders)
         self._waiting = waiting
         self._is_offered = is_offered
         self._sharing = sharing
@@ -116,7 +112,7 @@ class ReplicaWatch:
             facts = await self._discover()
             replica = self._register(facts)
             sources = self._sources(replica, facts)
-            self._load_prompters(replica)
+            self._prompter_loader.load(replica)
             try:
                 async with asyncio.TaskGroup() as tg:
                     followers = [
@@ -291,41 +287,6 @@ class ReplicaWatch:
             await asyncio.sleep(0.02)
         self._waiting.pop(replica.name, None)
 
-    def _load_prompters(self, replica: Replica) -> None:
-        """Load tokenizers and templates that are not loading yet; readiness waits.
-
-        Loading goes on if the replica is removed meanwhile: others may serve the model, too.
-        """
-        self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
-        tokens = self._config.tokens
-        for model in replica.models:
-            if model.parent is not None or not self._prompters.start_loading(model.id):
-                continue
-            source = tokens.models.get(model.id) or model.root or model.id
-            loading = asyncio.get_running_loop().run_in_executor(
-                self._loaders,
-                partial(_warm_prompter, model.id, source, tokens),
-            )
-            loading.add_done_callback(partial(self._loaded, model.id, source, self._now()))
-
-    def _loaded(
-        self, model: str, source: str, started_s: float, loading: asyncio.Future[Prompter]
-    ) -> None:
-        """Use a model's prompter from now on."""
-        if loading.cancelled():  # the router ends
-            return
-        prompter = loading.result()
-        self._prompters.finish_loading(model, prompter)
-        seconds = round(self._now() - started_s, 1)
-        fields = {"model": model, "source": source, "seconds": seconds}
-        if prompter.engine_only is None:
-            logger.info("tokenizer ready", extra=fields)
-            self._quicken(model, prompter)
-        else:
-            logger.warning(
-                "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
-            )
-
     async def _ask_about_ids(self, replica: Replica) -> None:
         """Find out whether the replica takes token ids, where its models' are proven."""
         models = [model.id for model in replica.models if model.parent is None]
@@ -368,24 +329,6 @@ class ReplicaWatch:
                 model, prompter, replica=replica.name, url=replica.url, api=self._engine_api
             )
             await watch.run()
-
-    def _quicken(self, model: str, prompter: Prompter) -> None:
-        """Use fastokens for a model as soon as it is loaded and proven; requests do not wait."""
-        if self._config.tokens.encoder == "tokenizers":
-            logger.info("tokenizers stays", extra={"model": model, "reason": "tokens.encoder"})
-            return
-        proving = asyncio.get_running_loop().run_in_executor(self._loaders, prompter.quicken)
-        proving.add_done_callback(partial(self._quickened, model, self._now()))
-
-    def _quickened(self, model: str, started_s: float, proving: asyncio.Future[str | None]) -> None:
-        if proving.cancelled():
-            return
-        seconds = round(self._now() - started_s, 1)
-        reason = proving.result()
-        if reason is None:
-            logger.info("fastokens proven", extra={"model": model, "seconds": seconds})
-        else:
-            logger.info("tokenizers stays", extra={"model": model, "reason": reason})
 
     async def _probe(self, replica: Replica, facts: EngineFacts) -> None:
         """Probe health and load until another process answers at the replica's address."""
@@ -438,29 +381,6 @@ class ReplicaWatch:
 
     def _now(self) -> float:
         return time.monotonic()
-
-
-def _warm_prompter(model: str, source: str, config: TokensConfig) -> Prompter:
-    """Load a model's prompter and use it once: the first request need not compile a template.
-
-    Whatever a model directory does to the libraries that read it, the engine can still tokenize.
-    """
-    request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
-    try:
-        prompter = load_prompter(
-            source,
-            chat_template=config.chat_templates.get(model),
-            tokenizer_mode=config.tokenizer_modes.get(model),
-            cache_tokens=config.cache_tokens,
-        )
-        if (pinned := config.start_dates.get(model)) is not None:
-            prompter.set_date(date.fromisoformat(pinned))
-        with suppress(NeedsEngine, RouterError):
-            prompter.plan_chat(request).encode()
-            prompter.adapted(replace(request, has_inline_system=True, is_thinking_disabled=True))
-    except Exception as exc:
-        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
-    return prompter
 
 
 def _probe_failure(error: UpstreamError) -> ProbeFailure:

@@ -1,0 +1,110 @@
+"""Loads the tokenizers and templates of the models that replicas serve, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Executor
+from contextlib import suppress
+from datetime import date
+from functools import partial
+
+from msgspec.structs import replace
+
+from router.api.openai import parse_chat
+from router.config import TokensConfig
+from router.errors import RouterError
+from router.replicas.replica import Replica
+from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
+
+logger = logging.getLogger(__name__)
+
+
+class PrompterLoader:
+    """Loads each model once.
+
+    Args:
+        loaders: Where that happens: a hub may take its time.
+    """
+
+    def __init__(self, prompters: Prompters, config: TokensConfig, loaders: Executor) -> None:
+        self._prompters = prompters
+        self._config = config
+        self._loaders = loaders
+
+    def load(self, replica: Replica) -> None:
+        """Load tokenizers and templates that are not loading yet; readiness waits.
+
+        Loading goes on if the replica is removed meanwhile: others may serve the model, too.
+        """
+        self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
+        tokens = self._config
+        for model in replica.models:
+            if model.parent is not None or not self._prompters.start_loading(model.id):
+                continue
+            source = tokens.models.get(model.id) or model.root or model.id
+            loading = asyncio.get_running_loop().run_in_executor(
+                self._loaders,
+                partial(_warm_prompter, model.id, source, tokens),
+            )
+            loading.add_done_callback(partial(self._loaded, model.id, source, time.monotonic()))
+
+    def _loaded(
+        self, model: str, source: str, started_s: float, loading: asyncio.Future[Prompter]
+    ) -> None:
+        """Use a model's prompter from now on."""
+        if loading.cancelled():  # the router ends
+            return
+        prompter = loading.result()
+        self._prompters.finish_loading(model, prompter)
+        seconds = round(time.monotonic() - started_s, 1)
+        fields = {"model": model, "source": source, "seconds": seconds}
+        if prompter.engine_only is None:
+            logger.info("tokenizer ready", extra=fields)
+            self._quicken(model, prompter)
+        else:
+            logger.warning(
+                "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
+            )
+
+    def _quicken(self, model: str, prompter: Prompter) -> None:
+        """Use fastokens for a model as soon as it is loaded and proven; requests do not wait."""
+        if self._config.encoder == "tokenizers":
+            logger.info("tokenizers stays", extra={"model": model, "reason": "tokens.encoder"})
+            return
+        proving = asyncio.get_running_loop().run_in_executor(self._loaders, prompter.quicken)
+        proving.add_done_callback(partial(self._quickened, model, time.monotonic()))
+
+    def _quickened(self, model: str, started_s: float, proving: asyncio.Future[str | None]) -> None:
+        if proving.cancelled():
+            return
+        seconds = round(time.monotonic() - started_s, 1)
+        reason = proving.result()
+        if reason is None:
+            logger.info("fastokens proven", extra={"model": model, "seconds": seconds})
+        else:
+            logger.info("tokenizers stays", extra={"model": model, "reason": reason})
+
+
+def _warm_prompter(model: str, source: str, config: TokensConfig) -> Prompter:
+    """Load a model's prompter and use it once: the first request need not compile a template.
+
+    Whatever a model directory does to the libraries that read it, the engine can still tokenize.
+    """
+    request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
+    try:
+        prompter = load_prompter(
+            source,
+            chat_template=config.chat_templates.get(model),
+            tokenizer_mode=config.tokenizer_modes.get(model),
+            cache_tokens=config.cache_tokens,
+        )
+        if (pinned := config.start_dates.get(model)) is not None:
+            prompter.set_date(date.fromisoformat(pinned))
+        with suppress(NeedsEngine, RouterError):
+            prompter.plan_chat(request).encode()
+            prompter.adapted(replace(request, has_inline_system=True, is_thinking_disabled=True))
+    except Exception as exc:
+        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
+    return prompter
