@@ -114,7 +114,7 @@ class TokenAudit:
         started_s = loop.time()
         self._proof_runs = True
         read = partial(_read_again, job.inbound)
-        tokens = job.tokens
+        tokens, is_chat = job.tokens, job.chat is not None
         proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
 
         def note(done: asyncio.Future[bool]) -> None:
@@ -123,7 +123,9 @@ class TokenAudit:
             self._next_proof_s = now_s + (now_s - started_s) * (1 / self._prove_ratio - 1)
             if done.cancelled() or done.exception() is not None:
                 return  # suspect meanwhile, or refused: no proof of anything
-            verdict = prompter.observe_proof(tokens, is_same=done.result(), now_s=now_s)
+            verdict = prompter.observe_proof(
+                tokens, is_chat=is_chat, is_same=done.result(), now_s=now_s
+            )
             if verdict == "fast":
                 self._note_fallback(job, "sample", "other ids for a prompt")
                 self._hand_over.doubt(job.model or "", "tokens", monotonic())

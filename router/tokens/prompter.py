@@ -382,15 +382,19 @@ class Prompter:
         whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
         return whole.tolist() == tokens.ids()
 
-    def observe_proof(self, tokens: Tokens, *, is_same: bool, now_s: float) -> Verdict:
+    def observe_proof(
+        self, tokens: Tokens, *, is_chat: bool, is_same: bool, now_s: float
+    ) -> Verdict:
         """Note what `prove` returned, and draw the consequence; on the loop.
 
-        fastokens is suspected first: it is given up, with all that is remembered, and the model
-        goes on with `tokenizers`. Only where that gives other ids, too, the engine tokenizes.
+        Where fastokens encoded, it is suspected first: it is given up, with all that is remembered,
+        and the model goes on with `tokenizers`. Only where that gives other ids, too, the engine
+        tokenizes.
         """
         if not tokens.is_of(self._tree):
             return "outdated"
-        if not is_same and self.give_up_fast():
+        may_be_fast = self._chat_encoder is None or not is_chat
+        if not is_same and may_be_fast and self.give_up_fast():
             return "fast"
         return "same" if self.trust.observe_proof(is_same, now_s=now_s) else "pieces"
 

@@ -230,13 +230,13 @@ def test_other_ids_for_a_prompt() -> None:
         prompter.plan_completion(request)
 
     assert not prompter.prove(request, wrong)
-    assert prompter.observe_proof(wrong, is_same=False, now_s=0.0) == "fast"
+    assert prompter.observe_proof(wrong, is_chat=False, is_same=False, now_s=0.0) == "fast"
     prompter.commit(in_flight, in_flight.encode())  # ends in what is forgotten
     right = _tokens(prompter, prompt)
 
     assert prompter.prove(request, right)
-    assert prompter.observe_proof(right, is_same=True, now_s=0.0) == "same"
-    assert prompter.observe_proof(wrong, is_same=False, now_s=0.0) == "outdated"
+    assert prompter.observe_proof(right, is_chat=False, is_same=True, now_s=0.0) == "same"
+    assert prompter.observe_proof(wrong, is_chat=False, is_same=False, now_s=0.0) == "outdated"
     assert list(right.keys(CONTRACT)) == list(CONTRACT.extend(None, right.ids(), NO_EXTRA)[0])
     assert prompter.engine_only is None
 
@@ -246,5 +246,19 @@ def test_other_ids_for_the_pieces() -> None:
     prompter = _prompter()
     tokens = _tokens(prompter, "a few words")
 
-    assert prompter.observe_proof(tokens, is_same=False, now_s=0.0) == "pieces"
+    assert prompter.observe_proof(tokens, is_chat=True, is_same=False, now_s=0.0) == "pieces"
     assert prompter.engine_only is not None
+
+
+def test_other_ids_by_another_encoder() -> None:
+    """fastokens stays where it did not encode: chats that have an encoder of their own."""
+    prompter = _prompter(_FAST)
+    prompter._chat_encoder = MarkedBy()  # type: ignore[assignment]
+    tokens = _tokens(prompter, "a few words")
+
+    assert prompter.observe_proof(tokens, is_chat=True, is_same=False, now_s=0.0) == "pieces"
+    assert prompter.is_fast
+
+
+class MarkedBy:
+    """Stands for an encoder of marked chats; never asked."""
