@@ -192,14 +192,31 @@ def _text_of_assistant(item: Json, content: Any) -> str:
         raise _Unknown("item")
     first = content[0]
     kind = first.get("type") if type(first) is dict else None
-    if kind not in ("input_text", "output_text") or (kind == "output_text" and "type" not in item):
+    if kind == "input_text":
+        return _text(first)
+    if kind != "output_text" or "type" not in item or not all(map(_is_output, content)):
         raise _Unknown("part")
     return _text(first)
+
+
+def _is_output(part: Any) -> bool:
+    """Return whether a part is surely what the assistant said.
+
+    The engine takes annotations and log probabilities that are wrong for something else.
+    """
+    return (
+        type(part) is dict
+        and type(part.get("text", part.get("refusal"))) is str
+        and part.get("annotations", []) == []
+        and not part.get("logprobs")
+    )
 
 
 def _add_reasoning(messages: list[_Message], item: Json) -> None:
     if item.get("encrypted_content"):
         raise _Unknown("encrypted_content")
+    if "role" in item:
+        raise _Unknown("item")
     given = item.get("content") or item.get("summary")
     if type(given) is not list:
         raise _Unknown("item")

@@ -113,12 +113,20 @@ def test_an_open_message_at_the_end_is_continued() -> None:
     assert (parsed.continue_final_message, parsed.add_generation_prompt) == (True, False)
 
 
+def said(**fields: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": "so", **fields}
+    return {"type": "message", "role": "assistant", "content": [part]}
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "encrypted_content"),
         ({"input": [{"type": "unheard_of"}]}, "item"),
+        ({"input": [{"type": "reasoning", "summary": [], "role": "assistant"}]}, "item"),
+        ({"input": [said(logprobs=[1])]}, "part"),
+        ({"input": [said(annotations=[5])]}, "part"),
         ({"input": []}, "input"),
         ({}, "input"),
         (
