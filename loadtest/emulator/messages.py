@@ -27,7 +27,8 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: it is none that the engine would take.
     """
-    chat = parse_messages(body)
+    own = {field: value for field, value in body.items() if field != "kv_transfer_params"}
+    chat = parse_messages(own)
     if chat.engine_only is not None:
         raise ApiError(400, f"1 validation error:\n  {chat.engine_only}", type="Bad Request")
     converted: dict[str, Any] = {

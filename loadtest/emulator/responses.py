@@ -89,7 +89,7 @@ def read_asked(body: Mapping[str, Any], store: ResponseStore) -> Asked:
         )
     previous_id = body.get("previous_response_id")
     previous = store.get(str(previous_id)) if previous_id is not None else None
-    parsed = parse_responses({**body, "previous_response_id": None})
+    parsed = parse_responses({**body, "previous_response_id": None, "kv_transfer_params": None})
     if parsed.engine_only is not None:
         raise ApiError(400, f"1 validation error:\n  {parsed.engine_only}", type="Bad Request")
     messages = _without_developer(parsed.messages)

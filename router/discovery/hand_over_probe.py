@@ -40,7 +40,8 @@ class WrongIds(Exception):
 class _Usage(Struct):
     prompt_tokens: int | None = None
     input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None  # Messages: not among its input_tokens
+    cache_read_input_tokens: int | None = None  # Messages: not among its input_tokens,
+    cache_creation_input_tokens: int | None = None  # nor are these
 
 
 class _Answer(Struct):
@@ -104,4 +105,5 @@ def _num_tokens(answer: _Answer) -> int | None:
         return usage.prompt_tokens
     if usage.input_tokens is None:
         return None
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    num_elsewhere = usage.cache_read_input_tokens or 0
+    return usage.input_tokens + num_elsewhere + (usage.cache_creation_input_tokens or 0)

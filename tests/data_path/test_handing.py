@@ -16,7 +16,7 @@ from router.api.openai import parse_chat
 from router.data_path.handing import kind_of, with_ids
 from router.tokens import Prompter, load_prompter
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
+from tests.faults.stage import Engines, Json, Stage, chat, on_stage, words
 
 LONG = 700  # words: some 4,000 tokens
 PROOF = {"tokens__prove_ratio": 1.0, "health__interval_s": 0.05}
@@ -196,20 +196,33 @@ async def test_ids_that_are_not_the_engines_are_never_handed_over() -> None:
         assert engine.handed[-1] is None
 
 
+PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/responses"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", ["on", "off"])
-async def test_answers_and_caches_are_the_same(mode: str) -> None:
+async def test_answers_and_caches_are_the_same(mode: str, path: str) -> None:
     """Whether it is on or off: the emulated engine computes the same blocks."""
     settings = PROOF | {"tokens__hand_over": mode}
+
+    def body(*texts: str) -> Json:
+        asked = chat(*texts)
+        if path == "/v1/responses":
+            asked["input"], asked["max_output_tokens"] = asked.pop("messages"), 4
+            del asked["max_tokens"]
+        return asked
+
     async with Engines(1) as engines, on_stage(*engines, **settings) as stage:  # type: ignore[arg-type]
-        first = await stage.ask(chat(words(1, LONG)))
+        await stage.ask(body(words(1, LONG)), path)
         await stage.settled(*engines)
         if mode == "on":
             await stage.until(lambda: stage.router.hand_over._takes)
-        second = await stage.ask(streamed(chat(words(1, LONG), first.text, words(2))))
-        handed = stage.metric("warmroute_handed_over_requests_total")
+        second = await stage.ask(body(words(1, LONG), "ok", words(2)), path)
 
+        handed = stage.metric("warmroute_handed_over_requests_total")
         assert handed == (1 if mode == "on" else 0)
-        assert second.predicted == second.reported > 2000
+        assert second.predicted > 2000
+        assert stage.metric("warmroute_audited_total", result="exact") == 2
 
 
 @pytest.mark.parametrize(

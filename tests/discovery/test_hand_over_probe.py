@@ -56,7 +56,11 @@ class Engine(FakeEngine):
         num_tokens = self.num_text_tokens if ids is None or self.ignores else len(ids)
         usage = {
             CHAT: {"prompt_tokens": num_tokens},
-            MESSAGES: {"input_tokens": 3, "cache_read_input_tokens": num_tokens - 3},
+            MESSAGES: {
+                "input_tokens": 3,
+                "cache_read_input_tokens": 2,
+                "cache_creation_input_tokens": num_tokens - 5,
+            },
             RESPONSES: {"input_tokens": num_tokens},
         }[request.path]
         shown = self.text_ids if body.get("return_token_ids") else None
