@@ -14,6 +14,7 @@ import orjson
 from loadtest.emulator.replies import Reply
 from loadtest.emulator.wire import ApiError, Head, Usage
 from router.api.anthropic import parse_messages
+from router.api.openai import tokenize_chat
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TAKEN_OVER: Final = (
@@ -36,7 +37,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
         "messages": list(chat.messages),
         "tools": None if chat.tools is None else [_tool(tool) for tool in chat.tools],
         "tool_choice": chat.tool_choice,
-        "chat_template_kwargs": chat.chat_template_kwargs,
+        "chat_template_kwargs": tokenize_chat(chat).get("chat_template_kwargs"),
         "max_tokens": body.get("max_tokens"),
         "stop": body.get("stop_sequences"),
         "stream": chat.stream,
