@@ -43,9 +43,9 @@ fuzz: $(STAMP)            ## every fuzz target for SECONDS each; property tests 
 	$(BIN)/python -m pytest tests/fuzz -o timeout=0 $(ARGS)
 	$(BIN)/python -m pytest -m hypothesis --ignore tests/fuzz -n 4 --dist loadgroup -o timeout=0
 
-prove: $(STAMP)           ## ids of 800 generated requests a model family, all APIs, against vLLM's own
+prove: $(STAMP)           ## ids of 1,000 generated requests a model family, all APIs, against vLLM's own
 	bash tests/engines/install.sh
-	$(BIN)/python -m tests.tokens.prove_families prove --count 400 $(ARGS)
+	$(BIN)/python -m tests.tokens.prove_families prove --count 500 $(ARGS)
 
 bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)
