@@ -9,12 +9,12 @@ entrypoints/openai/parser/harmony_utils.py (render_for_completion, _use_legacy_t
 from __future__ import annotations
 
 import datetime
-import importlib
 import re
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
+import openai_harmony as _library
 import orjson
 
 from router.api.openai import TokenIds
@@ -22,17 +22,6 @@ from router.tokens.boundaries import Needle
 from router.tokens.encoder import TextCuts
 from router.tokens.harmony import CONTENT, FIELD, MESSAGE, unescaped
 from router.tokens.incremental import NewSegment
-
-
-def _imported() -> Any:
-    try:
-        return importlib.import_module("openai_harmony")
-    except ImportError:
-        return None
-
-
-_library = _imported()
-is_available: Final = _library is not None
 
 _NEEDLES = (Needle(MESSAGE, MESSAGE.encode(), 0, MESSAGE.encode()),)
 _MAX_HEADERS = 1024
@@ -42,10 +31,7 @@ _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 
 
 class HarmonyEncoder:
-    """Encodes marked text; `is_available` must be true.
-
-    A prompt may be cut wherever a message begins.
-    """
+    """Encodes marked text. A prompt may be cut wherever a message begins."""
 
     __slots__ = ("_encoding", "_frames", "_marks")
 

@@ -4,23 +4,23 @@ From a directory, the local hub cache or the hub, by transformers itself, withou
 engine renders by code of its own that `renderers` lacks, and what would be read differently there,
 is left to the engine. Sources: vLLM 0.32.0, tokenizers/registry.py, tokenizers/deepseek_v32.py,
 renderers/hf.py (resolve_chat_template).
+
+transformers and the harmony library are imported where they are used: it is more than half of what
+a command takes to start.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.utils.hub import cached_file
-
-from router.tokens import harmony_encoder, modes
+from router.tokens import modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
 from router.tokens.harmony import HarmonyRenderer
-from router.tokens.harmony_encoder import HarmonyEncoder
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
@@ -82,9 +82,11 @@ def load_prompter(
 
 
 def _harmony_prompter(encoder: TextEncoder, unused: ChatRenderer, max_bytes: int) -> Prompter:
-    if not harmony_encoder.is_available:
+    if importlib.util.find_spec("openai_harmony") is None:
         reason = "renderer harmony: install warmroute[harmony]"
         return Prompter(encoder, None, asks_engine=False, reason=reason, max_bytes=max_bytes)
+    from router.tokens.harmony_encoder import HarmonyEncoder
+
     return Prompter(
         encoder,
         HarmonyRenderer(unused.wants_system_first),
@@ -95,6 +97,8 @@ def _harmony_prompter(encoder: TextEncoder, unused: ChatRenderer, max_bytes: int
 
 
 def _load_config(model: str, local_files_only: bool) -> dict[str, Any]:
+    from transformers import PretrainedConfig
+
     try:
         config, _ = PretrainedConfig.get_config_dict(model, local_files_only=local_files_only)
     except Exception as exc:  # whatever a broken or foreign model directory raises
@@ -104,6 +108,8 @@ def _load_config(model: str, local_files_only: bool) -> dict[str, Any]:
 
 
 def _load_tokenizer(model: str, mode: str, local_files_only: bool) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
     options: dict[str, Any] = {"truncation_side": "left", "local_files_only": local_files_only}
     try:
         if mode in WITHOUT_TEMPLATE:
@@ -114,6 +120,8 @@ def _load_tokenizer(model: str, mode: str, local_files_only: bool) -> Any:
 
 
 def _check_tokenizer(tokenizer: Any) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     kind = type(tokenizer)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise NeedsEngine("model", f"{kind.__name__} is not a fast tokenizer")
@@ -182,6 +190,8 @@ def _read_template(given: str | Path | None) -> str | None:
 
 def _processor_template(model: str, local_files_only: bool) -> str | None:
     """Read the template that a multimodal model's processor would bring; None: there is none."""
+    from transformers.utils.hub import cached_file
+
     try:
         found = cached_file(model, "chat_template.json", local_files_only=local_files_only)
         if found is None:

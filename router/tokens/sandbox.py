@@ -26,7 +26,6 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from transformers.utils import chat_template_utils
 
 from router.tokens.json_memo import JsonMemo
 
@@ -50,6 +49,8 @@ def stock_template(source: str) -> Template:
         jinja2.TemplateSyntaxError: the template is not one.
         LookupError: transformers has no such function.
     """
+    from transformers.utils import chat_template_utils
+
     try:
         template = chat_template_utils._compile_jinja_template(source)
     except (AttributeError, TypeError) as exc:

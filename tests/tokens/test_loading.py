@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,6 @@ from router.api.openai import parse_chat
 from router.tokens import (
     NeedsEngine,
     Prompter,
-    harmony_encoder,
     load_prompter,
     loading,
     modes,
@@ -89,7 +89,7 @@ def test_gpt_oss(model: Path) -> None:
 def test_gpt_oss_without_the_library(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chats are unknown then, and what to install is said; completions are not concerned."""
     _change(model / "config.json", model_type="gpt_oss")
-    monkeypatch.setattr(harmony_encoder, "is_available", False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     prompter = load_prompter(str(model))
 
