@@ -355,6 +355,7 @@ _ENGINE_ENVIRON = {
     "DO_NOT_TRACK": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",
 }
 
 _TOKENIZE_FIELDS = (
