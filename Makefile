@@ -29,6 +29,7 @@ lint: $(STAMP)
 
 test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engines on first use)
 	bash tests/engines/install.sh
+	bash tests/engines/install_clients.sh
 	$(BIN)/python -m pytest tests/engines -o timeout=900 -o timeout_method=signal $(ARGS)
 
 compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns

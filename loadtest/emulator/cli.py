@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from loadtest.emulator.script import Script
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router.contracts import ALGORITHMS
 
@@ -158,6 +159,12 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option("--reply-tokens", "reply_tokens", "Median natural length of a reply.")
 @option("--reply-sigma", "reply_sigma", "Spread of it (log-normal); 0: always the median.")
 @option("--tool-call-ratio", "tool_call_ratio", "Share of requests with tools that call one.")
+@click.option(
+    "--script",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="What to say to requests with tools: a JSON list of {text} and {call, arguments}.",
+)
 @option("--seed", "seed", "Of replies and faults.")
 @click.option(
     "--request-log",
@@ -190,6 +197,8 @@ def emulate(
     try:
         options = _options(preset, instant, tokenize, flags)
         options.model_len()
+        if options.script is not None:
+            Script.load(options.script)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:

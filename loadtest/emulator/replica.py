@@ -17,8 +17,9 @@ from loadtest.emulator.faults import Faults
 from loadtest.emulator.metrics import EngineMetrics, RankStats
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.pool_client import PoolClient
-from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter
+from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter, sample
 from loadtest.emulator.scheduler import Request, Scheduler
+from loadtest.emulator.script import Script
 from loadtest.emulator.tokens import ChatTokenizer, EncodePlan, Prompt, chain
 from loadtest.emulator.wire import ApiError, GenerationParams
 from router.contracts import NO_EXTRA, ExtraKeys
@@ -56,6 +57,7 @@ class Replica:
         self.clock = clock
         self.tokenizer = ChatTokenizer(options.model_dir)
         self.writer = ReplyWriter(self.tokenizer, options.seed)
+        self.script = Script.load(options.script) if options.script is not None else None
         self.faults = Faults(options.seed)
         self.loras = {name: (i, path) for i, (name, path) in enumerate(options.loras, 1)}
         self.models = [*options.served_model_names, *self.loras]
@@ -131,7 +133,11 @@ class Replica:
         *,
         index: int = 0,
     ) -> Reply:
-        """Decide what the model says to a prompt; the `index`-th of several says another thing."""
+        """Decide what the model says to a prompt; the `index`-th of several says another thing.
+
+        Raises:
+            ApiError: the script calls a function that the request does not have.
+        """
         extension = params.extension
         room = self.max_model_len - len(prompt_ids)
         rules = ReplyRules(
@@ -145,9 +151,15 @@ class Replica:
         dice = self.writer.dice(prompt_ids, params.seed)
         for _ in range(index):
             dice.seed(dice.getrandbits(64))
+        step = self.script.step(body) if self.script is not None else None
+        if step is not None and step.text is not None:
+            return self.writer.echo(step.text, rules)
+        if step is not None and step.call is not None:
+            return self.writer.tool_call(dice, step.call, step.arguments, rules)
         function = self._called_function(body, params, dice.random())
         if function is not None:
-            return self.writer.tool_call(dice, function, rules)
+            arguments = sample(function.get("parameters"), dice)
+            return self.writer.tool_call(dice, str(function.get("name", "")), arguments, rules)
         if extension.get("echo") or self.options.reply == "echo":
             return self.writer.echo(_last_user_text(body), rules)
         if self.options.reply == "greedy":

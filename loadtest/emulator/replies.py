@@ -120,12 +120,9 @@ class ReplyWriter:
         ids = ids[: rules.max_tokens]
         return self._finish(ids, self._texts(ids), ends, rules)
 
-    def tool_call(
-        self, dice: random.Random, function: Mapping[str, Any], rules: ReplyRules
-    ) -> Reply:
-        """Call a function with arguments that fit its schema, in the Hermes form."""
-        name = str(function.get("name", ""))
-        arguments = msgspec.json.encode(_sample(function.get("parameters"), dice)).decode()
+    def tool_call(self, dice: random.Random, name: str, given: Any, rules: ReplyRules) -> Reply:
+        """Call a function, in the Hermes form."""
+        arguments = msgspec.json.encode(given).decode()
         head = '<tool_call>\n{"name": ' + msgspec.json.encode(name).decode() + ', "arguments": '
         head_ids = self._tokenizer.encode(head).ids
         body_ids = self._tokenizer.encode(arguments + "}\n</tool_call>").ids
@@ -209,7 +206,7 @@ def _first_stop(texts: list[str], stops: Sequence[str]) -> tuple[int, str, str] 
     raise AssertionError("a stop string that was found ends in some token")
 
 
-def _sample(schema: Any, dice: random.Random) -> Any:
+def sample(schema: Any, dice: random.Random) -> Any:
     """Make a value for a JSON schema: the first of an enum, else something of its type."""
     if not isinstance(schema, Mapping):
         return {}
@@ -220,9 +217,9 @@ def _sample(schema: Any, dice: random.Random) -> Any:
             properties = schema.get("properties")
             properties = properties if isinstance(properties, Mapping) else {}
             names = schema.get("required") or list(properties)
-            return {name: _sample(properties.get(name), dice) for name in names}
+            return {name: sample(properties.get(name), dice) for name in names}
         case "array":
-            return [_sample(schema.get("items"), dice)]
+            return [sample(schema.get("items"), dice)]
         case "integer" | "number":
             return dice.randrange(100)
         case "boolean":

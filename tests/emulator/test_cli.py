@@ -35,6 +35,7 @@ def test_every_option_has_a_help_text() -> None:
         (["--lora", "nopath"], "is not NAME=PATH"),
         (["--preset", "abacus"], "h100-8b"),
         (["--model", "/nowhere"], "does not exist"),
+        (["--script", "/nowhere"], "--script /nowhere"),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], words: str) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loadtest.emulator.options import TINY_MODEL
-from loadtest.emulator.replies import ReplyRules, ReplyWriter
+from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter, sample
 from loadtest.emulator.tokens import ChatTokenizer
 
 TOKENIZER = ChatTokenizer(TINY_MODEL)
@@ -26,6 +26,12 @@ SCHEMA = {
         "required": ["path", "mode", "lines", "deep", "none", "unknown"],
     },
 }
+
+
+def call(*, max_tokens: int) -> Reply:
+    dice = WRITER.dice([1], None)
+    given = sample(SCHEMA["parameters"], dice)
+    return WRITER.tool_call(dice, "f", given, ReplyRules(max_tokens=max_tokens))
 
 
 def test_words_come_back_as_the_same_tokens() -> None:
@@ -97,7 +103,7 @@ def test_an_echo_says_the_text_again(text: str, ignore_eos: bool) -> None:
 
 def test_a_tool_call_fits_its_schema() -> None:
     """Required arguments are there, each of its type; the tokens are the Hermes form."""
-    reply = WRITER.tool_call(WRITER.dice([1], None), SCHEMA, ReplyRules(max_tokens=500))
+    reply = call(max_tokens=500)
 
     assert reply.tool_call is not None
     arguments = json.loads(reply.tool_call.arguments)
@@ -117,7 +123,7 @@ def test_a_tool_call_fits_its_schema() -> None:
 
 def test_a_tool_call_can_be_cut_by_its_length() -> None:
     """Within five tokens there is a name at most, and the reason says so."""
-    reply = WRITER.tool_call(WRITER.dice([1], None), SCHEMA, ReplyRules(max_tokens=5))
+    reply = call(max_tokens=5)
 
     assert reply.finish_reason == "length"
     assert len(reply.ids) == 5

@@ -1,0 +1,69 @@
+"""A scripted model: what it says in each turn, for agents that cannot use pseudo-words.
+
+A script is a JSON list. Its n-th step answers a request with tools whose conversation has n answers
+of the model so far; the last one answers all that follow. A request without tools (a client's own:
+a title, a summary) gets what `--reply` says.
+
+    [{"call": "Bash", "arguments": {"command": "ls"}}, {"text": "There is one file."}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from loadtest.emulator.wire import ApiError
+
+
+class Step(Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer: a text, or a call of a function with arguments."""
+
+    text: str | None = None
+    call: str | None = None
+    arguments: Mapping[str, Any] = {}
+
+
+class Script:
+    """The answers of a conversation, in their order."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+
+    @classmethod
+    def load(cls, path: Path) -> Script:
+        """Read a script.
+
+        Raises:
+            ValueError: the file cannot be read, or is no script; the text names the step.
+        """
+        try:
+            steps = msgspec.json.decode(path.read_bytes(), type=list[Step])
+        except (OSError, msgspec.DecodeError) as exc:
+            raise ValueError(f"--script {path}: {exc}") from exc
+        if not steps:
+            raise ValueError(f"--script {path}: it must have a step")
+        for number, step in enumerate(steps):
+            if (step.text is None) is (step.call is None):
+                raise ValueError(f"--script {path}: $[{number}] must have `text` or `call`")
+        return cls(steps)
+
+    def step(self, body: Mapping[str, Any]) -> Step | None:
+        """Return the answer to a chat; None: it is not in the script.
+
+        Raises:
+            ApiError: the chat does not have the function that is to be called.
+        """
+        tools = body.get("tools")
+        if not tools:
+            return None
+        messages = body.get("messages") or ()
+        num_answers = sum(message.get("role") == "assistant" for message in messages)
+        step = self._steps[min(num_answers, len(self._steps) - 1)]
+        names = [tool["function"].get("name") for tool in tools]
+        if step.call is not None and step.call not in names:
+            raise ApiError(400, f"the script calls {step.call!r}; there are {', '.join(names)}")
+        return step

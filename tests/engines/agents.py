@@ -1,0 +1,124 @@
+"""Coding agents as their users start them: with what the README says, and nothing else.
+
+Each works in a folder of its own with a home of its own, and is killed if it takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from tests.engines.harness import REPOSITORY
+
+CLIENTS: Final = REPOSITORY / ".engines" / "clients" / "node_modules" / ".bin"
+SAID: Final = "The file says warm."
+_WRITE: Final = "echo warm > made.txt"
+_READ: Final = "cat made.txt"
+_TIMEOUT_S: Final = 150.0
+_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Agent(Struct, frozen=True):
+    """One agent.
+
+    api: The API it speaks. block: What its block of the README has in it. file: Where in its home
+    the block goes; None: it is a command line, of which the variables are taken. command,
+    resumed: Arguments before the prompt of a new conversation, or of one that goes on. script: What
+    the model says, turn by turn.
+    """
+
+    name: str
+    api: str
+    block: str
+    file: str | None
+    command: Sequence[str]
+    resumed: Sequence[str]
+    script: Sequence[Mapping[str, Any]]
+    environ: Mapping[str, str] = {}
+
+
+def _calls(name: str, field: str, **more: str) -> Sequence[Mapping[str, Any]]:
+    """Write a script: a file is written by a command, read by another, and that is all."""
+    commands = ({"call": name, "arguments": {field: each, **more}} for each in (_WRITE, _READ))
+    return (*commands, {"text": SAID})
+
+
+_UNASKED: Final = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+
+AGENTS: Final = (
+    Agent(
+        name="claude",
+        api="messages",
+        block="ANTHROPIC_BASE_URL=",
+        file=None,
+        command=("--allowedTools", "Bash", "-p"),
+        resumed=("--allowedTools", "Bash", "--continue", "-p"),
+        script=_calls("Bash", "command", description="As asked"),
+    ),
+    Agent(
+        name="codex",
+        api="responses",
+        block="wire_api",
+        file=".codex/config.toml",
+        command=_UNASKED,
+        resumed=(*_UNASKED, "resume", "--last"),
+        script=_calls("exec_command", "cmd"),
+        environ={"WARMROUTE_KEY": "none"},
+    ),
+    Agent(
+        name="opencode",
+        api="chat",
+        block="@ai-sdk/openai-compatible",
+        file=".config/opencode/opencode.json",
+        command=("run",),
+        resumed=("run", "--continue"),
+        script=_calls("bash", "command", description="As asked"),
+    ),
+)
+
+
+def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = False) -> str:
+    """Let an agent answer a prompt in `folder`; return what it wrote.
+
+    Raises:
+        AssertionError: it failed.
+        subprocess.TimeoutExpired: it did not end.
+    """
+    home, work = folder / "home", folder / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), **agent.environ}
+    block = _block(agent, url)
+    if agent.file is None:
+        environ |= dict(word.split("=", 1) for word in shlex.split(block) if "=" in word)
+    else:
+        path = home / agent.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block)
+    arguments = agent.resumed if goes_on else agent.command
+    done = subprocess.run(
+        [CLIENTS / agent.name, *arguments, prompt],
+        cwd=work,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    said = done.stdout.decode(errors="replace")
+    assert done.returncode == 0, said[-2_000:]
+    return said
+
+
+def _block(agent: Agent, url: str) -> str:
+    """Find the agent's block of the README, for this router and the tiny model."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    [block] = [text for _, text in _BLOCK.findall(readme) if agent.block in text]
+    return str(block).replace("http://127.0.0.1:8080", url).replace("Qwen/Qwen3-8B", "tiny")
