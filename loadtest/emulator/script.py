@@ -41,7 +41,7 @@ class Script:
             ValueError: the file cannot be read, or is no script; the text names the step.
         """
         try:
-            steps = msgspec.json.decode(path.read_bytes(), type=list[Step])
+            steps: list[Step] = msgspec.json.decode(path.read_bytes(), type=list[Step])
         except (OSError, msgspec.DecodeError) as exc:
             raise ValueError(f"--script {path}: {exc}") from exc
         if not steps:
@@ -62,7 +62,7 @@ class Script:
             return None
         messages = body.get("messages") or ()
         num_answers = sum(message.get("role") == "assistant" for message in messages)
-        step = self._steps[min(num_answers, len(self._steps) - 1)]
+        step: Step = self._steps[min(num_answers, len(self._steps) - 1)]
         names = [tool["function"].get("name") for tool in tools]
         if step.call is not None and step.call not in names:
             raise ApiError(400, f"the script calls {step.call!r}; there are {', '.join(names)}")

@@ -80,7 +80,8 @@ class PrompterLoader:
         if proving.cancelled():
             return
         seconds = round(time.monotonic() - started_s, 1)
-        reason = proving.result()
+        bug = proving.exception()
+        reason = proving.result() if bug is None else type(bug).__name__
         if reason is None:
             logger.info("fastokens proven", extra={"model": model, "seconds": seconds})
         else:
