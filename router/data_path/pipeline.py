@@ -106,6 +106,9 @@ class Pipeline:
             outcome = Outcome.REPLICA_FAILED
             raise
         finally:
+            if passage.last_usage is not None:
+                usage = passage.last_usage
+                outcome = Outcome.of_status(passage.answer.outcome_status)
             self._finish(passage, outcome, usage)  # 8
 
     async def prepare(self, inbound: Inbound, request_id: str) -> Job:

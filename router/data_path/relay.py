@@ -6,11 +6,12 @@ terms allow it, from the tokens that its client has. Else a stream's client gets
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from multidict import CIMultiDict
@@ -33,6 +34,9 @@ from router.records.record import Try
 from router.upstream import Answer
 
 logger = logging.getLogger(__name__)
+
+_LEFT: Final = (ConnectionError, asyncio.CancelledError)
+"""How it shows that a client has left. Some do with the last event, before the stream's end."""
 
 Send = Callable[[Job], Awaitable[tuple[Placement, Answer]]]
 """Places a request and forwards it, as the pipeline does."""
@@ -61,6 +65,7 @@ class Passage(Struct, kw_only=True):
     placement: Placement
     answer: Answer
     first_s: float | None
+    last_usage: Usage | None = None  # of a stream whose client left with its last event
     is_released: bool = False  # what it holds of its replica has been given back
     failed: Failures = []  # what earlier parts of it failed at, and how
 
@@ -99,10 +104,15 @@ class Relay:
             return read(answer.first)
         await reply.start(answer.status, headers)
         if isinstance(terms, Terms):
-            return await self._stream(passage, reply, Continuation(terms), send)
+            stream = Continuation(terms)
+            try:
+                return await self._stream(passage, reply, stream, send)
+            except _LEFT:
+                passage.last_usage = stream.usage if stream.is_whole else None
+                raise
+        tail = bytearray(answer.first)
         try:
             await reply.write(answer.first)
-            tail = bytearray(answer.first)
             async for chunk in answer.chunks():
                 await reply.write(chunk)
                 if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
@@ -117,9 +127,10 @@ class Relay:
                 with suppress(ConnectionError):  # the client may be gone as well
                     await reply.write(error_event(exc, job.inbound.path))
             raise
-        if job.prompt is None:
-            return None
-        return job.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))
+        except _LEFT:
+            passage.last_usage = _usage_at_the_end(job, tail)
+            raise
+        return _usage_at_the_end(job, tail)
 
     def release(self, passage: Passage, outcome: Outcome) -> None:
         """Give back what an answer holds, once."""
@@ -245,3 +256,9 @@ class Relay:
                 "result": result,
             },
         )
+
+
+def _usage_at_the_end(job: Job, tail: bytearray) -> Usage | None:
+    if job.prompt is None:
+        return None
+    return job.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))

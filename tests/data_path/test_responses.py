@@ -8,7 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
+from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
     SLOW,
@@ -130,6 +132,38 @@ async def test_a_stream_that_breaks_before_a_token_is_answered_elsewhere(num_too
             assert kinds(reply).count("response.created") == 1
             assert kinds(reply)[-1] == "response.completed"
         assert stage.metric("warmroute_failovers_total") == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_client_that_leaves_with_the_last_event_has_the_answer(path: str) -> None:
+    """Codex does; the engine's stream is still open then. It is no answer that was given up."""
+    if path == PATH:
+        last = {
+            "type": "response.completed",
+            "response": {"usage": {"input_tokens": 9, "output_tokens": 1}},
+        }
+        body = asked(stream=True)
+    else:
+        last = {
+            "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 1},
+        }
+        body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + orjson.dumps(last) + b"\n\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        async with stage.asking(body, path) as reply:
+            while b"usage" not in await reply.content.readany():
+                pass
+        await stage.until(lambda: stage.metric("warmroute_requests_total"))
+
+        assert stage.metric("warmroute_requests_total", outcome="ok") == 1
 
 
 async def test_a_stream_that_breaks_later_ends_with_an_error_event() -> None:
