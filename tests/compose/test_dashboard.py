@@ -135,7 +135,6 @@ def test_queries_ask_for_metrics_that_exist() -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.xdist_group("compose")
 def test_every_query_returns_data(stack: Stack) -> None:
     """After sessions at both replicas, in both arms, fetches from the pool, and a few scrapes."""
     prometheus = stack.published("prometheus", 9090)

@@ -87,7 +87,6 @@ def test_rules_ask_for_metrics_that_exist(rule: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("compose")
 def test_every_target_is_scraped(stack: Stack) -> None:
     """Routers, engines, front, pool's master and Prometheus itself."""
     url = f"{stack.published('prometheus', 9090)}/api/v1/targets"
@@ -103,7 +102,6 @@ def test_every_target_is_scraped(stack: Stack) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("compose")
 def test_prometheus_has_loaded_the_rules(stack: Stack) -> None:
     """All of them, and evaluates them without an error."""
     url = f"{stack.published('prometheus', 9090)}/api/v1/rules"

@@ -13,7 +13,7 @@ from tests.compose.queries import MODEL, drain
 from tests.compose.runner import Stack
 from tests.compose.stacks import NOT_HERE, Session, client, wait_until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("compose")]
+pytestmark = pytest.mark.timeout(300)
 
 BLOCK_SIZE = 16
 
