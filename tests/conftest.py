@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -20,6 +21,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles all 
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (os.path.dirname(sitecustomize.__file__), os.environ.get("PYTHONPATH")))
 )
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests start gets Ctrl-C
 
 settings.register_profile("suite", max_examples=examples(100))
 settings.load_profile("suite")
