@@ -231,7 +231,7 @@ async def test_a_session_leaves_a_busy_replica(
         one.drain(away)
         with busy(one, engine, num_requests=8):
             one.drain(away, draining=False)
-            wait_until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, 5, "both again")
+            wait_until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, 30, "both again")
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
 
     assert third.replica == away
