@@ -21,7 +21,7 @@ def test_the_same_seed_gives_the_same_bodies() -> None:
 
 def test_what_proofs_need_occurs() -> None:
     """Tools, parallel calls, thinking, null and empty content, images, reminders, odd roles."""
-    turns = [turn for each in conversations(seed=1, count=500) for turn in each.turns]
+    turns = [turn for each in conversations(seed=1, count=2_000) for turn in each.turns]
 
     assert {"system", "developer", "user", "assistant", "tool", "critic"} <= {
         turn.role for turn in turns

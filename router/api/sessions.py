@@ -55,7 +55,8 @@ def session_of(
         return Session(turn, is_named=False) if turn is not None else None
     if agent := _id(headers.get(_AGENT)):
         above = _id(headers.get(_PARENT_AGENT))
-        return Session(f"{name}\0{agent}", f"{name}\0{above}" if above else name)
+        has_parent = above not in (None, agent)
+        return Session(f"{name}\0{agent}", f"{name}\0{above}" if has_parent else name)
     parent = next((value for each in _PARENTS if (value := _id(headers.get(each)))), None)
     return Session(name, parent if parent != name else None)
 

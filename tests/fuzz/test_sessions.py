@@ -20,22 +20,31 @@ ANYTHING = st.recursive(
     max_leaves=6,
 )
 NAMES = SessionConfig().headers
-FIELDS = ("prompt_cache_key", "previous_response_id", "metadata", "user_id")
+AGENTS = ("x-claude-code-agent-id", "x-claude-code-parent-agent-id", "x-codex-parent-thread-id")
+FIELDS = (
+    *("session_id", "prompt_cache_key", "previous_response_id", "metadata", "user", "user_id"),
+    *("messages", "input", "prompt", "system", "instructions", "tools"),
+)
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/models")
 
 
 @FIXED
 @given(
-    st.dictionaries(st.sampled_from(NAMES), HEADER | TEXT, max_size=3),
+    st.dictionaries(st.sampled_from((*NAMES, *AGENTS)), st.just("a") | HEADER | TEXT, max_size=4),
     st.none() | st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=4),
     TEXT,
+    st.sampled_from(PATHS),
 )
 def test_any_session_can_be_hashed(
-    headers: dict[str, str], body: dict[str, Any] | None, model: str
+    headers: dict[str, str], body: dict[str, Any] | None, model: str, path: str
 ) -> None:
     """Sixty-three bits, the same for the same id."""
-    session = session_of(headers, body, NAMES)
+    session = session_of(headers, body, NAMES, path)
 
     if session is not None:
-        assert session
-        assert 0 <= session_hash(session, model) < 1 << 63
-        assert session_hash(session, model) == session_hash(session, model)
+        assert session.name
+        assert session == session_of(headers, body, NAMES, path)
+        assert session.parent != session.name
+        for name in (session.name, session.parent or ""):
+            assert 0 <= session_hash(name, model) < 1 << 63
+            assert session_hash(name, model) == session_hash(name, model)
