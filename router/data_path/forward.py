@@ -78,7 +78,6 @@ class Forwarder:
             answer = await self._ask(job, placement)
             if self._handing.is_refused(job, answer):
                 answer.close()
-                await self._handing.hand_over(job, placement)
                 answer = await self._ask(job, placement)
         except UpstreamError as exc:
             return Attempt(error=exc, failure=exc.code)

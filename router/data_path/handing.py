@@ -79,6 +79,7 @@ class Handing:
         if answer.outcome_status == 400 and _FIELD in answer.first:
             self._hand_over.doubt(model, "refused", now_s)
             job.kind = None
+            job.is_handed_over = False
             return True
         self._hand_over.tried(model, now_s, failed=answer.outcome_status == 500)
         return False
