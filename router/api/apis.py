@@ -31,6 +31,7 @@ class Api(Struct, frozen=True, kw_only=True):
         built from what `parse` returned.
     usage_of_body, usage_of_stream: Read what the engine reports, from a whole answer and from the
         end of an event stream (its last `TAIL_BYTES` or more).
+    end: What a stream that has come to its end has there; empty: its end alone has usage.
     starts_early: Its stream may begin before anything was generated (router.api.opening): the first
         token's time is that of the first event behind that. False: it is that of the first byte.
     hold_s: How long a stream's beginning without content is kept at most, so that another replica
@@ -49,6 +50,7 @@ class Api(Struct, frozen=True, kw_only=True):
     tokenize_body: Callable[[Json], dict[str, Any]] | None = None
     usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
     usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
+    end: bytes = b"\ndata: [DONE]"  # text of an answer has no line breaks: JSON escapes them
     starts_early: bool = False
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
     repeats: int = 0
@@ -79,6 +81,7 @@ MESSAGES: Final = Api(
     outlined=anthropic.outlined_messages,
     usage_of_body=anthropic.usage_of_message,
     usage_of_stream=anthropic.usage_of_messages,
+    end=b"",
     starts_early=True,
 )
 
@@ -92,6 +95,7 @@ RESPONSES: Final = Api(
     tokenize_body=responses.tokenize_responses,
     usage_of_body=responses_usage.usage_of_response,
     usage_of_stream=responses_usage.usage_of_responses,
+    end=b"",
     starts_early=True,
     hold_s=10.0,  # it says that it begins before anything is computed
     repeats=4,

@@ -128,7 +128,8 @@ class Relay:
                     await reply.write(error_event(exc, job.inbound.path))
             raise
         except _LEFT:
-            passage.last_usage = _usage_at_the_end(job, tail)
+            if job.inbound.api.end in tail:
+                passage.last_usage = _usage_at_the_end(job, tail)
             raise
         return _usage_at_the_end(job, tail)
 

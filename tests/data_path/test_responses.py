@@ -58,6 +58,10 @@ def asked(num_steps: int = 1, **fields: Any) -> Json:
     return body | {"max_output_tokens": 4} | fields
 
 
+def event(data: Json) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
 def usage_of(reply: Reply) -> Json:
     if reply.headers["Content-Type"].startswith("text/event-stream"):
         usage: Json = reply.events[-1]["response"]["usage"]
@@ -134,36 +138,52 @@ async def test_a_stream_that_breaks_before_a_token_is_answered_elsewhere(num_too
         assert stage.metric("warmroute_failovers_total") == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
-async def test_a_client_that_leaves_with_the_last_event_has_the_answer(path: str) -> None:
-    """Codex does; the engine's stream is still open then. It is no answer that was given up."""
-    if path == PATH:
-        last = {
-            "type": "response.completed",
-            "response": {"usage": {"input_tokens": 9, "output_tokens": 1}},
-        }
-        body = asked(stream=True)
-    else:
-        last = {
-            "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 9, "completion_tokens": 1},
-        }
-        body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+CHAT = "/v1/chat/completions"
+COMPLETED: Json = {
+    "type": "response.completed",
+    "response": {"usage": {"input_tokens": 9, "output_tokens": 1}},
+}
+CHAT_USAGE = {"prompt_tokens": 9, "completion_tokens": 1}
+CHUNK: Json = {"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": CHAT_USAGE}
+STOPPED: Json = {
+    "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}],
+    "usage": CHAT_USAGE,
+}
+SAID: Json = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+CALLING: Json = SAID | {"tools": [{"type": "function", "function": {"name": "ls"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sent", "outcome"),
+    [
+        (PATH, asked(stream=True), event(COMPLETED), "ok"),
+        (CHAT, SAID, event(STOPPED), "ok"),
+        (CHAT, SAID, event(CHUNK), "client_gone"),
+        (CHAT, CALLING, event(STOPPED) + b"data: [DONE]\n\n", "ok"),
+        (CHAT, CALLING, event(CHUNK), "client_gone"),
+    ],
+    ids=["response", "chat", "half a chat", "chat with tools", "half a chat with tools"],
+)
+async def test_a_client_that_leaves_with_the_last_event_has_the_answer(
+    path: str, body: Json, sent: bytes, outcome: str
+) -> None:
+    """Codex does; the engine's stream is still open then. With less it has given the answer up."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(b"data: " + orjson.dumps(last) + b"\n\n")
+        await response.write(sent)
         await asyncio.Event().wait()
         return response
 
     async with FakeEngine(answer) as engine, on_stage(engine) as stage:
         async with stage.asking(body, path) as reply:
-            while b"usage" not in await reply.content.readany():
-                pass
+            got = b""
+            while len(got) < len(sent):
+                got += await reply.content.readany()
         await stage.until(lambda: stage.metric("warmroute_requests_total"))
 
-        assert stage.metric("warmroute_requests_total", outcome="ok") == 1
+        assert stage.metric("warmroute_requests_total", outcome=outcome) == 1
 
 
 async def test_a_stream_that_breaks_later_ends_with_an_error_event() -> None:
