@@ -95,7 +95,11 @@ def _converted(body: Json, view: ChatRequest, chats: list[Chat]) -> ChatRequest:
 
 
 def _options(body: Json) -> Options:
-    """Read all but the messages, field by field: the one that does not fit is told."""
+    """Read all but the messages, field by field.
+
+    Raises:
+        Unknown: names the field that does not fit.
+    """
     fields = {name: _read(body.get(name), kind, name) for name, kind in _OPTIONS.items()}
     return Options(**fields)
 

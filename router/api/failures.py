@@ -50,8 +50,13 @@ def error_event(error: RouterError, path: str) -> bytes:
     body = error_body(error, path)
     if path.startswith("/v1/responses"):
         # Its clients look for `type`, OpenAI's for `error`.
-        told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-        body = orjson.dumps(told | orjson.loads(body))
+        fields = {
+            "type": "error",
+            "code": error.code,
+            "message": error.message,
+            "param": error.param,
+        }
+        body = orjson.dumps(fields | orjson.loads(body))
     named = path.startswith(("/v1/messages", "/v1/responses"))
     return b"\n\n" + (b"event: error\n" if named else b"") + b"data: " + body + b"\n\n"
 

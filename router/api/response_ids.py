@@ -33,7 +33,7 @@ def named_in(path: str, body: Mapping[str, Any] | None) -> str | None:
 def is_kept(body: Mapping[str, Any]) -> bool:
     """Return whether an engine may keep the response that it is asked for.
 
-    One whose id the client chose is nobody's: another client may have chosen the same.
+    An id that the client chose does not count: another client may have chosen the same.
     """
     return body.get("store", True) is not False and body.get("request_id") is None
 

@@ -33,7 +33,7 @@ _USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
 
 
 class Session(NamedTuple):
-    """A conversation, and the one that began it; None: nobody says that another did.
+    """A conversation, and the one that started it; None: no other one, as far as its client says.
 
     is_named: Its client has a name for it; False: it is known by its first turn.
     """

@@ -106,7 +106,9 @@ class Parts:
         self.hand_over = HandOver(
             config.tokens.hand_over,
             self.prompters,
-            ended=lambda model, reason: self.metrics.hand_over_ended.labels(model, reason).inc(),
+            on_suspended=lambda model, reason: self.metrics.hand_over_ended.labels(
+                model, reason
+            ).inc(),
         )
 
     def _build_experiments(self) -> None:

@@ -28,7 +28,7 @@ _SPACE: Final = b" \t\r\n"
 
 
 class Handing:
-    """Hands prompts over as ids, and finds out where that was wrong.
+    """Hands prompts over as ids, and notices where that was wrong.
 
     Args:
         max_tokens: What is too long goes as text: the engine has other words for it.
@@ -77,11 +77,11 @@ class Handing:
             return False
         model, now_s = job.model or "", monotonic()
         if answer.outcome_status == 400 and _FIELD in answer.first:
-            self._hand_over.doubt(model, "refused", now_s)
+            self._hand_over.suspend(model, "refused", now_s)
             job.kind = None
             job.is_handed_over = False
             return True
-        self._hand_over.tried(model, now_s, failed=answer.outcome_status == 500)
+        self._hand_over.observe_attempt(model, now_s, failed=answer.outcome_status == 500)
         return False
 
 
@@ -94,7 +94,7 @@ def with_ids(body: bytes, ids: bytes) -> bytes | None:
 
 
 def kind_of(path: str, chat: ChatRequest, body: Mapping[str, Any]) -> Kind | None:
-    """Say how a chat's prompt is made, apart from its messages; None: it is not handed over."""
+    """Return what decides a chat's prompt besides its messages; None: it is not handed over."""
     if chat.engine_only is not None or body.get("echo") or "kv_transfer_params" in body:
         return None
     choice = chat.tool_choice

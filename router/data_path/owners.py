@@ -3,9 +3,9 @@
     find    when it is read: which replica that is, as this router or Redis knows
     note    when an answer has begun: the id that it brings
 
-What is not known is placed as any request is; but where there are tenants nobody is let near a
-response that is not known to be theirs. Redis is asked within a deadline, and only for ids that are
-not known here; without it every router knows what it has issued itself.
+A request about an unknown response is placed like any other; where there are tenants it is refused,
+since the response may be another tenant's. Redis is asked within a deadline, and only for ids that
+are not known here; without Redis a router knows the responses that passed through itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Are local tokens the engine's? Every answer says how many; a sample is encoded whole.
+"""The proof of local tokens: each answer's count, and a sample of prompts encoded whole.
 
-Whole means by `tokenizers`: so a sample proves the pieces, what is remembered, and fastokens.
+A sample is encoded by `tokenizers`, so it checks the pieces, the memory of prefixes and fastokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class TokenAudit:
-    """Compares our tokens with engines'; where they differ, ours are not believed.
+    """Compares our tokens with the engines', and reports differences to `trust` and `hand_over`.
 
     Args:
-        hand_over: Is told what counts as evidence for it, and what against.
+        hand_over: Gets the evidence for and against handing ids over.
         prove_ratio: Share of prompts that are encoded whole.
         encoders: Where that is done.
     """
@@ -61,7 +61,7 @@ class TokenAudit:
         if job.is_handed_over:  # the engine counted our ids
             if num_engine_tokens != job.num_tokens:
                 self._metrics.token_mismatches.labels(job.model or "", "handed_over").inc()
-                self._hand_over.doubt(job.model or "", "count", monotonic())
+                self._hand_over.suspend(job.model or "", "count", monotonic())
             else:
                 self._sample(job, prompter)
             return
@@ -84,7 +84,7 @@ class TokenAudit:
                 self._prove(job, prompter)  # it may be fastokens' fault
             return
         if job.kind is not None:
-            self._hand_over.agreed(job.model or "", job.kind)
+            self._hand_over.observe_match(job.model or "", job.kind)
         self._sample(job, prompter)
 
     def _sample(self, job: Job, prompter: Prompter) -> None:
@@ -128,7 +128,7 @@ class TokenAudit:
             )
             if verdict == "fast":
                 self._note_fallback(job, "sample", "other ids for a prompt")
-                self._hand_over.doubt(job.model or "", "tokens", monotonic())
+                self._hand_over.suspend(job.model or "", "tokens", monotonic())
             elif verdict == "pieces":
                 self._mismatch(job, "full_encode", prompter)
 
@@ -151,7 +151,7 @@ class TokenAudit:
     ) -> None:
         """Count it; log once what is suspect from now on."""
         self._metrics.token_mismatches.labels(job.model or "", against).inc()
-        self._hand_over.doubt(job.model or "", "tokens", monotonic())
+        self._hand_over.suspend(job.model or "", "tokens", monotonic())
         said = {"model": job.model, "request": job.request_id, "replica": replica}
         reason = prompter.trust.reason
         if reason is not None:

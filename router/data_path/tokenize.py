@@ -108,7 +108,8 @@ class Tokenizer:
     async def count(self, job: Job) -> None:
         """Set how many tokens a chat has; None where an engine might count otherwise or refuse it.
 
-        So only where engines have counted such requests as we do since the last doubt.
+        It is set only where engines have counted such requests as we do, and the model has not
+        been suspect since.
         """
         prompter = self._prompters.get(job.model) if job.model is not None else None
         chat = job.chat

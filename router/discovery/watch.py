@@ -294,7 +294,7 @@ class ReplicaWatch:
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
             pause_s = self._config.health.interval_s
-            for model, path in self._hand_over.wanted(self._name, models, self._now()):
+            for model, path in self._hand_over.to_probe(self._name, models, self._now()):
                 prompter = self._prompters.get(model)
                 assert prompter is not None
                 try:
@@ -307,15 +307,15 @@ class ReplicaWatch:
                         prompter=prompter,
                     )
                 except WrongIds:
-                    self._hand_over.doubt(model, "ids", self._now())
+                    self._hand_over.suspend(model, "ids", self._now())
                 except UpstreamError as exc:
                     fields = {"replica": self._name, "reason": exc.message}
                     logger.warning("not known yet whether it takes token ids", extra=fields)
                     pause_s = _ASK_AGAIN_S
                 except (NeedsEngine, RouterError):
-                    self._hand_over.found(self._name, model, path, takes=False)
+                    self._hand_over.observe_probe(self._name, model, path, takes=False)
                 else:
-                    self._hand_over.found(self._name, model, path, takes=takes)
+                    self._hand_over.observe_probe(self._name, model, path, takes=takes)
 
     async def _watch_date(self, model: str, replica: Replica) -> None:
         """Watch the date in a model's prompts, if there is one."""

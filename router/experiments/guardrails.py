@@ -131,7 +131,7 @@ class Guard:
                 )
 
     def _is_drawn(self, unit: str) -> bool:
-        """Count a session's turn; say whether it is the one that counts."""
+        """Count a session's turn; return whether it is the one that counts."""
         assert self._turns is not None
         turn = self._turns.pop(unit, 0) + 1
         self._turns[unit] = turn

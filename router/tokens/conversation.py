@@ -55,7 +55,7 @@ def build_conversation(
         name_first: Of a call; the arguments come first otherwise, as in the chat route's model.
 
     Raises:
-        NeedsEngine: a message whose fate in the engine is not certain.
+        NeedsEngine: it is not certain what the engine makes of a message.
     """
     as_parts = content_format == "openai"
     conversation = [_message(message, as_parts, memo) for message in messages]
@@ -99,10 +99,10 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
 
 
 def check_message(message: Json) -> None:
-    """Refuse a message on whose fate in the engine there is doubt, but for its parts and calls.
+    """Refuse a message of which it is not certain what the engine makes; not its parts and calls.
 
     Raises:
-        NeedsEngine: there is.
+        NeedsEngine: it is not certain.
     """
     role = message["role"]
     usual_keys = _USUAL_KEYS.get(role)

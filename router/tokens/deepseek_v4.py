@@ -116,7 +116,7 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
 
 
 def _thinking(arguments: dict[str, Any]) -> tuple[bool, str]:
-    """Decide whether the model thinks, and what it is told about its effort."""
+    """Return whether the model thinks, and the text about its effort."""
     is_thinking = bool(arguments.get("thinking")) or bool(arguments.get("enable_thinking"))
     if "thinking" not in arguments and "enable_thinking" not in arguments:
         is_thinking = True

@@ -1,17 +1,19 @@
 """Whether engines are handed a prompt's token ids: by model, kind of request and replica.
 
-An engine that is handed ids skips its own template and tokenizer and computes those ids. Wrong ones
-are then no lost match but another answer, and the engine's count of them proves nothing. So:
+An engine that is handed ids skips its own template and tokenizer and computes those ids. Wrong ids
+then cost more than a match: they give another answer, and the engine's count of them proves
+nothing. So ids go to:
 
     a model    while its tokens are proven: a prompt encoded whole, eight counted as we count
     a kind     of request (route, and what besides the messages decides a prompt: tools, template
                arguments) after engines counted two of its prompts as we did
     a replica  after its process computed the ids it was handed where the text had other ones, and
                gave our own ids for a text (router.discovery.hand_over_probe)
-    1 in 32    goes as text all the same: its count goes on proving
 
-A doubt ends it for the model at once, for a pause that doubles; then all of it is proven anew. With
-`tokens.hand_over: on` model and kind are believed from the start; a replica is asked, a doubt ends.
+One in 32 prompts still goes as text, so that its count goes on proving. Any sign of wrong ids
+suspends handing over for the model at once, for a pause that doubles; then everything is proven
+anew. With `tokens.hand_over: on` model and kind need no proof; replicas are asked all the same, and
+wrong ids suspend it as well.
 Source: vLLM 0.32.0, renderers/online_renderer.py:_reused_prompt_token_ids.
 """
 
@@ -66,15 +68,15 @@ class HandOver:
     """Decides about each prompt, from what requests and replicas showed.
 
     Args:
-        ended: Is called with model and reason when a doubt ends it.
+        on_suspended: Is called with model and reason.
     """
 
     def __init__(
-        self, mode: Mode, prompters: Prompters, *, ended: Callable[[str, str], None]
+        self, mode: Mode, prompters: Prompters, *, on_suspended: Callable[[str, str], None]
     ) -> None:
         self._mode = mode
         self._prompters = prompters
-        self._ended = ended
+        self._on_suspended = on_suspended
         self._models: dict[str, _Model] = {}
         self._takes: dict[tuple[str, str, str], bool] = {}  # (replica, model, path), once asked
 
@@ -98,8 +100,8 @@ class HandOver:
         state.num_due += 1
         return state.num_due % _AS_TEXT != 0
 
-    def agreed(self, model: str, kind: Kind) -> None:
-        """Note that an engine made a prompt of the text, and counted it as we did."""
+    def observe_match(self, model: str, kind: Kind) -> None:
+        """Note that an engine tokenized a prompt's text itself, and counted it as we did."""
         if self._mode == "off":
             return
         state = self._model(self._prompters.base(model))
@@ -109,15 +111,19 @@ class HandOver:
             state.kinds.clear()
         state.kinds[kind] = state.kinds.get(kind, 0) + 1
 
-    def tried(self, model: str, now_s: float, *, failed: bool) -> None:
-        """Note whether a replica failed on ids; several in a row are a doubt."""
+    def observe_attempt(self, model: str, now_s: float, *, failed: bool) -> None:
+        """Note whether a replica failed on ids; suspend after several failures in a row."""
         state = self._model(self._prompters.base(model))
         state.num_failed = state.num_failed + 1 if failed else 0
         if state.num_failed >= _MAX_FAILED:
-            self.doubt(model, "failed", now_s)
+            self.suspend(model, "failed", now_s)
 
-    def doubt(self, model: str, reason: str, now_s: float) -> None:
-        """End it for a model: `count`, `tokens`, `ids`, `refused` or `failed`."""
+    def suspend(self, model: str, reason: str, now_s: float) -> None:
+        """Stop handing over a model's ids for a while, and forget the evidence.
+
+        Args:
+            reason: `count`, `tokens`, `ids`, `refused` or `failed`; a label of the metric.
+        """
         base = self._prompters.base(model)
         was_on = any(takes and name == base for (_, name, _), takes in self._takes.items())
         state = self._models.get(base)
@@ -128,7 +134,7 @@ class HandOver:
         state = self._model(base)
         self._takes = {key: takes for key, takes in self._takes.items() if key[1] != base}
         state.until_s = now_s + state.pause_s
-        self._ended(base, reason)
+        self._on_suspended(base, reason)
         logger.error(
             "token ids are not handed over for a while",
             extra={"model": base, "reason": reason, "seconds": state.pause_s},
@@ -137,8 +143,8 @@ class HandOver:
 
     # ---------------------------------------------------------------- replicas
 
-    def wanted(self, replica: str, models: Iterable[str], now_s: float) -> list[tuple[str, str]]:
-        """List models and paths for which a replica is to be asked whether it takes ids."""
+    def to_probe(self, replica: str, models: Iterable[str], now_s: float) -> list[tuple[str, str]]:
+        """List models and paths for which a replica has yet to be asked whether it takes ids."""
         return [
             (model, path)
             for model in models
@@ -147,7 +153,7 @@ class HandOver:
             if (replica, model, path) not in self._takes
         ]
 
-    def found(self, replica: str, model: str, path: str, *, takes: bool) -> None:
+    def observe_probe(self, replica: str, model: str, path: str, *, takes: bool) -> None:
         """Note what a replica did with ids."""
         self._takes[replica, model, path] = takes
         logger.info(

@@ -123,10 +123,10 @@ def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
 
 
 def _checked(message: Json) -> Json:
-    """Return a message on whose fate in the engine no doubt is left.
+    """Return a message after `check_message`.
 
     Raises:
-        NeedsEngine: there is one.
+        NeedsEngine: it is not certain what the engine makes of it.
     """
     check_message(message)
     return message

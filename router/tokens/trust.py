@@ -19,8 +19,8 @@ class TokenTrust:
     that doubles each time; then ours are tried again.
 
     reason: Why the engine tokenizes; None: it need not.
-    proven: What engines were seen to take and to count as we do, since the last doubt: pairs of an
-        API's name and whether it was with a tool choice.
+    proven: What engines accepted and counted as we do since the model was last suspect: pairs of
+        an API's name and whether the request had a tool choice.
     """
 
     __slots__ = (

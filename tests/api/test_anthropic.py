@@ -60,7 +60,7 @@ def test_system_blocks_become_one_message(system: Any, content: str | None) -> N
 
 
 def test_reminders_stay_in_their_place() -> None:
-    """A system message between others is one, unless it says nothing; it may have to be moved."""
+    """A system message between others stays one, and is dropped if it has no text."""
     reminder = {"role": "system", "content": "remember"}
     empty = {"role": "system", "content": [text(BILLING), text("")]}
     request = parsed([*HI, empty, reminder, *HI])
@@ -108,7 +108,7 @@ def test_an_assistants_blocks_are_one_message() -> None:
 
 
 def test_messages_without_anything() -> None:
-    """A user's disappears, an assistant's stays."""
+    """An empty message of a user is dropped, one of the assistant is kept."""
     assert of_user() == []
     assert of_assistant(text("")) == [{"role": "assistant"}]
 
@@ -173,7 +173,7 @@ def test_tools_are_those_of_the_end() -> None:
     ],
 )
 def test_thinking_is_an_effort(fields: Any, effort: str | None, is_disabled: bool) -> None:
-    """Disabled is none, or what the template makes of that."""
+    """Disabled thinking becomes the effort `none`, or what the template makes of that."""
     request = parsed(**fields)
 
     assert (request.reasoning_effort, request.is_thinking_disabled) == (effort, is_disabled)
@@ -202,19 +202,19 @@ def test_thinking_is_an_effort(fields: Any, effort: str | None, is_disabled: boo
     ],
 )
 def test_what_is_not_known_is_the_engines(fields: Any, why: str) -> None:
-    """No error of ours: the engine takes it or words the refusal."""
+    """The router raises no error: the engine accepts it, or refuses it in its own words."""
     assert parsed(**fields).engine_only == why
 
 
 def test_what_came_before_the_unknown_is_kept() -> None:
-    """So that a conversation without a session id can be told by how it begins."""
+    """A conversation without a session id is then still recognized by its first turn."""
     odd = {"role": "user", "content": [{"type": "document"}]}
 
     assert list(parsed([*HI, odd]).messages) == HI
 
 
 def test_inputs_nested_too_deep_are_the_engines() -> None:
-    """Whatever Python makes of a thousand brackets."""
+    """A thousand brackets are left to the engine, also where Python raises RecursionError."""
     deep: Any = 1e300
     for _ in range(5_000):
         deep = [deep]
@@ -240,7 +240,7 @@ def test_what_routing_needs_is_checked(fields: Any) -> None:
 
 
 def test_counting_knows_fewer_fields() -> None:
-    """What only generating knows is not looked at."""
+    """Fields that matter only for generating are not checked."""
     request = parse_count({"model": "m", "messages": HI, "cache_salt": 5, "stream": 7})
 
     assert list(request.messages) == HI
@@ -248,7 +248,7 @@ def test_counting_knows_fewer_fields() -> None:
 
 
 def test_an_engine_can_tokenize_what_was_converted() -> None:
-    """Through the body of its own route: fields of a chat."""
+    """The body for its `/tokenize` route has the fields of a chat."""
     request = parsed(system="s", thinking={"type": "disabled"}, tools=[])
 
     assert tokenize_chat(request) == {
@@ -281,7 +281,7 @@ def test_usage_of_a_stream_is_that_of_its_end() -> None:
 
 
 def test_usage_of_an_answer() -> None:
-    """Without the engine's flag nothing is said of caches."""
+    """Without the engine's flag the answer does not report cached tokens."""
     usage = usage_of_message(b'{"content":[],"usage":{"input_tokens":7,"output_tokens":1}}')
 
     assert usage is not None

@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.mark.parametrize(("body", "left"), CASES)
 def test_named_members_go(body: bytes, left: bytes) -> None:
-    """With one comma each; what stays is not written anew."""
+    """Each is removed with one comma; the remaining bytes are unchanged."""
     assert without_fields(body, NAMES) == left
 
 
@@ -57,7 +57,7 @@ def test_a_body_without_them_is_not_even_copied() -> None:
     ],
 )  # fmt: skip
 def test_a_member_is_set(body: bytes, made: bytes) -> None:
-    """First of all, and alone of its name."""
+    """It becomes the first member, and the only one of its name."""
     assert with_fields(body, {"cache_salt": "t1"}) == made
 
 
@@ -79,7 +79,7 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
 
 
 def test_deep_nesting_is_refused() -> None:
-    """Not with a RecursionError."""
+    """The error is a BadRequest, no RecursionError."""
     body = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b',"priority":1}'
 
     with pytest.raises(BadRequest, match="too deep"):
@@ -103,7 +103,7 @@ FILLERS = {
 
 @pytest.mark.parametrize("filler", FILLERS.values(), ids=FILLERS)
 def test_hostile_bodies_cost_little(filler: bytes) -> None:
-    """6 MB take some tens of milliseconds at most, whatever they are made of."""
+    """6 MB take some tens of milliseconds at most, whatever their content."""
     body = b"{" + filler + b',"priority":1' + b" " * 6_000_000 + b"}"
 
     started_s = time.process_time()

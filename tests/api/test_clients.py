@@ -20,14 +20,14 @@ def found(clients: Clients, peer: str | None, **headers: str) -> Client:
      (None, True), ("10.1.2.3", False), ("fe80::1%eth0", False), ("::ffff:10.0.0.1", False)],
 )  # fmt: skip
 def test_details_are_for_this_machine(peer: str | None, sees: bool) -> None:
-    """Unless it is set otherwise."""
+    """Only clients on loopback see them, unless the configuration names other networks."""
     assert found(Clients(), peer).sees_details is sees
     assert found(Clients(details="always"), peer).sees_details
     assert not found(Clients(details="never"), peer).sees_details
 
 
 def test_networks_can_be_trusted() -> None:
-    """As if they were on loopback."""
+    """Clients in a configured network are treated as if they were on loopback."""
     clients = Clients(trusted=["10.0.0.0/8", "fe80::1"])
 
     assert found(clients, "10.1.2.3").sees_details
@@ -37,7 +37,7 @@ def test_networks_can_be_trusted() -> None:
 
 @pytest.mark.parametrize("header", ["X_Forwarded_For", "Forwarded", "X_Real_IP"])
 def test_behind_an_unknown_proxy_no_client_is_on_loopback(header: str) -> None:
-    """A proxy on this machine sends what comes from elsewhere."""
+    """A proxy on this machine passes on requests of clients elsewhere."""
     client = found(Clients(), "127.0.0.1", **{header: "127.0.0.1"})
 
     assert not client.sees_details
@@ -61,7 +61,7 @@ def test_behind_an_unknown_proxy_no_client_is_on_loopback(header: str) -> None:
     ],
 )
 def test_a_trusted_proxy_is_believed(given: str, address: str, sees: bool) -> None:
-    """As far as the chain is one of trusted proxies, from its end."""
+    """Forwarded addresses count from the end of the chain, as long as the proxies are trusted."""
     client = found(Clients(proxies=["10.0.0.0/8"]), "10.0.0.1", X_Forwarded_For=given)
 
     assert client.address == address
@@ -85,7 +85,7 @@ def test_no_other_proxy_is_trusted() -> None:
 
 
 def test_a_proxy_that_adds_nothing_is_not_the_client() -> None:
-    """Its requests may be any client's."""
+    """Without a forwarded address the request may come from any client."""
     client = found(Clients(proxies=["127.0.0.1"]), "127.0.0.1", X_Forwarded_Proto="HTTPS")
 
     assert not client.sees_details

@@ -21,13 +21,13 @@ ZIPPED = gzip.compress(BODY, mtime=0)
     ids=["gzip", "x-gzip", "deflate"],
 )
 def test_it_reads_as_without(encoding: str, body: bytes) -> None:
-    """The bytes that were compressed."""
+    """Decompressing gives the bytes that were compressed."""
     assert decoded(body, encoding, 1 << 20) == BODY
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip,br", "", "é" * 99])
 def test_other_encodings_are_refused(encoding: str) -> None:
-    """An engine would take the bytes for what they are."""
+    """An engine would take the compressed bytes for the body itself."""
     with pytest.raises(UnsupportedEncoding, match="send gzip, x-gzip, deflate or none"):
         decoded(b'{"priority":1}', encoding, 1 << 20)
 
@@ -46,7 +46,7 @@ WRONG = {
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
 def test_what_is_not_as_it_says_is_refused(encoding: str, body: bytes) -> None:
-    """Nothing is hidden behind a wrong name."""
+    """A body that is not in the encoding it names gets a 400."""
     with pytest.raises(BadRequest, match="Content-Encoding"):
         decoded(body, encoding, 1 << 20)
 

@@ -55,11 +55,11 @@ def test_too_long(body: dict[str, Any], param: str, outlined: bool) -> None:
 @pytest.mark.parametrize("outlined", [False, True])
 @pytest.mark.parametrize("body", FITS)
 def test_what_may_fit_fits(body: dict[str, Any], outlined: bool) -> None:
-    """Only what is certain is refused; what the engine truncates is its own affair."""
+    """Only what is certainly too long is refused; what the engine truncates is let through."""
     check(body, outlined=outlined)
 
 
 def test_without_a_vocabulary_texts_are_not_judged() -> None:
-    """Nobody knows how long a token may be."""
+    """Without a vocabulary it is not known how many characters a token has at most."""
     check_fits(sizes_of(parse_completion({"prompt": "x" * 1000})), 10, None)
     check_text_fits(40, 10, 4)

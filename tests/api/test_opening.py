@@ -61,7 +61,7 @@ DONE = b"data: [DONE]\n\n"
     ],
 )
 def test_a_beginning_is_read_as_its_api_means_it(beginning: bytes, expected: Begun | int) -> None:
-    """What was generated is the client's; what failed before is not, yet."""
+    """Generated output belongs to the client; an error before any output allows a retry."""
     assert opening_of(beginning) == expected
 
 
@@ -70,8 +70,8 @@ def test_a_beginning_that_grows_is_read_once() -> None:
     whole = CREATED + ROLE + chunk(content="a") + FAILED
     for step in (1, 7, 50):
         opening = Opening()
-        told = [opening.read(whole[:end]) for end in range(0, len(whole) + step, step)]
-        first = next(kind for kind in told if kind is not Begun.NOT_YET)
+        kinds = [opening.read(whole[:end]) for end in range(0, len(whole) + step, step)]
+        first = next(kind for kind in kinds if kind is not Begun.NOT_YET)
 
         assert first is Begun.CONTENT
         assert opening_of(whole) is Begun.CONTENT

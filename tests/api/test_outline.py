@@ -34,7 +34,7 @@ def test_sizes(body: dict[str, Any], sizes: tuple[int, int, int, int]) -> None:
 
 
 def test_short_fields_are_kept() -> None:
-    """What routing needs is there, wherever it stands; what is long is not."""
+    """Fields that routing needs are found wherever they stand; long values are not kept."""
     body = b'{"messages":[],"model":"m","stream":true,"n":2,"metadata":{"user_id":"u"},"x":1,'
     body += b'"cache_salt":"' + b"s" * 5000 + b'"}'
 
@@ -49,7 +49,7 @@ def test_short_fields_are_kept() -> None:
      b'{"metadata":{"\xff":1}}'],
 )  # fmt: skip
 def test_what_is_not_utf_8_is_no_json(body: bytes) -> None:
-    """Wherever it is in the body; or it is skipped, and the engine says so."""
+    """Invalid UTF-8 is refused, or skipped and left to the engine to refuse."""
     outline = make_outline(body)
 
     assert outline.wrong is not None or not outline.fields
@@ -70,12 +70,12 @@ def test_withheld_fields_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"5", b'{"a":', b'{"a":1}x', b'{"x":' + b"[" * 9999])
 def test_what_is_no_object_is_wrong(body: bytes) -> None:
-    """The reason is in the outline; nothing is raised."""
+    """The outline holds the reason; nothing is raised."""
     assert make_outline(body).wrong is not None
 
 
 def test_commas_in_a_text_are_cheap() -> None:
-    """Bytes alone do not show it; reading it where no request waits does."""
+    """Bytes alone cannot show that it is a text; it is then parsed off the event loop."""
     text = {"messages": [{"role": "user", "content": "a: b, " * 200_000}]}
     values = {"x": {str(number): [] for number in range(200_000)}}
 

@@ -48,7 +48,7 @@ def test_an_answer_brings_an_id(beginning: bytes, is_stream: bool, issued: str |
 
 
 def test_what_an_engine_may_keep() -> None:
-    """Unless it was told not to; an id of the client's choosing is nobody's."""
+    """All but those with `store: false`, and those whose id the client chose."""
     assert is_kept({})
     assert is_kept({"store": None})
     assert not is_kept({"store": False})

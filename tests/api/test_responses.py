@@ -68,7 +68,7 @@ def test_a_step_of_an_agent_is_one_message() -> None:
 
 
 def test_what_the_assistant_has_already_begins_another_message() -> None:
-    """Two texts in a row are two messages."""
+    """Two texts in a row become two messages."""
     messages = _messages(
         {"role": "assistant", "content": "one"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
@@ -106,7 +106,7 @@ def test_tools_are_shown_as_functions() -> None:
 
 
 def test_an_open_message_at_the_end_is_continued() -> None:
-    """Its status says so."""
+    """A last message whose status is `in_progress` is continued."""
     item = {"role": "assistant", "content": "so", "status": "in_progress"}
     parsed = parse_responses({"input": [{"role": "user", "content": "hi"}, item]})
 
@@ -139,12 +139,12 @@ def said(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_not_certain_is_for_the_engine(body: dict[str, Any], reason: str) -> None:
-    """It is forwarded as it came, with a word for why its prompt is not known."""
+    """The request is forwarded unchanged, and a word says why its tokens are unknown."""
     assert parse_responses(body).engine_only == reason
 
 
 def test_fields_for_the_router() -> None:
-    """What bounds the answer, and what the engine does with a prompt that is too long."""
+    """The view has the limits of the answer, and whether the engine truncates a long prompt."""
     parsed = parse_responses(
         {"input": "hi", "max_output_tokens": 7, "stream": True, "truncation": "auto"}
     )
@@ -156,5 +156,5 @@ def test_fields_for_the_router() -> None:
 
 @given(bodies)
 def test_no_body_is_an_error(body: dict[str, Any]) -> None:
-    """Whatever JSON it is, it is viewed; the engine has the word on it."""
+    """Any JSON can be viewed; the engine decides whether it is valid."""
     assert parse_responses(body).renders_as == "responses"

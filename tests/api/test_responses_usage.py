@@ -57,6 +57,6 @@ def test_a_stream_without_it_has_none() -> None:
 
 @given(st.binary(max_size=60))
 def test_no_bytes_are_an_error(noise: bytes) -> None:
-    """Whatever an engine sends."""
+    """No bytes whatsoever make it raise."""
     assert usage_of_response(noise) is None
     assert usage_of_responses(b'"usage":' + noise) is None

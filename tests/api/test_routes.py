@@ -45,7 +45,7 @@ WITHHELD = [
 
 @pytest.mark.parametrize(("method", "path"), SERVED)
 def test_inference_models_and_tokens_are_served(method: str, path: str) -> None:
-    """As they are, and with a slash at the end, which goes."""
+    """They are served as they are, and with a slash at the end, which is removed."""
     assert Routes().find(method, path).path == path
     assert Routes().find(method, path + "/").path == path
 
@@ -53,7 +53,7 @@ def test_inference_models_and_tokens_are_served(method: str, path: str) -> None:
 @pytest.mark.parametrize("path", WITHHELD)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
 def test_control_and_insight_are_not(method: str, path: str) -> None:
-    """With any method."""
+    """These routes of an engine are refused with any method."""
     with pytest.raises(UnknownRoute, match=r"forward\.routes"):
         Routes().find(method, path)
 
@@ -70,7 +70,7 @@ def test_another_method_is_refused(method: str, path: str) -> None:
 
 
 def test_a_message_has_no_raw_bytes_in_it() -> None:
-    """It becomes JSON, whatever was sent."""
+    """The error message can be written as JSON, whatever path was sent."""
     with pytest.raises(UnknownRoute) as caught:
         Routes().find("GET", "/\udcff\r\n\x00" + "é" * 9999)
 
@@ -79,7 +79,7 @@ def test_a_message_has_no_raw_bytes_in_it() -> None:
 
 
 def test_an_operator_adds_routes() -> None:
-    """One, one with its method, or all below a prefix."""
+    """The configuration may add a route, a route with its method, or all below a prefix."""
     routes = Routes(["/version", "GET /v1/files", "/x/*", "GET /y/*", "PATCH /tokenize"])
 
     assert routes.find("GET", "/version") == Route("/version", takes="any")
@@ -100,7 +100,7 @@ def test_an_operator_adds_routes() -> None:
      "/x/a#b", "/x/%3f", "/x/%0a", "/x/%7f", "/x/%20", "/x/a%20"],
 )  # fmt: skip
 def test_below_a_prefix_a_path_has_one_meaning(path: str) -> None:
-    """Or it is none."""
+    """Paths that two servers might read differently are refused."""
     with pytest.raises(UnknownRoute):
         Routes(["/x/*", "/*"]).find("GET", path)
 
@@ -109,7 +109,7 @@ def test_below_a_prefix_a_path_has_one_meaning(path: str) -> None:
     "pattern", ["x", "", "/x y", "get /x", "/a//b", "/%61", "/*/x", "/x*/../y"]
 )
 def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
-    """With what one looks like."""
+    """The error shows what a valid pattern looks like."""
     assert "write /path" in (check_pattern(pattern) or "")
 
 

@@ -45,7 +45,7 @@ UUID = "3b70e2b4-94a4-4c11-9f0e-0123456789ab"
 def test_the_first_that_names_it_wins(
     headers: dict[str, str], body: dict[str, Any] | None, found: str | None
 ) -> None:
-    """Configured headers in order, then the body's own fields; nonsense is no session."""
+    """Configured headers come first, then the body's fields; invalid ids are skipped."""
     session = session_of(headers, body, NAMES, MESSAGES)
 
     assert (session.name if session else None) == found
@@ -147,7 +147,7 @@ def test_a_billing_header_is_no_other_session() -> None:
     ],
 )
 def test_conversations_are_told_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """By anything in their first turns; an application's key or a person's name is no session."""
+    """Any difference in first turns counts; an application's key or a user's name is no session."""
     names = [name(CHAT, **one), name(CHAT, **other)]
 
     assert None not in names
@@ -168,7 +168,7 @@ def test_conversations_are_told_apart(one: dict[str, Any], other: dict[str, Any]
     ],
 )
 def test_what_has_no_first_turn_has_no_session(path: str, body: dict[str, Any]) -> None:
-    """There is nothing that its next request would have, too."""
+    """It has nothing in common with the request that follows it."""
     assert name(path, **body) is None
 
 
@@ -184,7 +184,7 @@ JSON = st.recursive(
     st.dictionaries(WORDS, JSON, max_size=6),
 )
 def test_any_body_has_a_session_or_none(path: str, body: dict[str, Any]) -> None:
-    """Whatever is in the fields that are looked at."""
+    """Any values in the fields that are looked at give a session or None."""
     session = session_of({}, body, NAMES, path)
 
     assert session == session_of({}, body, NAMES, path)
@@ -192,7 +192,7 @@ def test_any_body_has_a_session_or_none(path: str, body: dict[str, Any]) -> None
 
 
 def test_a_first_turn_is_not_told() -> None:
-    """The name has a digest of it."""
+    """The name holds a digest of the turn, not its text."""
     named = name(CHAT, messages=[user("a secret")])
 
     assert named is not None
@@ -209,6 +209,6 @@ def test_a_session_belongs_to_its_model() -> None:
     "session", ["a\r\nX-Evil: 1", "\udcff\udcfe", "\x00", "sité", " ", " a", "a\t", "x" * 10_000]
 )
 def test_an_odd_session_is_a_session(session: str) -> None:
-    """It has a digest of its own."""
+    """Any id has a digest of its own."""
     assert session_of({"x-session-id": session}, None, NAMES, CHAT) == Session(session)
     assert session_hash(session, "m") != session_hash("", "m")

@@ -26,5 +26,5 @@ from router.api.side_effects import has_side_effects
 def test_what_may_change_something_is_known(
     method: str, path: str, body: dict[str, Any] | None, expected: bool
 ) -> None:
-    """Only what computes an answer and keeps nothing may be sent twice."""
+    """Only requests that compute an answer and keep nothing may be sent twice."""
     assert has_side_effects(method, path, body) is expected

@@ -19,7 +19,7 @@ def test_a_body_tells_its_usage() -> None:
 
 
 def test_an_engine_without_details_reports_no_cached_tokens() -> None:
-    """None is not zero."""
+    """Unknown is None, which differs from 0."""
     usage = usage_of_body(b'{"usage":{"prompt_tokens":10,"prompt_tokens_details":null}}')
 
     assert usage == Usage(prompt_tokens=10)
@@ -40,7 +40,7 @@ def test_a_stream_tells_its_usage_in_its_last_events() -> None:
 
 
 def test_a_cut_or_foreign_body_has_no_usage() -> None:
-    """Nothing is guessed."""
+    """The result is None."""
     assert usage_of_body(BODY[:-9]) is None
     assert usage_of_body(b"<html>") is None
     assert usage_of_body(b'{"usage": "\xff"}') is None

@@ -12,7 +12,7 @@ FORM = "multipart/form-data; boundary=x"
 
 
 def test_the_fields_go_and_only_they() -> None:
-    """From the bytes and from what was read of them."""
+    """They are removed from the bytes and from the parsed view."""
     body = b'{ "kv_transfer_params":{"a":[1]}, "messages" : [ {"priority":1} ],"priority":-9 }'
     view = orjson.loads(body)
 
@@ -31,20 +31,20 @@ def test_a_body_without_them_is_not_touched() -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_can_be_let_through(name: str) -> None:
-    """The others go all the same."""
+    """The others are removed all the same."""
     body = orjson.dumps(dict.fromkeys(FIELDS, 1))
 
     assert orjson.loads(Withheld([name]).strip(body, orjson.loads(body))) == {name: 1}
 
 
 def test_headers_go_with_their_fields() -> None:
-    """The rank is always the router's."""
+    """The header for the rank is always removed: the router sets it."""
     assert Withheld().headers == {"x-data-parallel-rank", "x-vllm-priority"}
     assert Withheld(["priority"]).headers == {"x-data-parallel-rank"}
 
 
 def test_sampling_params_have_no_back_door() -> None:
-    """What `/inference/v1/generate` calls extra_args is what others call vllm_xargs."""
+    """`extra_args` of `/inference/v1/generate` is what other routes call vllm_xargs."""
     body = b'{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}'
 
     with pytest.raises(BadRequest, match=r"sampling_params\.extra_args.*client_fields"):
@@ -65,7 +65,7 @@ def test_sampling_params_have_no_back_door() -> None:
     ],
 )
 def test_a_form_that_may_have_one_is_refused(body: bytes, kind: str) -> None:
-    """Its bytes are not searched for more than the plain name."""
+    """A form is searched for the plain name only."""
     with pytest.raises(BadRequest):
         Withheld().check_form(body, kind)
     Withheld(["vllm_xargs"]).check_form(body, kind)
@@ -73,5 +73,5 @@ def test_a_form_that_may_have_one_is_refused(body: bytes, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [FORM, f'{FORM}; charset="UTF-8"', FORM.upper()])
 def test_a_form_without_is_not(kind: str) -> None:
-    """Audio and what belongs to it."""
+    """Audio and its usual fields pass."""
     Withheld().check_form(b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\0', kind)

@@ -115,7 +115,7 @@ def make_traffic(stack: Stack) -> None:
 
 
 def _fetch(stack: Stack, session: Session, http: httpx.Client) -> bool:
-    """Let a session go on where it has never been; say whether the pool helped."""
+    """Let a session go on where it has never been; return whether the pool helped."""
     front = stack.published("front", 8080)
     replica = session.turn(front, http).replica
     drain(stack, replica)

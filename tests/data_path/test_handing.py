@@ -1,4 +1,4 @@
-"""router.data_path.handing: token ids handed to engines, and what becomes of doubts."""
+"""router.data_path.handing: token ids handed to engines, and when that is suspended."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_long_prompt_is_handed_over() -> None:
 
 
 async def test_a_clients_own_ids_are_not_believed() -> None:
-    """They are taken out; where an operator lets them through, ours are not added."""
+    """They are removed; where an operator lets them through, ours are not added."""
     own = chat(words(1, LONG), kv_transfer_params={"prompt_token_ids": [1, 2]})
     async with handing() as (engine, stage):
         await stage.ask(own)
@@ -120,7 +120,7 @@ async def test_a_compressed_body_is_handed_over_as_it_reads() -> None:
 
 
 async def test_a_refusal_is_not_the_clients() -> None:
-    """The request is sent again without ids, and no other is sent with them."""
+    """The request is sent again without ids, and so are all later ones."""
     async with handing() as (engine, stage):
         engine.does = "refuse"
         replies = [await stage.ask(chat(words(n, LONG))) for n in (1, 2)]
@@ -143,7 +143,7 @@ async def test_another_count_ends_it() -> None:
 
 
 async def test_another_count_of_a_text_ends_it() -> None:
-    """Of any prompt: our tokens are not the engine's."""
+    """A wrong count of any prompt shows that our tokens are not the engine's."""
     async with handing() as (engine, stage):
         engine.adds = 1
         for text in (words(1), words(2, LONG)):
@@ -154,7 +154,7 @@ async def test_another_count_of_a_text_ends_it() -> None:
 
 
 async def test_failures_end_it() -> None:
-    """Three in a row; the client of one is told what it was told without."""
+    """It ends after three in a row; the client sees the engine's own answer."""
     async with handing(forward__retry_ratio=0.0) as (engine, stage):
         engine.does = "fail"
         statuses = [(await stage.ask(chat(words(n, LONG)))).status for n in range(4)]
@@ -165,7 +165,7 @@ async def test_failures_end_it() -> None:
 
 @pytest.mark.parametrize("does", ["ignore", "refuse"])
 async def test_a_replica_that_does_not_take_ids_gets_none(does: str) -> None:
-    """It was asked."""
+    """The probe has shown that it ignores them."""
     async with IdEngine(does) as engine, on_stage(engine, **PROOF) as stage:  # type: ignore[arg-type]
         await prove(stage)
         await stage.ask(chat(words(1, LONG)))
@@ -175,7 +175,7 @@ async def test_a_replica_that_does_not_take_ids_gets_none(does: str) -> None:
 
 
 async def test_ids_that_are_not_the_engines_are_never_handed_over() -> None:
-    """A probe shows it, however often the counts agree."""
+    """A probe finds them, even where all counts agree."""
 
     class OtherIds(IdEngine):
         async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -202,7 +202,7 @@ PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/responses"]
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", ["on", "off"])
 async def test_answers_and_caches_are_the_same(mode: str, path: str) -> None:
-    """Whether it is on or off: the emulated engine computes the same blocks."""
+    """The emulated engine computes the same blocks with it and without."""
     settings = PROOF | {"tokens__hand_over": mode}
 
     def body(*texts: str) -> Json:
@@ -249,14 +249,14 @@ def test_ids_are_added_behind_everything(body: bytes, added: bytes | None) -> No
     ],
 )
 def test_some_requests_have_no_kind(fields: Json) -> None:
-    """Where the engine would ignore ids, where they are someone else's, where it cannot be said."""
+    """Those whose ids the engine would ignore, that bring their own, or cannot be serialized."""
     body = chat("a", **fields)
 
     assert kind_of("/v1/chat/completions", parse_chat(body), body) is None
 
 
 def test_kinds_tell_apart_how_prompts_are_made() -> None:
-    """By what is said besides the messages; not by these, nor by how it is sampled."""
+    """All that decides a prompt but the messages makes another kind; sampling does not."""
 
     def kind(path: str = "/v1/chat/completions", *texts: str, **fields: object) -> object:
         body = chat(*(texts or ("a",)), **fields)

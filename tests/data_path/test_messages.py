@@ -35,7 +35,7 @@ def message(*texts: str, **fields: Any) -> Json:
 
 
 def usage_of(reply: Reply) -> Json:
-    """Read the usage of an answer, or of the only event of a stream that has all of it."""
+    """Read the usage of an answer, or of the one event of a stream that has all of it."""
     if not reply.headers["Content-Type"].startswith("text/event-stream"):
         found: Json = reply.json()["usage"]
         return found
@@ -90,7 +90,7 @@ async def test_turns_are_predicted(tmp_path: Path) -> None:
 async def test_the_first_token_is_what_was_generated(
     hold_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the message's start, also where that had to be let go of: until then it is queued."""
+    """The first token is the first generated text; until then the request counts as queued."""
     monkeypatch.setitem(APIS, PATH, replace(APIS[PATH], hold_s=hold_s))
     generate, end = asyncio.Event(), asyncio.Event()
 
@@ -124,7 +124,7 @@ async def test_the_first_token_is_what_was_generated(
 
 
 async def test_a_stream_that_fails_first_moves_on() -> None:
-    """Nothing was generated: another replica answers, and the client sees nothing of it."""
+    """Before any output another replica answers, and the client notices nothing."""
     async with Engines(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         arm(engines[0], "first_event_error", count=1)
@@ -149,7 +149,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
 
 
 async def test_what_we_refuse_has_the_apis_shape() -> None:
-    """As what the engine's handler refuses."""
+    """It has the shape of the engine's own refusals."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         refused = await stage.ask(message("a") | {"model": 5}, PATH)
         unknown = await stage.ask(message("a") | {"model": "none"}, PATH)
@@ -173,7 +173,7 @@ async def test_what_is_not_known_is_forwarded_and_counted() -> None:
 
 
 async def test_tokens_are_counted_here_once_that_is_proven() -> None:
-    """Before, and of what is not known, the engine counts; the numbers are the same."""
+    """The engine counts before that, and what is unknown here; the numbers are the same."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         asked = message(words(1), words(2), words(3))
         of_engine = await stage.ask(asked, COUNT)
@@ -190,7 +190,7 @@ async def test_tokens_are_counted_here_once_that_is_proven() -> None:
 
 
 async def test_an_engine_tokenizes_what_cannot_be_here(tmp_path: Path) -> None:
-    """The converted chat; where that depends on a template that is not known, nobody does."""
+    """It gets the converted chat; where that needs an unknown template, there are no tokens."""
     folder = model_dir(tmp_path / "m", without="tokenizer.json")
     reminder = {"role": "system", "content": "remember"}
     async with Engines(1) as engines, on_stage(*engines, tokens__models={"tiny": folder}) as stage:

@@ -116,7 +116,7 @@ async def listed(stage: Stage) -> None:
 
 
 async def test_holes_are_found_before_they_are_used() -> None:
-    """Nobody tells of an eviction."""
+    """No event reports the eviction."""
     async with pooled(mooncake__poll_s=60) as (stage, master, engines):
         await ask(stage, engines, words(1))
         await listed(stage)

@@ -30,7 +30,7 @@ TOOL: Json = {"type": "function", "name": "ls", "parameters": {"type": "object"}
 
 
 def agent_items(num_steps: int) -> list[Json]:
-    """Write what an agent sends back: what it was asked, thought, called, and got."""
+    """Write an agent's items: the question, its thinking, calls and their results."""
     items: list[Json] = [
         {"type": "message", "role": "developer", "content": words(1)},
         {"role": "user", "content": [{"type": "input_text", "text": words(2, num_words=200)}]},
@@ -82,7 +82,7 @@ async def ask(stage: Stage, body: Json, **headers: str) -> Reply:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_every_turn_is_predicted_to_the_token(stream: bool, tmp_path: Path) -> None:
-    """Whoever holds the prompt gets it; what is predicted is what the engine reports."""
+    """Each turn goes to the replica that holds the prompt; the prediction is what it reports."""
     records = tmp_path / "decisions.jsonl"
     async with Engines(2) as engines, on_stage(*engines, log__decisions=records) as stage:
         for num_steps in range(1, 6):
@@ -103,7 +103,7 @@ async def test_every_turn_is_predicted_to_the_token(stream: bool, tmp_path: Path
 
 
 async def test_its_work_counts_as_load() -> None:
-    """While it is computed others go elsewhere; of its time nothing is known before a token."""
+    """Meanwhile other requests go elsewhere; nothing is learned of its time before a token."""
     async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
         async with asyncio.TaskGroup() as tg:
             task = tg.create_task(stage.ask(asked(stream=True), PATH))
@@ -121,7 +121,7 @@ async def test_its_work_counts_as_load() -> None:
 
 @pytest.mark.parametrize("num_tools", [1, 4000])
 async def test_a_stream_that_breaks_before_a_token_is_answered_elsewhere(num_tools: int) -> None:
-    """However long its beginning is, which repeats the tools; the client sees one beginning."""
+    """Also after long first events, which repeat the tools; the client sees one beginning."""
     # What is dropped before it is rendered still comes back in the first events.
     tools = [
         {"type": "web_search", "filters": {"allowed_domains": [f"{n}.example"]}}
@@ -167,7 +167,7 @@ CALLING: Json = SAID | {"tools": [{"type": "function", "function": {"name": "ls"
 async def test_a_client_that_leaves_with_the_last_event_has_the_answer(
     path: str, body: Json, sent: bytes, outcome: str
 ) -> None:
-    """Codex does; the engine's stream is still open then. With less it has given the answer up."""
+    """Codex closes on the last event, while the engine's stream is open; any earlier, it left."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -199,7 +199,7 @@ async def test_a_stream_that_breaks_later_ends_with_an_error_event() -> None:
 
 
 async def test_a_rank_of_the_engines_choice_proves_nothing() -> None:
-    """It does not heed the rank it is sent; what it reports is not held against the index."""
+    """Where the engine ignores the rank header, its report does not count against the index."""
     async with Engines(1, data_parallel_size=2) as engines, on_stage(*engines) as stage:
         for num_steps in range(1, 5):
             await ask(stage, asked(num_steps))
@@ -220,7 +220,7 @@ async def test_a_rank_of_the_engines_choice_proves_nothing() -> None:
     ],
 )
 async def test_what_is_not_understood_is_the_engines_to_answer(fields: Json) -> None:
-    """It is forwarded as it came, and counted."""
+    """It is forwarded unchanged, and counted."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         reply = await stage.ask(asked() | fields, PATH)
 
@@ -230,7 +230,7 @@ async def test_what_is_not_understood_is_the_engines_to_answer(fields: Json) -> 
 
 
 async def test_it_is_explained(tmp_path: Path) -> None:
-    """The dry run sees the same tokens as the engine."""
+    """The dry run reports the tokens that the engine computes."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
         reply = await ask(stage, asked())
         explained = (await stage.admin("/admin/explain", asked())).json()

@@ -49,7 +49,7 @@ async def test_turns_stay_where_the_first_one_was() -> None:
 
 
 async def test_a_session_leaves_a_replica_that_is_gone() -> None:
-    """And stays where it went."""
+    """It then stays at its new replica."""
     texts = [words(1)]
     async with sixteen() as (engines, stage):
         replicas = []
@@ -64,7 +64,7 @@ async def test_a_session_leaves_a_replica_that_is_gone() -> None:
 
 
 async def test_a_session_leaves_a_replica_that_is_overloaded() -> None:
-    """Where the queue is longer than computing all of it elsewhere takes."""
+    """It moves where the queue takes longer than computing the whole prompt elsewhere."""
     go_on = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -86,7 +86,7 @@ async def test_a_session_leaves_a_replica_that_is_overloaded() -> None:
 
 
 async def test_a_guess_is_no_prediction() -> None:
-    """What a session's last turn may have left there is counted nowhere as cached."""
+    """What a session's last turn may have left there is not reported as cached tokens."""
     async with sixteen() as (_, stage):
         for _ in range(2):
             reply = await stage.ask(chat(words(1)), headers=NAMELESS)

@@ -40,7 +40,7 @@ async def remove(stage: Stage, name: str, query: str = "") -> None:
 
 
 def nothing_of(stage: Stage, name: str) -> bool:
-    """Say whether a replica has left nothing behind."""
+    """Return whether a replica has left nothing behind."""
     router = stage.router
     return (
         name not in [replica.name for replica in router.fleet.replicas]

@@ -19,7 +19,7 @@ TOOLS = [{"type": "function", "name": "ls", "parameters": {"type": "object", "pr
 
 
 def respond(url: str, body: dict[str, Any]) -> tuple[dict[str, Any], httpx.Headers]:
-    """Have a response made; return it, and the router's headers."""
+    """Ask for a response; return it, and the router's headers."""
     answer = httpx.post(f"{url}/v1/responses", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):
@@ -74,7 +74,7 @@ def test_every_turn_is_predicted(router: Router, stream: bool) -> None:
 
 
 def test_the_corpus_has_the_engines_tokens(router: Router, replicas: tuple[Engine, Engine]) -> None:
-    """Odd requests, drawn anew: what the engine computes is what the router knew, id by id."""
+    """Generated odd requests: the engine computes exactly the ids that the router knew."""
     num_compared = 0
     for body in responses_bodies(seed=3, count=60):
         asked = {**body, "enable_response_messages": True}
@@ -93,7 +93,7 @@ def test_the_corpus_has_the_engines_tokens(router: Router, replicas: tuple[Engin
 def test_a_response_is_found_through_any_router(
     start_router: Callable[..., Router], start_redis: Start
 ) -> None:
-    """GET and previous_response_id, through the router that had it made and through another."""
+    """GET and previous_response_id work through the router that asked for it and another one."""
     options = ("--redis", start_redis().url, "--redis-namespace", uuid.uuid4().hex)
     with ExitStack() as stack:
         routers = [

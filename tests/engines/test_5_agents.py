@@ -50,7 +50,7 @@ def roomy(log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
 def test_a_conversation_goes_on_where_its_prompt_is_cached(
     roomy: tuple[Engine, Engine], log_dir: Path, tmp_path: Path, agent: Agent
 ) -> None:
-    """Two prompts, as two processes of the agent: the second finds all of the first."""
+    """A second process of the agent continues, and its whole previous prompt is cached."""
     with Router(roomy, log_dir) as router:
         run(agent, "Say something.", url=router.url, folder=tmp_path)
         run(agent, "Say something else.", url=router.url, folder=tmp_path, goes_on=True)
@@ -63,7 +63,7 @@ def test_a_conversation_goes_on_where_its_prompt_is_cached(
 
 @each_agent
 def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Agent) -> None:
-    """It writes a file, reads it and ends; what each turn adds is all that is computed."""
+    """It writes a file, reads it and ends; each turn computes only the tokens that it added."""
     with scripted(agent, tmp_path) as replicas, Router(replicas, log_dir) as router:
         said = run(agent, "Write warm to a file.", url=router.url, folder=tmp_path)
     asked, wrote, read = turns(router, agent)
@@ -77,7 +77,7 @@ def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Age
 
 @contextmanager
 def scripted(agent: Agent, folder: Path) -> Iterator[Sequence[Process]]:
-    """Run two emulated replicas that say what the agent's script says."""
+    """Run two emulated replicas that answer with the agent's script."""
     script = folder / "script.json"
     script.write_text(json.dumps(agent.script))
     replicas = []

@@ -45,7 +45,7 @@ def turns(**fields: Any) -> list[dict[str, Any]]:
 
 
 def say(answer: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of an answer what differs between any two."""
+    """Remove from an answer what differs between any two."""
     plain = json.loads(json.dumps(answer))
     for name in ("id", "created", "kv_transfer_params"):
         plain.pop(name, None)
@@ -64,7 +64,7 @@ def handing(replicas: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
 
 
 def takes(router: Router) -> bool:
-    """Send a long prompt; tell whether the router has ever handed one over."""
+    """Send a long prompt; return whether the router has ever handed one over."""
     router.chat(turns()[0]).raise_for_status()
     return router.metric("warmroute_handed_over_requests_total") > 0
 
@@ -77,7 +77,7 @@ def answer_of(router: Router, body: dict[str, Any]) -> dict[str, Any]:
 def test_answers_and_cached_tokens_are_those_of_the_text(
     handing: Router, replicas: tuple[Engine, Engine]
 ) -> None:
-    """Greedy, of all kinds; each first turn from a cold cache, each second one from a warm one."""
+    """Greedy answers of all kinds agree, with a cold cache and with a warm one."""
     num_handed = 0
     for kind, fields in KINDS.items():
         answers: list[list[dict[str, Any]]] = []
@@ -98,7 +98,7 @@ def test_answers_and_cached_tokens_are_those_of_the_text(
 
 
 def test_messages_are_handed_over_as_well(handing: Router, replicas: tuple[Engine, Engine]) -> None:
-    """The same text, the same usage; found out for this route by itself."""
+    """Text and usage agree; the replica is asked about this route separately."""
     body = {
         "model": "tiny",
         "max_tokens": 12,
@@ -121,7 +121,7 @@ def test_messages_are_handed_over_as_well(handing: Router, replicas: tuple[Engin
 
 
 def test_streams_are_those_of_the_text(handing: Router, replicas: tuple[Engine, Engine]) -> None:
-    """Event by event."""
+    """The streams agree event by event."""
     body = {**turns()[1], "stream": True, "stream_options": {"include_usage": True}}
     texts = []
     for url in (replicas[0].url, handing.url):
@@ -136,7 +136,7 @@ def test_streams_are_those_of_the_text(handing: Router, replicas: tuple[Engine, 
 
 
 def test_an_id_out_of_the_vocabulary_is_refused_by_name(replicas: tuple[Engine, Engine]) -> None:
-    """As the router expects a refusal: before anything is generated, naming the field."""
+    """The refusal comes before any output and names the field, as the router expects."""
     for ids in ([1, 1 << 30], [], [True], "x"):
         body = {**turns()[0], "kv_transfer_params": {"prompt_token_ids": ids}, "stream": True}
         answer = httpx.post(f"{replicas[0].url}/v1/chat/completions", json=body, timeout=60)
@@ -148,7 +148,7 @@ def test_an_id_out_of_the_vocabulary_is_refused_by_name(replicas: tuple[Engine, 
 def test_what_is_too_long_is_refused_as_ever(
     handing: Router, replicas: tuple[Engine, Engine]
 ) -> None:
-    """The same field is named: it goes as text, if it goes."""
+    """The refusal names the usual field: such prompts go as text."""
     content = TEXT * (MAX_MODEL_LEN // 2500)
     body = {**turns()[0], "messages": [{"role": "user", "content": content}]}
     own = httpx.post(f"{replicas[0].url}/v1/chat/completions", json=body, timeout=60)
@@ -159,7 +159,7 @@ def test_what_is_too_long_is_refused_as_ever(
 
 
 def test_auto_begins_by_itself(replicas: tuple[Engine, Engine], log_dir: Path) -> None:
-    """After ordinary requests, a proof and a probe."""
+    """It begins after ordinary requests, a proof and a probe."""
     with Router(replicas[:1], log_dir, options=("--tokens-prove-ratio", "1")) as router:
         for number in range(9):
             body = turns()[0]

@@ -65,7 +65,7 @@ def _usage(answer: httpx.Response) -> dict[str, int]:
 
 
 def _record(router: Router, request_id: str) -> dict[str, Any]:
-    """Wait for a request's record: it is written behind the answer."""
+    """Wait for a request's record, which is written after the answer."""
 
     def found() -> list[dict[str, Any]]:
         if not router.decisions_path.exists():
@@ -77,7 +77,7 @@ def _record(router: Router, request_id: str) -> dict[str, Any]:
 
 
 def test_turns_through_messages(router: Router, replicas: tuple[Engine, Engine]) -> None:
-    """Each turn on its first one's replica; cached tokens and the prompt as the engine reports."""
+    """Turns go to the first one's replica; cached and prompt tokens are as the engine reports."""
     turns, placed = _turns(), []
     before = router.metric("warmroute_token_mismatches_total")
     for number, end in enumerate((1, 3, 6)):
@@ -110,7 +110,7 @@ def test_turns_through_messages(router: Router, replicas: tuple[Engine, Engine])
 def test_tokens_are_counted_as_the_engine_counts(
     router: Router, replicas: tuple[Engine, Engine]
 ) -> None:
-    """Here, once answers have confirmed it; the engine's own answer is the same."""
+    """The router counts once answers have confirmed it; the engine's own count is the same."""
     body = {"model": "tiny", "system": SYSTEM, "tools": [TOOL], "messages": _turns()}
     generated = httpx.post(f"{router.url}/v1/messages", json={**body, "max_tokens": 1}, timeout=120)
     before = router.metric("warmroute_counted_requests_total", by="router")
@@ -127,7 +127,7 @@ def test_tokens_are_counted_as_the_engine_counts(
 def test_what_the_engine_refuses_it_refuses_in_its_own_words(
     router: Router, replicas: tuple[Engine, Engine]
 ) -> None:
-    """An unknown block, a server tool: forwarded as they came."""
+    """Unknown blocks and server tools are forwarded unchanged."""
     document = {"type": "document", "source": {"type": "text", "data": "x"}}
     search = {"type": "web_search_20250305", "name": "web_search"}
     for fields in (

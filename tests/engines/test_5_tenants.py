@@ -37,7 +37,7 @@ def _num_cached(answer: dict[str, Any]) -> int:
 def test_no_tenant_finds_anothers_cache(
     replicas: tuple[Engine, Engine], log_dir: Path, path: str
 ) -> None:
-    """cached_tokens is 0 across tenants and users, and most of the prompt within; one replica."""
+    """On one replica cached_tokens is 0 across tenants and users, and most of the prompt within."""
     file = log_dir / f"tenants{path.replace('/', '-')}.yaml"
     keys = {name: add(file, name) for name in ("a", "b")}
     config = {"replicas": [replicas[0].url], "tenants": {"file": str(file)}}

@@ -45,7 +45,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
     ],
 )
 def test_uncertain_messages(message: dict[str, Any]) -> None:
-    """No guess is made about them."""
+    """They raise NeedsEngine."""
     with pytest.raises(NeedsEngine):
         build_conversation([message], "string", JsonMemo())
 
@@ -63,7 +63,7 @@ def test_uncertain_messages(message: dict[str, Any]) -> None:
     ],
 )
 def test_uncertain_tools(tool: dict[str, Any]) -> None:
-    """Nor about such tools."""
+    """They raise NeedsEngine, too."""
     with pytest.raises(NeedsEngine):
         build_tools([tool], JsonMemo())
 

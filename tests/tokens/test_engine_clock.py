@@ -12,7 +12,7 @@ NOON = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 
 
 def test_an_unknown_zone_may_change_at_any_quarter() -> None:
-    """A first date leaves so many zones that the next quarter may be a midnight."""
+    """One date leaves many time zones possible, so any quarter of an hour may be a midnight."""
     clock = EngineClock()
 
     clock.observe(NOON.date(), NOON)
@@ -42,7 +42,7 @@ def test_a_day_shows_the_zone(offset_h: float) -> None:
 
 
 def test_no_midnight_is_missed() -> None:
-    """Whatever was learned before, summer time included, the date is asked for once it changed."""
+    """The date is asked for again after every change of it, summer time included."""
     clock, now, offset = EngineClock(), NOON, timedelta(hours=1)
     for _ in range(400):
         clock.observe((now + offset).date(), now)

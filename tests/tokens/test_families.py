@@ -52,7 +52,7 @@ _loaded = functools.cache(load)
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_ids_are_the_engines(name: str, api: str) -> None:
-    """What we tokenize is what the engine tokenized; refused is only what it refused."""
+    """Ids made here are the engine's, and only what it refused is refused."""
     golden = json.loads(GOLDEN.read_text())
 
     seen = compare(_loaded(name), api, golden["seed"], golden["families"][f"{name} {api}"])
@@ -84,7 +84,7 @@ def test_turns_cost_what_they_add(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4", "gpt-oss"])
 def test_refused_without_a_template(name: str) -> None:
-    """What excludes itself, or has no message, is not rendered where no template is either."""
+    """Contradictory or empty requests are refused also where no template would refuse them."""
     user = {"role": "user", "content": "hi"}
 
     with pytest.raises(TemplateFailed):
@@ -112,7 +112,7 @@ def test_a_proof_after_midnight() -> None:
 
 
 def test_the_page_names_every_family() -> None:
-    """What is proven is in docs/models.md, and nothing there is proven on what is not here."""
+    """docs/models.md lists the families that are tested here, and no others."""
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
 

@@ -44,7 +44,7 @@ def _tokens(prompter: Prompter, prompt: str) -> Tokens:
 
 
 class Liar:
-    """Encodes as `tokenizers` does, but for texts that hold a word."""
+    """Encodes as `tokenizers` does, except texts that hold a given word."""
 
     def __init__(self, word: str) -> None:
         self._word = word
@@ -59,7 +59,7 @@ class Liar:
 
 
 class Broken:
-    """Gives up on every text."""
+    """Fails on every text."""
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
         raise FastEncoderFailed("PanicException")
@@ -97,7 +97,7 @@ def test_segments_of_a_prompt() -> None:
 
 
 def test_the_proof_finds_a_difference() -> None:
-    """Whatever class of text is encoded otherwise; what it says quotes no text."""
+    """A difference in any class of text is found; the reason quotes no text."""
     for word in ("  ", "\u0301", "1234", "中", "\r\n", "<|im_end|>", "'ll", "🇩🇪"):
         difference = find_difference(_tokenizer(), Liar(word))  # type: ignore[arg-type]
 
@@ -107,7 +107,7 @@ def test_the_proof_finds_a_difference() -> None:
 
 
 def test_the_proof_is_the_same_each_time() -> None:
-    """So that one that fails can be looked into."""
+    """A proof that fails can thus be reproduced."""
     texts = list(texts_for(_tokenizer()))
 
     assert texts == list(texts_for(_tokenizer()))
@@ -169,7 +169,7 @@ def _loaded(tokenizer: Tokenizer) -> FastEncoder | None:
 
 
 def test_one_that_breaks_down_is_given_up() -> None:
-    """The text in its hands is encoded by `tokenizers`, all others, too; it is told once."""
+    """`tokenizers` encodes this text and all that follow; the failure is reported once."""
     prompter = _prompter(Broken())
 
     tokens = _tokens(prompter, "some words")
@@ -210,7 +210,7 @@ def test_failures(
 
 
 def test_a_tokenizer_that_is_none() -> None:
-    """A description that fastokens cannot read is a failure with its reason."""
+    """A description that fastokens cannot read is a failure with a reason."""
     description = json.loads(_tokenizer().to_str()) | {"normalizer": {"type": "Sorcery"}}
 
     with pytest.raises(FastEncoderFailed, match="fastokens: "):
@@ -218,7 +218,7 @@ def test_a_tokenizer_that_is_none() -> None:
 
 
 def test_other_ids_for_a_prompt() -> None:
-    """fastokens is given up with all it encoded, and what was held against our tokens; once."""
+    """fastokens is given up with all that it encoded, and our tokens are trusted anew."""
     prompter = _prompter(Liar("lie"))
     request = parse_completion({"prompt": "here is a lie " * 400, "add_special_tokens": False})
     prompt = str(request.prompts[0])
@@ -261,4 +261,4 @@ def test_other_ids_by_another_encoder() -> None:
 
 
 class MarkedBy:
-    """Stands for an encoder of marked chats; never asked."""
+    """Stands for an encoder of marked chats; it is never called."""

@@ -21,7 +21,7 @@ def _entries(name: str) -> tuple[int, list[str | None]]:
 
 
 def _ours(prompter: Prompter, body: dict[str, Any]) -> str | None:
-    """Give the fingerprint of our ids; None: the engine's to make or to refuse."""
+    """Return the fingerprint of our ids; None: only the engine can make them or refuse."""
     body = orjson.loads(orjson.dumps(body))
     try:
         if "messages" in body:
@@ -50,7 +50,7 @@ def prompters() -> dict[str, Prompter]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_chat_ids_are_the_engines(name: str, prompters: dict[str, Prompter]) -> None:
-    """Whatever we tokenize is what the engine tokenized; the rest we leave to it, and seldom."""
+    """All ids made here are the engine's; few requests are left to the engine."""
     seed, recorded = _entries(name)
     bodies = list(chat_bodies(seed, len(recorded)))
 
@@ -64,7 +64,7 @@ def test_chat_ids_are_the_engines(name: str, prompters: dict[str, Prompter]) -> 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_refused_only_if_the_engine_refuses(name: str, prompters: dict[str, Prompter]) -> None:
-    """A request that we answer with 400 is one that the engine answered so."""
+    """What we answer with 400, the engine answered with 400."""
     seed, recorded = _entries(name)
     bodies = chat_bodies(seed, len(recorded))
 

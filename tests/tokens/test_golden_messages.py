@@ -17,7 +17,7 @@ from tests.tokens.record_messages import TEMPLATES
 
 
 def _ours(prompter: Prompter, body: dict[str, Any]) -> str:
-    """Give the fingerprint of our ids, or why there are none: the engine's to make or to refuse."""
+    """Return the fingerprint of our ids, or the reason why only the engine can make them."""
     try:
         plan = prompter.plan_chat(parse_messages(orjson.loads(json.dumps(body))))
     except NeedsEngine as exc:
@@ -29,7 +29,7 @@ def _ours(prompter: Prompter, body: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_messages_ids_are_the_engines(name: str) -> None:
-    """Whatever we tokenize is what the engine tokenized; it refuses what we do; the rest is few."""
+    """All ids made here are the engine's, it refuses what we refuse, and few are left to it."""
     path = GOLDEN / "messages" / f"{name}.json"
     golden = json.loads(path.read_text())
     recorded: list[str | None] = golden["entries"]

@@ -22,7 +22,7 @@ _REFUSED = "refused"
 
 
 def _ours(prompter: Prompter, body: dict[str, Any]) -> str | None:
-    """Give the fingerprint of our ids; None: the engine's to make or to refuse."""
+    """Return the fingerprint of our ids; None: only the engine can make them or refuse."""
     try:
         plan = prompter.plan_chat(parse_responses(orjson.loads(orjson.dumps(body))))
     except NeedsEngine:
@@ -41,7 +41,7 @@ def prompters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Prompter]:
 
 @pytest.mark.parametrize("name", [*TEMPLATES, BOS])
 def test_ids_are_the_engines(name: str, prompters: dict[str, Prompter]) -> None:
-    """Whatever the engine takes has its ids here, or none, seldom; and nothing of it is refused."""
+    """Requests that the engine accepts have its ids here, are seldom unknown, and never refused."""
     golden = json.loads((GOLDEN / f"responses_{name}.json").read_text())
     recorded = golden["entries"]
 
@@ -65,7 +65,7 @@ def test_the_special_token_in_front_is_not_forgotten(tmp_path: Path) -> None:
 
 @given(bodies)
 def test_any_json_has_tokens_or_none(prompters: dict[str, Prompter], body: dict[str, Any]) -> None:
-    """Whatever is in a body, nothing but the two outcomes that the data path knows."""
+    """Any body gives tokens, or one of the two errors that the data path expects."""
     try:
         prompters["dump"].plan_chat(parse_responses(body))
     except (NeedsEngine, ClientError):

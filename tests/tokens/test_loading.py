@@ -158,7 +158,7 @@ def test_broken_tokenizer(model: Path) -> None:
 
 
 def test_slow_or_odd_tokenizers() -> None:
-    """Tokenizers in Python, or with ways of their own, are the engine's."""
+    """Tokenizers written in Python, or with rules of their own, are left to the engine."""
 
     class Own(PreTrainedTokenizerFast):
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:

@@ -116,7 +116,7 @@ def test_stock_stays_stock() -> None:
 
 
 def test_another_release_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where transformers renders in another environment, so do we."""
+    """Where transformers renders in another environment, that one is used."""
     other = SandboxedEnvironment().from_string("")
     monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", lambda source: other)
 

@@ -56,7 +56,7 @@ def test_which_templates_want_the_system_message_first(template: str, wants: boo
 
 
 def test_reminders_stay_or_are_merged() -> None:
-    """In their place; in front where one of the model's two templates wants it."""
+    """They stay in place, or are merged in front where a template of the model needs that."""
     assert contents(adapted(PLAIN)) == ["s1", "a", "s2", "b"]
     assert contents(adapted(STRICT)) == ["s1s2", "a", "b"]
     assert contents(adapted(PLAIN, with_tools=STRICT)) == ["s1s2", "a", "b"]
@@ -72,7 +72,7 @@ def test_disabled_thinking_is_none_where_that_does_something(template: str, effo
 
 
 def test_a_template_with_which_no_engine_starts() -> None:
-    """It raises what the engine does not expect."""
+    """It raises an error that the engine does not catch."""
     with pytest.raises(NeedsEngine):
         adapted(PLAIN + "{{ 1 / 0 }}")
 

@@ -36,7 +36,7 @@ def test_the_only_replica_is_right() -> None:
 
 
 def test_a_lone_liar_is_not_believed() -> None:
-    """Neither before nor after the others spoke, however often it lies."""
+    """One replica that counts other tokens never ends local tokens, whenever and however often."""
     trust = TokenTrust()
 
     for _ in range(50):
