@@ -72,5 +72,13 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_decode=0.04,
         ms_per_mtoken_context=31.0,
     ),
+    # Two vLLM 0.32.0 CPU engines with `loadtest.tiny_model`, sharing two cores with their API
+    # servers, a router and a client. TODO(grid): a first guess, to be fitted to real runs.
+    "cpu-tiny": TimeModel(
+        base_ms=12.0,
+        ms_per_prefill_token=0.1,
+        ms_per_mtoken2=3.0,
+        ms_per_decode=1.0,
+    ),
     "instant": TimeModel(),
 }

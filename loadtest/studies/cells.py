@@ -1,0 +1,97 @@
+"""The settings of the grid on two small engines: how much is asked of the caches, and when.
+
+working set     what the sessions hold at their ends, shared prompt once, over both caches
+think           seconds between an answer and the session's next turn
+pool            whether the engines share a Mooncake pool
+shared          tokens of system prompt and tools that all sessions begin with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from loadtest.agents import Profile
+
+Think = Literal["short", "long"]
+Shared = Literal["small", "large"]
+
+BLOCK_SIZE: Final = 32  # the CPU attention wants a multiple of 32
+NUM_BLOCKS: Final = 1_200  # of one engine
+NUM_ENGINES: Final = 2
+NUM_USABLE_BLOCKS: Final = NUM_BLOCKS - 1  # vLLM keeps one, the null block
+CACHE_TOKENS: Final = NUM_ENGINES * NUM_USABLE_BLOCKS * BLOCK_SIZE
+
+WORKING_SETS: Final = (0.6, 1.0, 1.7, 3.0)
+THINKS: Final[tuple[Think, ...]] = ("short", "long")
+POOLS: Final = (False, True)
+SHARED: Final[tuple[Shared, ...]] = ("small", "large")
+
+_THINK_S: Final[dict[Think, tuple[float, float, float]]] = {  # median, sigma, longest
+    "short": (0.5, 0.5, 2.0),
+    "long": (0.8, 1.2, 12.0),
+}
+"""An overrun cache of these engines turns over in 2 to 4 s: the tail is what outlasts it."""
+_SHARED_TOKENS: Final[dict[Shared, int]] = {"small": 1_000, "large": 6_000}
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """One setting."""
+
+    working_set: float
+    think: Think = "short"
+    has_pool: bool = False
+    shared: Shared = "small"
+
+    @property
+    def name(self) -> str:
+        """Name the setting as tables and files do."""
+        pool = "pool" if self.has_pool else "no pool"
+        return f"{self.working_set:g}, {self.think} think, {pool}, {self.shared} shared prompt"
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Bound a wait: runs of one cell end within a minute."""
+        return _THINK_S[self.think][2]
+
+    def profile(self, seed: int) -> Profile:
+        """Describe the sessions: some 10 turns, 7,000 tokens of their own at the end.
+
+        Replies are as long as drawn (`ignore_eos`), so that all engines and policies do alike.
+        """
+        median_s, sigma, _ = _THINK_S[self.think]
+        return Profile(
+            num_turns=10,
+            turns_sigma=0.3,
+            seed=seed,
+            num_shared_tokens=_SHARED_TOKENS[self.shared],
+            num_task_tokens=400,
+            num_large_result_tokens=900,
+            num_result_tokens=350,
+            result_sigma=0.8,
+            max_result_tokens=2_000,
+            num_output_tokens=24,
+            output_sigma=0.5,
+            max_output_tokens=64,
+            tool_wait_s=median_s,
+            tool_wait_sigma=sigma,
+            ramp_s=0.0,
+            sub_agent_share=0.0,
+            extra_body={"ignore_eos": True},
+        )
+
+
+def cells(
+    working_sets: Sequence[float] = WORKING_SETS,
+    thinks: Sequence[Think] = THINKS,
+    pools: Sequence[bool] = POOLS,
+    shared: Sequence[Shared] = SHARED,
+) -> list[Cell]:
+    """List the settings that the values make."""
+    return [
+        Cell(working_set=working_set, think=think, has_pool=has_pool, shared=size)
+        for has_pool, size, think, working_set in product(pools, shared, thinks, working_sets)
+    ]

@@ -1,0 +1,153 @@
+"""One run of the grid: a cell's sessions under one arm, on real engines or simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from loadtest.machine import Machine
+from loadtest.results import TurnResult, summarize
+from loadtest.simulator import PoolSetup, Setup, simulate
+from loadtest.studies.cells import NUM_ENGINES, NUM_USABLE_BLOCKS, Cell
+from loadtest.studies.draw import Draw
+from policies import naming
+
+SCHEMA: Final = "warmroute.grid/1"
+ENGINE: Final = "cpu-tiny"
+_BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
+_BATCH_REQUESTS: Final = 128
+_POOL_SPEED: Final = 6.0  # a fetched token over a computed one, over TCP
+_EVENT_LAG_S: Final = 0.01
+
+Kind = Literal["real", "simulated"]
+
+
+class GridRun(Struct, frozen=True, kw_only=True):
+    """What one run found; times in seconds.
+
+    `num_exact` of `num_predicted` turns: the engine reported as many cached tokens as the router
+    predicted. `num_moved` turns went to another replica than the one before in their session.
+    """
+
+    kind: Kind
+    cell: Cell
+    arm: str
+    seed: int
+    round: int = 0
+    working_set: float
+    num_turns: int
+    num_errors: int
+    num_prompt_tokens: int
+    num_recomputed_tokens: int
+    num_ideal_tokens: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    num_predicted: int
+    num_exact: int
+    num_moved: int
+    span_s: float
+    is_report: bool = False  # of a seed that nothing was tuned on
+    turns: tuple[TurnResult, ...] = ()
+
+
+class GridFile(Struct, frozen=True, kw_only=True):
+    """All runs of one command, and what they ran on."""
+
+    schema: str = SCHEMA
+    machine: Machine
+    command: str
+    runs: tuple[GridRun, ...]
+
+
+def run_of(
+    draw: Draw,
+    arm: str,
+    turns: Sequence[TurnResult],
+    *,
+    kind: Kind = "real",
+    round: int = 0,
+    num_exact: int | None = None,
+    is_report: bool = False,
+    keeps_turns: bool = False,
+) -> GridRun:
+    """Sum a run up; `num_exact` None: count it from the turns' headers."""
+    summary = summarize(turns)
+    good = [turn for turn in turns if turn.error is None]
+    predicted = [turn for turn in good if turn.predicted is not None]
+    if num_exact is None:
+        num_exact = sum(_is_exact(turn) for turn in predicted)
+    return GridRun(
+        kind=kind,
+        cell=draw.cell,
+        arm=arm,
+        seed=draw.seed,
+        round=round,
+        working_set=draw.working_set,
+        num_turns=summary.num_turns,
+        num_errors=summary.num_errors,
+        num_prompt_tokens=summary.num_prompt_tokens,
+        num_recomputed_tokens=summary.num_recomputed_tokens,
+        num_ideal_tokens=draw.num_ideal_tokens,
+        ttft_mean_s=summary.ttft_mean_s,
+        ttft_p50_s=summary.ttft_p50_s,
+        ttft_p90_s=summary.ttft_p90_s,
+        num_predicted=len(predicted),
+        num_exact=num_exact,
+        num_moved=num_moved(good),
+        span_s=summary.span_s,
+        is_report=is_report,
+        turns=tuple(turns) if keeps_turns else (),
+    )
+
+
+def _is_exact(turn: TurnResult) -> bool:
+    return turn.predicted is not None and turn.predicted.total == turn.num_cached_tokens
+
+
+def num_moved(turns: Sequence[TurnResult]) -> int:
+    """Count turns that another replica served than the turn before in their session."""
+    places = {(turn.session_id, turn.number): turn.replica for turn in turns}
+    return sum(
+        replica is not None and places.get((session_id, number - 1), replica) not in (replica, None)
+        for (session_id, number), replica in places.items()
+    )
+
+
+def setup_of(cell: Cell, seed: int) -> Setup:
+    """Describe the two engines to the simulator."""
+    return Setup(
+        num_replicas=NUM_ENGINES,
+        num_blocks=NUM_USABLE_BLOCKS,
+        engine=ENGINE,
+        max_num_batched_tokens=_BATCH_TOKENS,
+        max_num_seqs=_BATCH_REQUESTS,
+        pool=PoolSetup(speed=_POOL_SPEED) if cell.has_pool else None,
+        load=None,
+        loop="closed",
+        event_lag_s=_EVENT_LAG_S,
+        seed=seed,
+    )
+
+
+def simulated(
+    draw: Draw,
+    arm: str,
+    *,
+    is_report: bool = False,
+    advance: Callable[[int], None] = lambda num: None,
+) -> GridRun:
+    """Simulate a draw under a policy.
+
+    Raises:
+        ValueError: `arm` names no policy.
+    """
+    policy = naming.parse(arm)
+    found = simulate(
+        draw.workload, policy, setup_of(draw.cell, draw.seed), label=arm, advance=advance
+    )
+    turns = found.run.turns
+    num_exact = len(turns) - found.num_mispredicted
+    return run_of(draw, arm, turns, kind="simulated", num_exact=num_exact, is_report=is_report)

@@ -1,0 +1,173 @@
+"""Runs of the grid as Markdown: per cell and arm, and real beside simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import Final
+
+from loadtest.markdown import table
+from loadtest.studies.cells import Cell
+from loadtest.studies.grid_run import GridRun
+
+BASELINE: Final = "session_hash"
+
+_HEADER: Final = (
+    "arm", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
+    "moved",
+)  # fmt: skip
+
+
+def report(runs: Sequence[GridRun], baseline: str = BASELINE) -> str:
+    """Lay runs out, one table for each cell, and one for all cells."""
+    parts = []
+    by_cell = {cell: [run for run in runs if run.cell == cell] for cell in _cells(runs)}
+    for cell, of_cell in by_cell.items():
+        parts += [f"### {cell.name}", _cell_table(of_cell, baseline)]
+    if len(by_cell) > 1:
+        parts += ["### In sum", _sum_table(runs, baseline)]
+    return "\n\n".join(parts)
+
+
+def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
+    """Lay recomputed tokens and times of real runs beside those of the same, simulated."""
+    rows = []
+    for cell in _cells(real):
+        for arm in _arms(real):
+            keys = {(run.cell, run.arm, run.seed) for run in simulated}
+            ours = [r for r in real if r.cell == cell and r.arm == arm]
+            ours = [r for r in ours if (r.cell, r.arm, r.seed) in keys]
+            seeds = {run.seed for run in ours}
+            theirs = [r for r in simulated if r.cell == cell and r.arm == arm and r.seed in seeds]
+            if not ours or not theirs:
+                continue
+            tokens = _mean(ours, _recomputed), _mean(theirs, _recomputed)
+            times = _mean(ours, _ttft), _mean(theirs, _ttft)
+            rows.append(
+                [
+                    cell.name,
+                    f"`{arm}`",
+                    f"{tokens[0]:,.0f}",
+                    f"{tokens[1]:,.0f}",
+                    f"{tokens[1] / tokens[0]:.2f}",
+                    f"{times[0]:.2f}",
+                    f"{times[1]:.2f}",
+                    f"{times[1] / times[0]:.2f}",
+                ]
+            )
+    header = [
+        "cell", "arm", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
+        "simulated", "ratio",
+    ]  # fmt: skip
+    return table(header, rows)
+
+
+def ratios(
+    runs: Sequence[GridRun], baseline: str, value: Callable[[GridRun], float], arm: str
+) -> list[float]:
+    """Divide an arm's values by the baseline's, seed by seed, cell by cell."""
+    base: dict[tuple[Cell, int], list[float]] = {}
+    for run in runs:
+        if run.arm == baseline:
+            base.setdefault((run.cell, run.seed), []).append(value(run))
+    found = []
+    for cell, seed in base:
+        ours = [value(r) for r in runs if r.arm == arm and r.cell == cell and r.seed == seed]
+        if ours and (mean := fmean(base[cell, seed])):
+            found.append(fmean(ours) / mean)
+    return found
+
+
+def _cell_table(runs: Sequence[GridRun], baseline: str) -> str:
+    rows = [
+        _row(arm, [run for run in runs if run.arm == arm], runs, baseline) for arm in _arms(runs)
+    ]
+    rows.append(["unlimited cache", f"{_mean(runs, _ideal):,.0f}", *[""] * (len(_HEADER) - 2)])
+    caption = (
+        f"Working set {_mean(runs, lambda run: run.working_set):.2f}, "
+        f"{_mean(runs, lambda run: run.num_turns):,.0f} turns, "
+        f"{_mean(runs, lambda run: run.num_prompt_tokens):,.0f} prompt tokens; "
+        f"seeds {', '.join(map(str, sorted({run.seed for run in runs})))}."
+    )
+    return f"{table(_HEADER, rows)}\n\n{caption}"
+
+
+def _row(
+    arm: str, runs: Sequence[GridRun], all_runs: Sequence[GridRun], baseline: str
+) -> list[str]:
+    num_predicted = sum(run.num_predicted for run in runs)
+    num_turns = sum(run.num_turns for run in runs)
+    exact = f"{sum(run.num_exact for run in runs) / num_predicted:.0%}" if num_predicted else ""
+    num_errors = sum(run.num_errors for run in runs)
+    failed = f" ({num_errors} failed)" if num_errors else ""
+    return [
+        f"`{arm}`{failed}",
+        f"{_mean(runs, _recomputed):,.0f}",
+        _spread(ratios(all_runs, baseline, _recomputed, arm)),
+        f"{_mean(runs, _ttft):.2f}",
+        _spread(ratios(all_runs, baseline, _ttft, arm)),
+        f"{_mean(runs, lambda run: run.ttft_p90_s):.2f}",
+        exact,
+        f"{sum(run.num_moved for run in runs) / num_turns:.0%}" if num_turns else "",
+    ]
+
+
+def _sum_table(runs: Sequence[GridRun], baseline: str) -> str:
+    """Sum over cells and seeds; only cells and seeds that every arm has."""
+    arms = _arms(runs)
+    done = {arm: {(run.cell, run.seed) for run in runs if run.arm == arm} for arm in arms}
+    common = set.intersection(*done.values())
+    kept = [run for run in runs if (run.cell, run.seed) in common]
+    base = [run for run in kept if run.arm == baseline]
+    rows = []
+    for arm in arms:
+        ours = [run for run in kept if run.arm == arm]
+        tokens, time_s = sum(map(_recomputed, ours)), sum(map(_waited, ours))
+        num_turns = sum(run.num_turns for run in ours)
+        ratio = [
+            f"{value / total:.2f}" if total else ""
+            for value, total in (
+                (tokens, sum(map(_recomputed, base))),
+                (time_s, sum(map(_waited, base))),
+            )
+        ]
+        mean_s = f"{time_s / num_turns:.2f}" if num_turns else ""
+        rows.append([f"`{arm}`", f"{tokens:,.0f}", ratio[0], mean_s, ratio[1]])
+    return table(_HEADER[:5], rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Write the mean of ratios with the least and the greatest of them."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def _cells(runs: Iterable[GridRun]) -> list[Cell]:
+    return list(dict.fromkeys(run.cell for run in runs))
+
+
+def _arms(runs: Iterable[GridRun]) -> list[str]:
+    return list(dict.fromkeys(run.arm for run in runs))
+
+
+def _mean(runs: Sequence[GridRun], value: Callable[[GridRun], float]) -> float:
+    return fmean(map(value, runs)) if runs else 0.0
+
+
+def _recomputed(run: GridRun) -> float:
+    return run.num_recomputed_tokens
+
+
+def _ideal(run: GridRun) -> float:
+    return run.num_ideal_tokens
+
+
+def _ttft(run: GridRun) -> float:
+    return run.ttft_mean_s
+
+
+def _waited(run: GridRun) -> float:
+    return run.ttft_mean_s * (run.num_turns - run.num_errors)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.results import Predicted, TurnResult
+from loadtest.studies.cells import Cell
+from loadtest.studies.draw import draw
+from loadtest.studies.grid_run import GridFile, GridRun, num_moved, run_of, simulated
+from loadtest.studies.grid_table import comparison, ratios, report
+from loadtest.studies.real_grid import main
+
+CELL = Cell(working_set=0.3)
+
+
+def turn(number: int, replica: str | None, *, predicted: int = 0, cached: int = 0) -> TurnResult:
+    return TurnResult(
+        session_id="s0",
+        number=number,
+        start_s=float(number),
+        total_s=0.5,
+        ttft_s=0.25,
+        num_prompt_tokens=100,
+        num_cached_tokens=cached,
+        replica=replica,
+        predicted=Predicted(gpu=predicted),
+    )
+
+
+def run(arm: str, seed: int, num_recomputed_tokens: int, ttft_mean_s: float = 1.0) -> GridRun:
+    return GridRun(
+        kind="real",
+        cell=CELL,
+        arm=arm,
+        seed=seed,
+        working_set=0.3,
+        num_turns=10,
+        num_errors=0,
+        num_prompt_tokens=1_000,
+        num_recomputed_tokens=num_recomputed_tokens,
+        num_ideal_tokens=100,
+        ttft_mean_s=ttft_mean_s,
+        ttft_p50_s=1.0,
+        ttft_p90_s=2.0,
+        num_predicted=10,
+        num_exact=9,
+        num_moved=1,
+        span_s=5.0,
+    )
+
+
+def test_moves_are_counted_turn_by_turn() -> None:
+    """A turn elsewhere than the one before in its session; a session's first never."""
+    turns = [turn(2, "r1"), turn(0, "r1"), turn(1, "r2"), turn(3, "r1"), turn(4, None)]
+
+    assert num_moved(turns) == 2
+
+
+def test_a_prediction_is_exact_or_not() -> None:
+    """Predicted and reported cached tokens are compared where the router predicted."""
+    found = run_of(draw(CELL, seed=1), "x", [turn(0, "r1"), turn(1, "r1", predicted=64, cached=32)])
+
+    assert (found.num_predicted, found.num_exact) == (2, 1)
+    assert found.num_recomputed_tokens == 168
+
+
+def test_ratios_are_taken_seed_by_seed() -> None:
+    """An arm without the baseline's seed is left out; the table has the spread."""
+    runs = [run("session_hash", 1, 200), run("session_hash", 2, 100), run("kv_aware", 1, 100),
+            run("kv_aware", 2, 150), run("kv_aware", 3, 999)]  # fmt: skip
+
+    assert ratios(runs, "session_hash", lambda r: r.num_recomputed_tokens, "kv_aware") == [0.5, 1.5]
+    assert "| 1.00 (0.50 to 1.50) |" in report(runs)
+
+
+def test_real_and_simulated_stand_side_by_side() -> None:
+    """Means of the seeds that both have, and the simulated over the real."""
+    table = comparison([run("a", 1, 200), run("a", 2, 900)], [run("a", 1, 220, 0.5)])
+
+    assert "| `a` | 200 | 220 | 1.10 | 1.00 | 0.50 | 0.50 |" in table
+
+
+def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
+    """With room for all and one replica's worth of sessions, the hash recomputes the minimum."""
+    drawn = draw(CELL, seed=3)
+
+    found = simulated(drawn, "session_hash")
+
+    assert found.num_turns == len(drawn.workload.turns)
+    assert found.num_prompt_tokens == drawn.workload.num_input_tokens
+    assert drawn.num_ideal_tokens <= found.num_recomputed_tokens < 1.2 * drawn.num_ideal_tokens
+
+
+def test_the_command_simulates_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells, arms and seeds are chosen on the command line; every run is in the file."""
+    path = tmp_path / "grid.json"
+
+    code = main(
+        ["--simulate", "--working-set", "0.3", "--think", "short", "--pool", "no", "--shared",
+         "small", "--arms", "session_hash", "kv_aware:gamma=0:beta=0", "--seeds", "1", "101",
+         "--json", str(path)]
+    )  # fmt: skip
+
+    assert code == 0
+    found = msgspec.json.decode(path.read_bytes(), type=GridFile)
+    assert [(r.arm, r.seed, r.is_report) for r in found.runs] == [
+        ("session_hash", 1, False), ("kv_aware:gamma=0:beta=0", 1, False),
+        ("session_hash", 101, True), ("kv_aware:gamma=0:beta=0", 101, True),
+    ]  # fmt: skip
+    assert "`kv_aware:gamma=0:beta=0`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--arms", "kv_awar"], "kv_awar"), (["--working-set", "0"], "must be above 0")],
+)
+def test_what_makes_no_sense_is_refused(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names what is wrong."""
+    with pytest.raises(SystemExit):
+        main(["--simulate", *flags])
+
+    assert said in capsys.readouterr().err
