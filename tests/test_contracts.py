@@ -8,7 +8,7 @@ from typing import Any
 
 import cbor2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router import contracts
@@ -111,7 +111,6 @@ def test_a_key_is_the_low_bits_of_int_and_bytes_alike() -> None:
     assert block_key(2**64 - 1) == KEY_MASK
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40),
     st.binary(min_size=16, max_size=32),

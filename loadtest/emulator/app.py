@@ -21,6 +21,7 @@ from loadtest.emulator.faults import REQUEST_FAULTS, Fault
 from loadtest.emulator.generation import Generate
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.responses import ResponseStore, not_cancelled
+from loadtest.emulator.token_routes import TokenRoutes
 from loadtest.emulator.wire import VERSION, ApiError, invalid_type, parse_body
 from router.errors import ClientError
 
@@ -41,16 +42,17 @@ class App:
         self._on_fault = on_fault
         self._responses = ResponseStore(is_on=replica.options.keep_responses)
         generate = Generate(replica, self._responses)
+        tokens = TokenRoutes(replica)
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generate.chat},
             "/v1/completions": {"POST": generate.completion},
             "/v1/messages": {"POST": generate.messages},
             "/v1/responses": {"POST": generate.responses},
-            "/v1/messages/count_tokens": {"POST": generate.count_message_tokens},
-            "/v1/chat/completions/render": {"POST": generate.render_chat},
-            "/v1/completions/render": {"POST": generate.render_completion},
+            "/v1/messages/count_tokens": {"POST": tokens.count_message_tokens},
+            "/v1/chat/completions/render": {"POST": tokens.render_chat},
+            "/v1/completions/render": {"POST": tokens.render_completion},
             "/v1/models": {"GET": self._models},
-            "/tokenize": {"POST": generate.tokenize},
+            "/tokenize": {"POST": tokens.tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._empty},
             "/ping": {"GET": self._empty, "POST": self._empty},

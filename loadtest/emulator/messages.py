@@ -77,46 +77,61 @@ def usage_fields(usage: Usage) -> dict[str, int]:
     }
 
 
-def message(head: Head, reply: Reply, usage: Usage) -> bytes:
-    """Build the whole answer."""
-    block: dict[str, Any] = {"type": "text", "text": reply.text()}
-    if reply.tool_call is not None:
-        call = reply.tool_call
-        arguments = call.arguments[: reply.arguments_until(len(reply.ids))]
-        try:
-            given = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            given = {}
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
-    return orjson.dumps(
-        {
-            **_head(head),
-            "content": [block],
-            **_stop(reply),
-            "usage": usage_fields(usage),
-        }
-    )
-
-
 class MessageWriter:
-    """Writes a stream's events; in the place of a chat's ChunkWriter."""
+    """Writes an answer, see answers.AnswerWriter."""
 
-    __slots__ = ("_block", "_head", "_num_arguments", "_reply")
+    __slots__ = ("_block", "_head", "_num_arguments", "_num_prompt_tokens", "_reply")
 
-    def __init__(self, head: Head, reply: Reply) -> None:
+    def __init__(self, head: Head, reply: Reply, num_prompt_tokens: int) -> None:
         self._head = head
+        self._num_prompt_tokens = num_prompt_tokens
         self._reply = reply
         self._block: str | None = None  # the open block's type
         self._num_arguments = 0
 
-    def start(self, num_prompt_tokens: int) -> bytes:
+    def start(self) -> bytes:
+        return b""  # `message_start` comes with the first tokens
+
+    def failure(self, error: ApiError) -> bytes:
+        return _event("error", error={"type": "internal_error", "message": str(error)})
+
+    def tokens(self, index: int, start: int, stop: int, usage: Usage | None) -> bytes:
+        opening = self._message_start() if start == 0 else b""
+        return opening + self._tokens(start, stop)
+
+    def end(self, usage: Usage) -> bytes:
+        """End: the only event with all of the usage."""
+        closing = _event("content_block_stop", index=0) if self._block is not None else b""
+        ended = _event("message_delta", delta=_stop(self._reply), usage=usage_fields(usage))
+        return closing + ended + _event("message_stop")
+
+    def whole(self, usage: Usage) -> bytes:
+        block: dict[str, Any] = {"type": "text", "text": self._reply.text()}
+        if self._reply.tool_call is not None:
+            call = self._reply.tool_call
+            arguments = call.arguments[: self._reply.arguments_until(len(self._reply.ids))]
+            try:
+                given = orjson.loads(arguments)
+            except orjson.JSONDecodeError:
+                given = {}
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+        return orjson.dumps(
+            {
+                **_head(self._head),
+                "content": [block],
+                **_stop(self._reply),
+                "usage": usage_fields(usage),
+            }
+        )
+
+    def _message_start(self) -> bytes:
         """Begin: what was cached is not known here, so the whole prompt is `input_tokens`."""
-        usage = {"input_tokens": num_prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self._num_prompt_tokens, "output_tokens": 0}
         ends = {"stop_reason": None, "stop_sequence": None}
         begun = {**_head(self._head), "content": [], **ends, "usage": usage}
         return _event("message_start", message=begun)
 
-    def tokens(self, start: int, stop: int) -> bytes:
+    def _tokens(self, start: int, stop: int) -> bytes:
         """Write tokens [start, stop) of the reply, where they say anything."""
         call = self._reply.tool_call
         if call is None:
@@ -136,12 +151,6 @@ class MessageWriter:
             events += self._delta({"type": "input_json_delta", "partial_json": part})
         return events
 
-    def end(self, usage: Usage) -> bytes:
-        """End: the only event with all of the usage."""
-        closing = _event("content_block_stop", index=0) if self._block is not None else b""
-        ended = _event("message_delta", delta=_stop(self._reply), usage=usage_fields(usage))
-        return closing + ended + _event("message_stop")
-
     def _open(self, block: dict[str, Any]) -> bytes:
         if self._block is not None:
             return b""
@@ -150,11 +159,6 @@ class MessageWriter:
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", delta=delta, index=0)
-
-
-def error_event(text: str) -> bytes:
-    """Write what a stream has in place of its end where generating failed."""
-    return _event("error", error={"type": "internal_error", "message": text})
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -149,7 +149,7 @@ def _continued(previous: Kept, messages: Sequence[Mapping[str, Any]]) -> list[Ma
 
 
 class ResponseWriter:
-    """Writes a response: whole, or as a stream's events."""
+    """Writes an answer, see answers.AnswerWriter; `response` is it as far as it is known."""
 
     __slots__ = ("_asked", "_head", "_item", "_num_arguments", "_number", "_reply", "response")
 
@@ -163,12 +163,13 @@ class ResponseWriter:
         self.response = self._response("in_progress", [], None)
 
     def start(self) -> bytes:
-        """Begin: nothing is computed yet."""
         begun = (self._event(f"response.{kind}", response=self.response) for kind in _BEGUN)
         return b"".join(begun)
 
-    def tokens(self, start: int, stop: int) -> bytes:
-        """Write tokens [start, stop) of the reply, where they say anything."""
+    def failure(self, error: ApiError) -> None:
+        return None  # as vLLM: writing the error raises
+
+    def tokens(self, index: int, start: int, stop: int, usage: Usage | None) -> bytes:
         call = self._reply.tool_call
         if call is None:
             text = self._reply.text(start, stop)
@@ -184,11 +185,10 @@ class ResponseWriter:
     def end(self, usage: Usage) -> bytes:
         """End what has begun, and repeat all of it, with the usage."""
         events = self._close() if self._item is not None else b""
-        self.finish(usage)
+        self.whole(usage)
         return events + self._event("response.completed", response=self.response)
 
-    def finish(self, usage: Usage) -> bytes:
-        """Make the response whole, and write it."""
+    def whole(self, usage: Usage) -> bytes:
         items = [self._whole_item()] if self._reply.text() or self._reply.tool_call else []
         is_cut = self._reply.finish_reason == "length"
         self.response = self._response("incomplete" if is_cut else "completed", items, usage)

@@ -6,11 +6,13 @@ Source: answers of vLLM 0.32.0 to the same requests (field by field), vllm/entry
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadtest.emulator.replies import Reply
 
@@ -219,6 +221,10 @@ class Usage(Struct, frozen=True, kw_only=True):
             "completion_tokens": self.num_completion_tokens,
         }
 
+    def before_any(self) -> Self:
+        """Return the usage with nothing generated yet."""
+        return replace(self, num_completion_tokens=0)
+
     def full(self) -> dict[str, Any]:
         """Shape the usage of an answer that is not streamed."""
         return self.counts() | {
@@ -245,6 +251,14 @@ class Head(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     api: Api
+
+
+def answer_id(request_id: str | None, api: Api) -> str:
+    """Name an answer after its request's `X-Request-Id`, which the Responses route ignores."""
+    if api == "responses":
+        return f"resp_{uuid.uuid4().hex}"
+    id = request_id or uuid.uuid4().hex[:16]
+    return f"{'cmpl' if api == 'completion' else 'chatcmpl'}-{id}"
 
 
 def answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cluster.lease_tracker import LeaseTracker
@@ -102,7 +102,6 @@ def test_an_old_load_brings_back_nothing() -> None:
 Action = tuple[str, int]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("bbbeah"), st.integers(0, 9)), max_size=60), st.data())
 def test_in_the_end_all_agree(actions: list[Action], data: st.DataObject) -> None:
     """Notes lost, received again, loads at any moment: a last load repairs all.

@@ -123,7 +123,7 @@ class World:
         return None
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(st.lists(st.one_of(ENGINE, ROUTER, ROUTER, REDIS), max_size=60))
 def test_all_know_what_the_engine_has(history: list[tuple[Any, ...]]) -> None:
     """One leads; it, those who follow, and Redis have just the engine's blocks, copy by copy."""

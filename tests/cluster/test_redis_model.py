@@ -74,7 +74,6 @@ def _delta(model: Model, step: tuple[Any, ...]) -> Delta:
 @pytest.mark.timeout(300)
 @settings(
     max_examples=examples(25),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps)

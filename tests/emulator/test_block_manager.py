@@ -212,9 +212,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert len(sequence.blocks) == -(-num_tokens // 2)
 
 
-CacheMachine.TestCase.settings = settings(
-    max_examples=examples(40), stateful_step_count=40, deadline=None
-)
+CacheMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestCache = CacheMachine.TestCase
 
 

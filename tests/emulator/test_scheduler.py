@@ -234,7 +234,7 @@ def test_reset_is_refused_while_running_unless_it_may_preempt() -> None:
     seats=st.integers(1, 6),
     num_blocks=st.integers(10, 30),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_every_request_says_all_it_has_to_say(
     prompts: list[tuple[list[int], int]], budget: int, seats: int, num_blocks: int
 ) -> None:

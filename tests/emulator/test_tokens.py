@@ -33,7 +33,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=30))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_ids_equal_the_tokenizer_on_the_whole_text(pieces: list[str]) -> None:
     """Cutting at special tokens and remembering prefixes changes no id."""
     text = "".join(pieces)

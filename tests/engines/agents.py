@@ -6,7 +6,6 @@ Each works in a folder of its own with a home of its own, and is killed if it ta
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from tests.docs_blocks import MODEL, ROUTER_PORT, blocks
 from tests.engines.harness import REPOSITORY
 
 CLIENTS: Final = REPOSITORY / ".engines" / "clients" / "node_modules" / ".bin"
@@ -22,7 +22,6 @@ SAID: Final = "The file says warm."
 _WRITE: Final = "echo warm > made.txt"
 _READ: Final = "cat made.txt"
 _TIMEOUT_S: Final = 150.0
-_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Agent(Struct, frozen=True):
@@ -120,5 +119,5 @@ def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = Fa
 def _block(agent: Agent, url: str) -> str:
     """Find the agent's block of the README, for this router and the tiny model."""
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    [block] = [text for _, text in _BLOCK.findall(readme) if agent.block in text]
-    return str(block).replace("http://127.0.0.1:8080", url).replace("Qwen/Qwen3-8B", "tiny")
+    [code] = [block.code for block in blocks(readme) if agent.block in block.code]
+    return code.replace(f"http://127.0.0.1:{ROUTER_PORT}", url).replace(MODEL, "tiny")

@@ -25,7 +25,6 @@ def fuzz(*given_args: Any, **given_kwargs: Any) -> Callable[[Callable[..., None]
         def prepared(num_examples: int) -> Any:
             return settings(
                 max_examples=num_examples,
-                deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),
             )(given(*given_args, **given_kwargs)(target))

@@ -12,7 +12,6 @@ from tests.effort import FUZZ_SECONDS
 FIXED = settings(
     derandomize=not FUZZ_SECONDS,  # in the suite: the same examples every time
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
 )
 
 NASTY = (

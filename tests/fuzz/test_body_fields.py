@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.body_fields import with_fields, without_fields
@@ -55,7 +55,6 @@ def pairs(body: bytes | str) -> Any:
     return json.loads(body, object_pairs_hook=list)
 
 
-@settings(deadline=None)
 @given(MEMBERS, st.randoms(use_true_random=False), st.sets(st.sampled_from(NAMES)))
 def test_removing_members_is_removing_keys(
     members: list[tuple[str, Any]], draw: random.Random, names: set[str]
@@ -74,7 +73,6 @@ def test_removing_members_is_removing_keys(
             index = left.index(member, index) + len(member)
 
 
-@settings(deadline=None)
 @given(MEMBERS, st.randoms(use_true_random=False), st.sampled_from(NAMES), TEXTS)
 def test_setting_a_member_is_setting_a_key(
     members: list[tuple[str, Any]], draw: random.Random, name: str, value: str
@@ -88,7 +86,6 @@ def test_setting_a_member_is_setting_a_key(
     assert json.loads(made) == json.loads(body) | {name: value}
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_any_bytes_are_edited_or_refused(body: bytes) -> None:
     """No other error comes out."""

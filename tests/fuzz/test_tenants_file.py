@@ -53,7 +53,7 @@ def taken(data: bytes) -> bool:
     return False
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(FIELDS, VALUES, max_size=5), VALUES)
 def test_any_entry_is_taken_or_refused(entry: dict[str, Any], secret: Any) -> None:
     """Of any types, nested in any way."""
@@ -61,7 +61,7 @@ def test_any_entry_is_taken_or_refused(entry: dict[str, Any], secret: Any) -> No
     taken(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_any_damage_is_taken_or_refused(seed: int) -> None:
     """Bytes of a good file flipped, cut out, doubled; YAML's odder syntax put in."""

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -107,10 +107,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
 
 TestIndexAgainstModel = IndexAgainstModel.TestCase
-TestIndexAgainstModel.settings = settings(deadline=None)
 
 
-@settings(deadline=None)
 @given(
     num_blocks=st.integers(0, 300),
     lengths=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=40),

@@ -330,7 +330,7 @@ class _Engine:
         return self.batches[-1]
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 2**32), num_steps=st.integers(1, 60), buffer_steps=st.sampled_from([3, 99])
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kv_events.wire import (
@@ -191,7 +191,6 @@ def test_long_arrays_are_recognised() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_raise_value_error(payload: bytes) -> None:
     """No input raises anything else."""

@@ -62,9 +62,7 @@ def snapshot(
 
 
 # A loaded machine is no finding: neither slow drawing nor a slow example fails a test.
-quick = settings(
-    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+quick = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 
 _HASHES = st.integers(0, 2**64 - 1)
 _MS = st.floats(0.0, 1e6)

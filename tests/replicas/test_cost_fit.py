@@ -146,7 +146,7 @@ def test_impossible_times_are_ignored(ttft_ms: float) -> None:
 _POSITIVE = st.floats(1e-3, 1e7)
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(
     seen=st.lists(
         st.tuples(
@@ -185,7 +185,7 @@ def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float]]) -> 
         assert value >= 0.0
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(scale=st.floats(0.01, 100.0))
 def test_a_wrong_scale_of_the_prior_is_unlearned(scale: float) -> None:
     """An engine any factor from 0.01 to 100 of the prior is learned alike."""

@@ -143,7 +143,7 @@ def test_presumes_until_no_request_waits() -> None:
     assert (ledger.num_requests, ledger.num_waiting) == (1, 0)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     steps=st.lists(
         st.tuples(

@@ -34,7 +34,7 @@ def test_share_rises_while_on_and_falls_while_off() -> None:
     assert recent.at(100.0) == recent.at(110.0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(steps=st.lists(st.tuples(st.booleans(), st.floats(-5.0, 100.0)), max_size=30))
 def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
     """Whatever is switched when, the share is in [0, 1]."""

@@ -193,7 +193,7 @@ _NORMALIZERS = [
 ]
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600))
 @given(
     added=st.dictionaries(st.sampled_from(_TOKENS), _FLAGS, min_size=1, max_size=6),
     normalized=st.sets(st.sampled_from(_TOKENS), max_size=4),

@@ -76,7 +76,7 @@ def test_the_tiny_tokenizer_is_proven() -> None:
 _FAST = FastEncoder(_tokenizer().to_str())
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.text(), max_size=20) | st.builds(text, st.randoms(), st.integers(0, 200)))
 def test_any_text(texts: list[str] | str) -> None:
     """Ids of both are the same for whatever text there is."""

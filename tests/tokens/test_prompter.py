@@ -88,7 +88,7 @@ class Agents:
             talk.append({"role": "tool", "content": text(rng, rng.randrange(200))})
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32), cache_tokens=st.sampled_from([0, 300, 3_000, 1_000_000]))
 def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
     """Over turns, edits, branches and evictions: ids as encoded whole, keys as hashed whole."""
@@ -111,7 +111,7 @@ def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
         assert list(tokens.keys(CONTRACT)) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     turns=st.lists(
         st.tuples(st.integers(0, 3 * ID_STRIDE), st.integers(0, 5000), st.booleans()), max_size=5

@@ -218,7 +218,6 @@ def test_an_index_settles_on_what_the_engines_hold(subject: Subject) -> None:
     run_state_machine_as_test(
         machine(subject.make),
         settings=settings(
-            deadline=None,
             max_examples=subject.num_examples,
             suppress_health_check=[HealthCheck.too_slow],
         ),

@@ -275,7 +275,6 @@ def test_routers_agree_on_the_pool_and_a_listing_on_the_truth() -> None:
     run_state_machine_as_test(
         PoolsOfRouters,
         settings=settings(
-            deadline=None,
             max_examples=examples(150),
             stateful_step_count=60,
             suppress_health_check=[HealthCheck.too_slow],

@@ -66,7 +66,7 @@ calls = st.one_of(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(num_blocks=st.integers(2, 14), made=st.lists(calls, max_size=40))
 def test_same_calls_same_cache(num_blocks: int, made: list[tuple[list[int], int] | int]) -> None:
     """Hits, copies, evictions and their order are the emulator's, whatever comes."""

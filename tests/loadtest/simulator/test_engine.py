@@ -225,9 +225,7 @@ def workloads(draw: st.DrawFn) -> list[Asked]:
     return asked
 
 
-patient = settings(
-    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+patient = settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow])
 
 
 @patient

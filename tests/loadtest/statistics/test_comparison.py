@@ -200,7 +200,7 @@ def test_nothing_to_compare_is_nothing() -> None:
     assert compare(P90, "a", "b", []) is None
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.floats(0.01, 10.0), min_size=5, max_size=30), st.integers(0, 2**31))
 def test_interval_is_an_interval_and_the_seed_decides(ttfts: list[float], seed: int) -> None:
     """The interval is ordered and within what was measured; the same seed draws the same."""

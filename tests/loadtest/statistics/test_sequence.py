@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.statistics.sequence import log_evidence, radius
@@ -15,7 +15,6 @@ ALPHA = st.floats(1e-4, 0.3)
 
 
 @given(SE, SCALE, ALPHA, st.floats(3.0, 1e4) | st.just(float("inf")))
-@settings(deadline=None)
 def test_the_interval_is_what_the_evidence_does_not_exclude(
     se: float, scale: float, alpha: float, df: float
 ) -> None:
@@ -42,7 +41,6 @@ def test_the_published_formula() -> None:
 
 
 @given(SE, SCALE)
-@settings(deadline=None)
 def test_it_is_wider_than_a_look_and_few_degrees_of_freedom_widen_it(
     se: float, scale: float
 ) -> None:

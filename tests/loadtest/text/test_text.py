@@ -100,7 +100,7 @@ def turn_of(ids: list[int], num_missing: int, block_size: int) -> Turn:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(ids=ids_of_prompt, num_missing=st.integers(0, 63), block_size=st.sampled_from([16, 64]))
 def test_text_tokenizes_to_the_ids(
     kind: str, ids: list[int], num_missing: int, block_size: int
@@ -119,7 +119,6 @@ def test_text_tokenizes_to_the_ids(
 
 
 @given(one=ids_of_prompt, other=ids_of_prompt, seed=st.integers(0, 3))
-@settings(deadline=None)
 def test_tokens_repeat_where_ids_do(one: list[int], other: list[int], seed: int) -> None:
     """Wherever a block stands, and in another process's prompts as well."""
     vocabulary = of_range(100, 5000)

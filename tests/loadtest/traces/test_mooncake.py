@@ -154,7 +154,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(name="t.jsonl", block_size=block_size, turns=tuple(turns))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(workloads())
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made: Workload) -> None:
     """Any workload comes back as it was, to the microsecond: sessions, order, waits, blocks."""
