@@ -1,40 +1,5 @@
-"""Ports for servers that get theirs before they start: free, and not given again soon.
+"""Ports for servers of tests: see `loadtest.engines.ports`."""
 
-They lie below those that the kernel hands out (32,768 and above on Linux, 49,152 and above
-elsewhere). One of those may go to any process that binds port 0 or connects between its choice and
-the moment when its server listens, which for an engine is half a minute. Processes of a test run
-choose from slices of their own.
-"""
+from loadtest.engines.ports import free_port
 
-from __future__ import annotations
-
-import contextlib
-import os
-import random
-import socket
-from collections.abc import Iterator
-from itertools import count
-
-FIRST, NUM_SLICES, SLICE = 10_000, 16, 700
-BUS = 10_000  # Source: redis.conf, cluster-port: "the command port plus 10000"
-
-
-def free_port() -> int:
-    """Return a port on which no process listens, and whose Redis Cluster bus is free, too."""
-    for port in _ports:
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as bus:
-            one.bind(("0.0.0.0", port))
-            bus.bind(("0.0.0.0", port + BUS))
-            return port
-    raise AssertionError("unreachable: ports are counted without end")
-
-
-def _own_ports() -> Iterator[int]:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", f"gw{os.getpid()}").removeprefix("gw")
-    first = FIRST + int(worker) % NUM_SLICES * SLICE
-    start = random.randrange(SLICE)  # another run on this machine begins elsewhere
-    for number in count(start):
-        yield first + number % SLICE
-
-
-_ports = _own_ports()
+__all__ = ["free_port"]

@@ -35,8 +35,8 @@ from tests.compose.stacks import (
     wait_until,
 )
 from tests.engines.harness import (
-    _ENGINE_ENVIRON,
     BLOCK_SIZE,
+    ENVIRON,
     MAX_MODEL_LEN,
     MODEL_DIR,
     NUM_BLOCKS,
@@ -60,7 +60,7 @@ ADDED = [
     f"--num-gpu-blocks-override={NUM_BLOCKS}",
     "--enforce-eager",
 ]
-ENVIRON = {k: v for k, v in _ENGINE_ENVIRON.items() if k != "VLLM_HOST_IP"}  # the file sets it
+ENVIRON = {k: v for k, v in ENVIRON.items() if k != "VLLM_HOST_IP"}  # the file sets it
 
 
 @cache

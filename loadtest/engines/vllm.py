@@ -1,0 +1,164 @@
+"""Real vLLM replicas with the tiny model: CPU builds, KV events with replay, small caches."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import zmq
+
+from loadtest.engines.ports import free_port
+from loadtest.engines.process import REPOSITORY, Process, read_metric
+from loadtest.tiny_model import MODEL_DIR
+
+INSTALLED_PYTHON: Final = REPOSITORY / ".engines" / "venv" / "bin" / "python"
+
+BLOCK_SIZE: Final = 32  # the CPU attention wants a multiple of 32
+NUM_BLOCKS: Final = 768  # small, so that a few sessions evict each other
+MAX_MODEL_LEN: Final = 16_384  # NUM_BLOCKS * BLOCK_SIZE must hold one request of this length
+
+TOOL_OPTIONS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+ENVIRON: Final = {
+    "PYTHONPATH": str(Path(__file__).parent / "site"),  # its sitecustomize.py says why
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+}
+
+_TOKENIZE_FIELDS = (
+    "model", "messages", "tools", "add_generation_prompt", "continue_final_message",
+    "add_special_tokens", "chat_template", "chat_template_kwargs",
+)  # fmt: skip
+
+
+def engine_python() -> Path:
+    """Name the interpreter that can `import vllm`.
+
+    Raises:
+        FileNotFoundError: none is installed; the message says how to.
+    """
+    named = os.environ.get("WARMROUTE_VLLM_PYTHON")
+    python = Path(named) if named else INSTALLED_PYTHON
+    if not python.exists():
+        raise FileNotFoundError(f"no vLLM at {python}: run tests/engines/install.sh first")
+    return python
+
+
+class Engine(Process):
+    """One real vLLM replica with KV events and replay."""
+
+    __slots__ = ("events_endpoint", "replay_endpoint")
+
+    def __init__(
+        self,
+        name: str,
+        log_dir: Path,
+        *,
+        python: Path | None = None,
+        num_blocks: int = NUM_BLOCKS,
+        max_model_len: int = MAX_MODEL_LEN,
+        buffer_steps: int | None = None,
+        options: Sequence[str] = TOOL_OPTIONS,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        port, events_port, replay_port = free_port(), free_port(), free_port()
+        self.events_endpoint = f"tcp://127.0.0.1:{events_port}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{replay_port}"
+        events: dict[str, Any] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{events_port}",  # any other form makes the engine connect
+            "replay_endpoint": f"tcp://*:{replay_port}",
+        }
+        if buffer_steps is not None:
+            events["buffer_steps"] = buffer_steps  # batches that can be replayed
+        # The CPU build's distribution is `vllm-cpu`: its `vllm` script fails, the module works.
+        command: list[str | Path] = [
+            python or engine_python(), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", MODEL_DIR, "--served-model-name", "tiny", "--load-format", "dummy",
+            "--host", "127.0.0.1", "--port", str(port),
+            "--max-model-len", str(max_model_len), "--block-size", str(BLOCK_SIZE),
+            "--num-gpu-blocks-override", str(num_blocks), "--enforce-eager",
+            "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events), *options,
+        ]  # fmt: skip
+        super().__init__(
+            name,
+            f"http://127.0.0.1:{port}",
+            command,
+            log_dir / f"{name}.log",
+            {**ENVIRON, **(environ or {})},
+        )
+
+    def replayable(self) -> list[int]:
+        """List the numbers of the event batches it can replay."""
+        *batches, _ = replay(self.replay_endpoint, 0)
+        return [int.from_bytes(frames[2], "big") for frames in batches]
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the cache (dev mode), as a restart would.
+
+        The engine publishes in steps: `AllBlocksCleared` leaves with the next request, so a
+        short one follows (too short for a block of its own).
+        """
+        httpx.post(f"{self.url}/reset_prefix_cache", timeout=30).raise_for_status()
+        self.complete([1, 2, 3])
+
+    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a chat request to this replica itself, past the router."""
+        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+        """Complete token ids, one token unless asked otherwise; return the answer."""
+        body = {"model": "tiny", "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
+        response = httpx.post(f"{self.url}/v1/completions", json={**body, **fields}, timeout=60)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def tokenize(self, body: Mapping[str, Any]) -> list[int]:
+        """Ask for the token ids of a chat or completion request."""
+        wanted = (*_TOKENIZE_FIELDS, "prompt") if "prompt" in body else _TOKENIZE_FIELDS
+        fields = {key: body[key] for key in wanted if key in body}
+        response = httpx.post(f"{self.url}/tokenize", json=fields, timeout=60)
+        response.raise_for_status()
+        tokens: list[int] = response.json()["tokens"]
+        return tokens
+
+    def metric(self, name: str) -> float:
+        """Sum a counter or gauge of the engine's /metrics over its labels."""
+        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name)
+
+
+def replay(endpoint: str, first: int, timeout_s: float = 10.0) -> list[list[bytes]]:
+    """Ask a replica for its messages from sequence number `first` on.
+
+    Returns the replies' raw frames as a DEALER gets them, empty delimiter first; the last reply
+    is the end marker, sequence -1.
+    """
+    replies: list[list[bytes]] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(endpoint)
+        dealer.send_multipart((b"", first.to_bytes(8, "big")))
+        while not (replies and _END_OF_REPLAY in replies[-1]):
+            if not dealer.poll(int(timeout_s * 1000)):
+                raise TimeoutError(f"{endpoint} did not replay within {timeout_s} s")
+            replies.append(dealer.recv_multipart())
+    return replies
+
+
+_END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
