@@ -20,7 +20,8 @@ class Mooncake(Policy, frozen=True, kw_only=True):
 
     What the papers leave open, decided here. The best prefix is the longest that any candidate or
     the pool holds. A transfer is the candidate's own read from the shared pool, so it brings what
-    the pool has, at most, and is priced by the learned time of a fetched token; without a pool, or
+    the pool has, at most, and is priced by the learned time of a read and its tokens, and by how
+    far such predictions are off: a prompt leaves its cache for more than that. Without a pool, or
     for a candidate that does not read it, nothing can be transferred, and that branch prices
     recomputing (the rule is then `min_ttft` without its ties). Equality computes locally, as in
     FAST'25 (the arXiv version estimates a transfer there and then makes none). With no own prefix
@@ -63,8 +64,9 @@ class Mooncake(Policy, frozen=True, kw_only=True):
         num_fetched = held - replica.num_gpu_tokens
         num_uncached = snapshot.request.num_tokens - held
         queue_ms = delay_ms(replica)
-        fetch_ms = replica.cost.ms_per_fetched_token * num_fetched
+        fetch_ms = replica.cost.fetch_ms(num_fetched, from_pool=held > own)
         prefill_ms = replica.cost.prefill_ms(num_uncached, held)
+        unsure_ms = replica.cost.fetch_margin_ms(num_fetched) if held > own else 0.0
         return CandidateCost(
             id=replica.id,
             num_uncached_tokens=num_uncached,
@@ -72,8 +74,8 @@ class Mooncake(Policy, frozen=True, kw_only=True):
             queue_ms=queue_ms,
             fetch_ms=fetch_ms,
             prefill_ms=prefill_ms,
-            others_ms=0.0,
-            total_ms=queue_ms + fetch_ms + prefill_ms,
+            others_ms=unsure_ms,
+            total_ms=queue_ms + fetch_ms + prefill_ms + unsure_ms,
         )
 
 

@@ -28,8 +28,12 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
     ms_per_token: float = 0.1
     ms_per_mtoken2: float = 0.5
     ms_per_running: float = 0.0  # what each request that already decodes adds to a first token
-    ms_per_fetched_token: float = 0.01  # reading a token's KV from the cpu tier or the pool
+    ms_per_fetched_token: float = 0.01  # reading a token's KV from the shared pool
+    ms_per_cpu_token: float = 0.01  # reading it from the replica's own cpu tier
+    ms_per_fetch: float = 5.0  # what one read from the pool takes beside its tokens
     error_ms: float = 0.0  # mean absolute error of recent predictions; 0.0 before the first
+    fetch_error_ms: float = 0.0  # the same of requests that read from the pool
+    fetched_token_error_ms: float = 0.01  # standard error of `ms_per_fetched_token`
 
     def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
         """Predict the time to compute `num_uncached_tokens` behind `num_cached_tokens`."""
@@ -39,6 +43,26 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
             + self.ms_per_token * u
             + self.ms_per_mtoken2 * u * (num_cached_tokens + 0.5 * u) * 1e-6
         )
+
+    def fetch_ms(self, num_tokens: int, *, from_pool: bool) -> float:
+        """Predict a read of `num_tokens`: all from the pool, or all from the own cpu tier.
+
+        An engine never mixes them: it reads behind its GPU match, where more can be had.
+        """
+        if not from_pool:
+            return self.ms_per_cpu_token * num_tokens
+        return self.ms_per_fetch + self.ms_per_fetched_token * num_tokens if num_tokens else 0.0
+
+    def fetch_margin_ms(self, num_tokens: int) -> float:
+        """Return by how much a read of `num_tokens` from the pool may be mispredicted.
+
+        A prompt should leave a cache that holds it for a read elsewhere only if it gains more. 0.0
+        without tokens to read.
+        """
+        if not num_tokens:
+            return 0.0
+        unsure_ms = self.fetched_token_error_ms * num_tokens
+        return unsure_ms if unsure_ms > self.fetch_error_ms else self.fetch_error_ms
 
 
 class RequestView(Struct, frozen=True, kw_only=True, gc=False):

@@ -171,6 +171,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     num_held: Count = 0
     session_hash: int | None = None
     held: Keys = b""
+    is_from_pool: bool = False  # where the fetched tokens are read
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered"):

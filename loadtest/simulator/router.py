@@ -112,6 +112,7 @@ class Router:
             num_uncached_tokens=max(ask.num_tokens - num_cached, 0),
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
+            is_from_pool=num_pooled > 0,
         )
         lease = self._fleet.admit(view.id, booking, now_s)
         num_held_blocks = view.num_gpu_tokens // self._block_size

@@ -244,6 +244,7 @@ class Peers:
             num_uncached_tokens=note.num_uncached_tokens,
             num_cached_tokens=note.num_cached_tokens,
             num_fetched_tokens=note.num_fetched_tokens,
+            is_from_pool=note.is_from_pool,
             streams=note.streams,
             is_ours=False,
         )

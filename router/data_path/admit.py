@@ -60,6 +60,7 @@ class Admission:
             num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
+            is_from_pool=choice.num_pool_tokens > 0,
             streams=job.streams and job.prompt is not None,  # else its time teaches nothing
         )
         lease = self._fleet.admit(candidate.id, booking, now_s)

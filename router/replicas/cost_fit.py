@@ -1,15 +1,17 @@
 """Learn a class's cost model from first-token times, one observation at a time.
 
     ttft = base_ms + ms_per_token * tokens + ms_per_mtoken2 * mtoken2
-         + ms_per_running * running + ms_per_fetched_token * fetched
+         + ms_per_running * running + ms_per_cpu_token * cpu
+         + ms_per_fetch * reads + ms_per_fetched_token * pooled
 
 `tokens` and `mtoken2` (token-context pairs / 1e6) are the uncached work in front of the first
 token: the request's own and all of the queue ahead. So queue and own prefill have one unit from
-the first request on, and a wrong scale of the prior changes no order.
+the first request on, and a wrong scale of the prior changes no order. A request reads from its own
+cpu tier or from the pool, never from both: either `cpu` tokens, or `pooled` ones in one read.
 
 How: weighted least squares over a window of the last observations, newest first in weight,
-solved again every few observations (5 unknowns, 128 rows: cheaper in the mean than a recursive
-update, and past observations are judged again by the current model). Four guards:
+solved again every few observations (7 unknowns, 128 rows: cheaper in the mean than a recursive
+update, and past observations are judged again by the current model). Six guards:
 
 1. Relative errors count, not absolute ones: a row weighs 1 / fitted**2. A first token takes
    20 ms or 20 s, and the small ones must be right too.
@@ -21,11 +23,18 @@ update, and past observations are judged again by the current model). Four guard
    (collinear columns) it divides the time among the coefficients; nothing winds up. How fast an
    engine is must be learned in every case, so the prior does not constrain it.
 4. No coefficient is negative (coordinate descent on the normal equations).
+5. Reading a token takes at least a certain part of computing one, and at most a multiple: over
+   RDMA we know of 2 %, over TCP on a busy host of more than all of it. Few requests read, and those
+   that do find short queues, so a free fit may well charge nothing.
+6. A read costs what reads take in the mean. Guard 2 fits what most of them take, and over TCP some
+   take several times as long: what reads take beyond the fit, more than other requests do, is added
+   to the price of a token.
 """
 
 from __future__ import annotations
 
 from math import isfinite
+from operator import mul
 
 import numpy as np
 from msgspec import Struct
@@ -35,19 +44,28 @@ from policies.view import CostModel
 
 PRIOR = CostModel()
 
-_NUM = 5
+_NUM = 7
+_TOKEN, _CPU, _READ, _POOLED = 1, 4, 5, 6  # columns
 _WINDOW = 128
 _FORGETTING = 0.98  # half of the weight lies on the last 35 observations
 _FLOOR_MS = 5.0  # below this, errors count absolutely: no timer is better
+_PRIOR_NOISE = 0.2
 _PRIOR_STRENGTH = 4e-4  # (0.2 / 10)**2: noise of 20 %, prior good to a factor of 10
+_FETCH_STRENGTH = 0.09  # 0.3**2: the prior of reading from the pool is good to a factor of 2
+_BOUNDS = {_CPU: (0.005, 10.0), _POOLED: (0.02, 10.0)}  # in units of computing a token
+_LEAST_SCALE = 0.1  # of the prior's time for computing a token, where none was measured
+_MAX_EXCESS = 4.0  # a read that hangs counts as so many times the prediction, at most
+_NUM_SURE = 2.0  # reads, until half of what they took beyond the fit is believed
 _RUNNING_SCALE_MS = 1.0  # the prior of ms_per_running is 0, its spread must not be
 _CLIP = 3.0  # in units of the median log error; half of the weight is lost there
 _MIN_SPREAD = 0.05
 _ERROR_DECAY = 0.95
+_FETCH_ERROR_FADES = 0.99  # with each request that does not read: a bad hour is forgotten
 _SOLVE_EVERY = 8
 _NUM_REWEIGHTS = 8  # from the prior; later fits start where the last one ended
 _NUM_REWEIGHTS_WARM = 2
 _NUM_SWEEPS = 60
+_STILL = 1e-6  # a coefficient that moves less than this part of its error stands still
 _PACE_S = 0.05  # between observations of other routers, once the window is full
 
 Array = NDArray[np.float64]
@@ -60,6 +78,7 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     num_mtoken2: float  # (token, context) pairs of these, in millions
     num_running: int  # requests that decode already
     num_fetched_tokens: int  # own tokens read from the cpu tier or the pool
+    is_from_pool: bool = False  # they are read from the pool
 
     def predict_ms(self, model: CostModel) -> float:
         """Predict the first-token time of this work."""
@@ -68,7 +87,26 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
             + model.ms_per_token * self.num_tokens
             + model.ms_per_mtoken2 * self.num_mtoken2
             + model.ms_per_running * self.num_running
-            + model.ms_per_fetched_token * self.num_fetched_tokens
+            + model.fetch_ms(self.num_fetched_tokens, from_pool=self.is_from_pool)
+        )
+
+    @property
+    def reads_pool(self) -> bool:
+        """Whether anything is read from the pool."""
+        return self.is_from_pool and self.num_fetched_tokens > 0
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The factors of the model's coefficients, in their order."""
+        num_pooled = self.num_fetched_tokens if self.is_from_pool else 0
+        return (
+            1.0,
+            self.num_tokens,
+            self.num_mtoken2,
+            self.num_running,
+            self.num_fetched_tokens - num_pooled,
+            1.0 if num_pooled else 0.0,
+            num_pooled,
         )
 
 
@@ -86,6 +124,7 @@ class CostFit:
 
     __slots__ = (
         "_error_ms",
+        "_fetch_error_ms",
         "_next_elsewhere_s",
         "_prior",
         "_pull",
@@ -100,7 +139,9 @@ class CostFit:
     def __init__(self, prior: CostModel = PRIOR, *, trusted_after: int = 16) -> None:
         self._prior = _coefficients(prior)
         spreads = np.where(self._prior > 0.0, self._prior, _RUNNING_SCALE_MS)
-        self._pull = _PRIOR_STRENGTH / spreads**2
+        strengths = np.full(_NUM, _PRIOR_STRENGTH)
+        strengths[[_READ, _POOLED]] = _FETCH_STRENGTH
+        self._pull = strengths / spreads**2
         self._trusted_after = trusted_after
         self._theta = self._prior
         self.model = prior
@@ -108,6 +149,7 @@ class CostFit:
         self._ttft_ms = np.zeros(_WINDOW)
         self.num_observations = 0
         self._error_ms: float | None = None
+        self._fetch_error_ms: float | None = None
         self._next_elsewhere_s = 0.0
 
     def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
@@ -117,21 +159,14 @@ class CostFit:
         """
         if not (isfinite(ttft_ms) and ttft_ms > 0.0):
             return
-        self._note_error(abs(predicted_ms - ttft_ms))
+        self._note_error(abs(predicted_ms - ttft_ms), predicted_ms, work)
         slot = self.num_observations % _WINDOW
-        self._rows[slot] = (
-            1.0,
-            work.num_tokens,
-            work.num_mtoken2,
-            work.num_running,
-            work.num_fetched_tokens,
-        )
+        self._rows[slot] = work.row
         self._ttft_ms[slot] = ttft_ms
         self.num_observations += 1
         since_trusted = self.num_observations - self._trusted_after
         if since_trusted >= 0 and since_trusted % _SOLVE_EVERY == 0:
-            self._theta = self._solved()
-            self.model = self._as_model()
+            self.model = self._solve()
 
     def observe_elsewhere(
         self, work: Work, ttft_ms: float, predicted_ms: float, now_s: float
@@ -145,18 +180,20 @@ class CostFit:
             self._next_elsewhere_s = now_s + _PACE_S
             self.observe(work, ttft_ms, predicted_ms)
 
-    def _note_error(self, error_ms: float) -> None:
-        if self._error_ms is None:
-            self._error_ms = error_ms
-        else:
-            self._error_ms = _ERROR_DECAY * self._error_ms + (1 - _ERROR_DECAY) * error_ms
+    def _note_error(self, error_ms: float, predicted_ms: float, work: Work) -> None:
+        self._error_ms = _mean(self._error_ms, error_ms, _ERROR_DECAY)
+        if work.reads_pool:
+            most_ms = _MAX_EXCESS * max(predicted_ms, _FLOOR_MS)
+            self._fetch_error_ms = _mean(self._fetch_error_ms, min(error_ms, most_ms), _ERROR_DECAY)
+        elif self._fetch_error_ms is not None:
+            self._fetch_error_ms = _mean(self._fetch_error_ms, error_ms, _FETCH_ERROR_FADES)
 
-    def _solved(self) -> Array:
+    def _solve(self) -> CostModel:
         """Fit the window, weights and coefficients in turn."""
         num = min(self.num_observations, _WINDOW)
         rows, ttft_ms = self._rows[:num], self._ttft_ms[:num]
         ages = (self.num_observations - 1 - np.arange(num)) % _WINDOW
-        recency = _FORGETTING**ages
+        recency = np.power(_FORGETTING, ages, dtype=np.float64)
         observed = np.maximum(ttft_ms, _FLOOR_MS)
         ratios = observed / np.maximum(rows @ self._prior, 1e-9)
         speed = float(np.partition(ratios, num // 2)[num // 2])
@@ -172,19 +209,33 @@ class CostFit:
             weighted = rows * (recency * trust / scale**2)[:, None]
             matrix = weighted.T @ rows + np.diag(pull)
             vector = weighted.T @ ttft_ms + pull * prior
-            theta = _non_negative(matrix, vector)
-        return theta
+            lows, highs = _bounds(float(max(theta[_TOKEN], _LEAST_SCALE * prior[_TOKEN])))
+            theta = _bounded(matrix, vector, lows, highs)
+        self._theta = theta
+        excess_ms = _excess_of_reads(rows, ttft_ms, rows @ theta, recency)
+        noise = max(_PRIOR_NOISE, limit / _CLIP)
+        error_ms = noise * float(np.sqrt(np.linalg.inv(matrix)[_POOLED, _POOLED]))
+        pooled = min(float(theta[_POOLED]) + excess_ms, float(highs[_POOLED]))
+        return self._as_model(pooled, error_ms)
 
-    def _as_model(self) -> CostModel:
-        base, token, token2, running, fetched = self._theta.tolist()
+    def _as_model(self, pooled: float, pooled_error: float) -> CostModel:
+        base, token, token2, running, cpu, read, _ = self._theta.tolist()
         return CostModel(
             base_ms=base,
             ms_per_token=token,
             ms_per_mtoken2=token2,
             ms_per_running=running,
-            ms_per_fetched_token=fetched,
+            ms_per_fetched_token=pooled,
+            ms_per_cpu_token=cpu,
+            ms_per_fetch=read,
             error_ms=self._error_ms or 0.0,
+            fetch_error_ms=self._fetch_error_ms or 0.0,
+            fetched_token_error_ms=pooled_error,
         )
+
+
+def _mean(before: float | None, now: float, decay: float) -> float:
+    return now if before is None else decay * before + (1.0 - decay) * now
 
 
 def _coefficients(model: CostModel) -> Array:
@@ -194,25 +245,55 @@ def _coefficients(model: CostModel) -> Array:
             model.ms_per_token,
             model.ms_per_mtoken2,
             model.ms_per_running,
+            model.ms_per_cpu_token,
+            model.ms_per_fetch,
             model.ms_per_fetched_token,
         ]
     )
 
 
-def _non_negative(matrix: Array, vector: Array) -> Array:
-    """Solve `matrix @ x = vector` for x >= 0 in the least-squares sense.
+def _bounds(token_ms: float) -> tuple[Array, Array]:
+    """Return what each coefficient is at least and at most where a token takes `token_ms`."""
+    lows, highs = np.zeros(_NUM), np.full(_NUM, np.inf)
+    for column, (least, most) in _BOUNDS.items():
+        lows[column], highs[column] = least * token_ms, most * token_ms
+    return lows, highs
+
+
+def _excess_of_reads(rows: Array, ttft_ms: Array, fitted: Array, recency: Array) -> float:
+    """Return what a token read from the pool takes beyond the fit, in the mean; see guard 6."""
+    reads = rows[:, _READ] > 0.0
+    if not reads.any():
+        return 0.0
+    most = _MAX_EXCESS * np.maximum(fitted, _FLOOR_MS)
+    clipped = np.clip(ttft_ms - fitted, -most, most)
+    weight = float(recency[reads].sum())
+    num_tokens = float(recency[reads] @ rows[reads, _POOLED]) / weight
+    excess_ms = float(recency[reads] @ clipped[reads]) / weight
+    if not reads.all():
+        excess_ms -= float(recency[~reads] @ clipped[~reads]) / float(recency[~reads].sum())
+    return max(0.0, excess_ms) / num_tokens * weight / (weight + _NUM_SURE)
+
+
+def _bounded(matrix: Array, vector: Array, lows: Array, highs: Array) -> Array:
+    """Solve `matrix @ x = vector` for lows <= x <= highs in the least-squares sense.
 
     The matrix is positive definite (the prior's pull is on its diagonal). The plain solution is
-    right nearly always; coordinate descent takes over where it has a negative entry.
+    right nearly always; coordinate descent takes over where an entry is out of bounds.
     """
     scale = 1.0 / np.sqrt(np.diag(matrix))
     plain = scale * np.linalg.solve(matrix * np.outer(scale, scale), vector * scale)
-    if np.all(plain >= 0.0):
+    if np.all(plain >= lows) and np.all(plain <= highs):
         return plain
-    a, b = matrix.tolist(), vector.tolist()
-    x: list[float] = np.maximum(plain, 0.0).tolist()
+    a, b, low, high = matrix.tolist(), vector.tolist(), lows.tolist(), highs.tolist()
+    x: list[float] = np.clip(plain, lows, highs).tolist()
     for _ in range(_NUM_SWEEPS):
-        for i in range(_NUM):
-            rest = sum([a[i][j] * x[j] for j in range(_NUM) if j != i])
-            x[i] = max(0.0, (b[i] - rest) / a[i][i])
+        moved = 0.0
+        for i, row in enumerate(a):
+            rest = sum(map(mul, row, x)) - row[i] * x[i]
+            value = min(high[i], max(low[i], (b[i] - rest) / row[i]))
+            moved = max(moved, abs(value - x[i]) * row[i] ** 0.5)
+            x[i] = value
+        if moved < _STILL:
+            break
     return np.array(x)

@@ -50,6 +50,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     num_uncached_tokens: int  # prompt tokens the candidate must compute
     num_cached_tokens: int  # the prompt's other tokens, the fetched ones included
     num_fetched_tokens: int = 0  # of these, tokens read from the cpu tier or the pool
+    is_from_pool: bool = False  # they are read from the pool
     streams: bool = True
     is_ours: bool = True  # False: another router sent it
 
@@ -126,6 +127,7 @@ class Ledger:
             num_mtoken2=max(0.0, self._mtoken2 - done_pairs) + own,
             num_running=len(self._decoding) + foreign.num_requests - foreign.num_waiting,
             num_fetched_tokens=booking.num_fetched_tokens,
+            is_from_pool=booking.is_from_pool,
         )
         lease = Lease(
             number=number,

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from policies import CandidateId, CostModel, ReplicaView, RequestView, Snapshot
 from tests.effort import examples
 
-PLAIN = CostModel(base_ms=10.0, ms_per_token=0.1, ms_per_mtoken2=0.0, ms_per_fetched_token=0.01)
+PLAIN = CostModel(
+    base_ms=10.0,
+    ms_per_token=0.1,
+    ms_per_mtoken2=0.0,
+    ms_per_fetched_token=0.01,
+    ms_per_fetch=0.0,
+    fetched_token_error_ms=0.0,
+)
 
 
 def replica(

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from policies import CostModel
 from router.replicas.cost_fit import PRIOR, CostFit, Work, mtoken2
@@ -18,6 +19,8 @@ ENGINES = {
         ms_per_mtoken2=0.05,
         ms_per_running=0.3,
         ms_per_fetched_token=0.0005,
+        ms_per_cpu_token=0.0004,
+        ms_per_fetch=3.0,
     ),
     "desktop": CostModel(
         base_ms=60.0,
@@ -25,9 +28,16 @@ ENGINES = {
         ms_per_mtoken2=20.0,
         ms_per_running=5.0,
         ms_per_fetched_token=0.05,
+        ms_per_cpu_token=0.02,
+        ms_per_fetch=20.0,
     ),
     "tiny": CostModel(
-        base_ms=3.0, ms_per_token=0.001, ms_per_mtoken2=0.0, ms_per_fetched_token=0.0
+        base_ms=3.0,
+        ms_per_token=0.001,
+        ms_per_mtoken2=0.0,
+        ms_per_fetched_token=0.0,
+        ms_per_cpu_token=0.0,
+        ms_per_fetch=0.0,
     ),
 }
 
@@ -42,6 +52,7 @@ def draw_work(random: Random) -> Work:
         num_mtoken2=mtoken2(own, cached) + mtoken2(ahead, 0),
         num_running=random.randint(0, 20),
         num_fetched_tokens=random.choice([0, 0, random.randint(0, 20_000)]),
+        is_from_pool=random.random() < 0.5,
     )
 
 
@@ -154,21 +165,23 @@ _POSITIVE = st.floats(1e-3, 1e7)
             st.integers(0, 10**6),
             st.integers(0, 1000),
             st.integers(0, 10**6),
+            st.booleans(),
             _POSITIVE,
         ),
         min_size=1,
         max_size=40,
     )
 )
-def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float]]) -> None:
+def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, bool, float]]) -> None:
     """Whatever is observed: finite, non-negative, and more work never takes less time."""
     fit = CostFit(trusted_after=1)
-    for own, cached, running, fetched, ttft_ms in seen:
+    for own, cached, running, fetched, is_from_pool, ttft_ms in seen:
         work = Work(
             num_tokens=own,
             num_mtoken2=mtoken2(own, cached),
             num_running=running,
             num_fetched_tokens=fetched,
+            is_from_pool=is_from_pool,
         )
         fit.observe(work, ttft_ms, work.predict_ms(fit.model))
 
@@ -179,7 +192,11 @@ def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float]]) -> 
         model.ms_per_mtoken2,
         model.ms_per_running,
         model.ms_per_fetched_token,
+        model.ms_per_cpu_token,
+        model.ms_per_fetch,
         model.error_ms,
+        model.fetch_error_ms,
+        model.fetched_token_error_ms,
     ):
         assert math.isfinite(value)
         assert value >= 0.0
@@ -194,12 +211,112 @@ def test_a_wrong_scale_of_the_prior_is_unlearned(scale: float) -> None:
         ms_per_token=scale * PRIOR.ms_per_token,
         ms_per_mtoken2=scale * PRIOR.ms_per_mtoken2,
         ms_per_fetched_token=scale * PRIOR.ms_per_fetched_token,
+        ms_per_cpu_token=scale * PRIOR.ms_per_cpu_token,
+        ms_per_fetch=scale * PRIOR.ms_per_fetch,
     )
     fit = CostFit()
 
     teach(fit, engine, Random(7), 100)
 
     assert mean_error(fit.model, engine) < 0.15
+
+
+OVER_TCP = CostModel(
+    base_ms=60.0,
+    ms_per_token=0.5,
+    ms_per_mtoken2=5.0,
+    ms_per_fetched_token=0.15,
+    ms_per_cpu_token=0.02,
+    ms_per_fetch=40.0,
+)
+"""Two engines on one host's CPU whose pool is read over TCP, about as they were measured."""
+
+
+def draw_turn(random: Random, *, reads: bool) -> Work:
+    """Draw an agent's turn; one that reads finds no queue, for that is why it was sent there."""
+    own = random.randint(50, 800)
+    ahead = 0 if reads else random.choice([0, 0, random.randint(0, 3_000)])
+    return Work(
+        num_tokens=own + ahead,
+        num_mtoken2=mtoken2(own, 5_000) + mtoken2(ahead, 0),
+        num_running=random.randint(0, 3),
+        num_fetched_tokens=random.randint(1_000, 6_000) if reads else 0,
+        is_from_pool=reads,
+    )
+
+
+def test_a_read_is_never_fitted_to_nothing() -> None:
+    """Reads that seem to take no time at all, or less, still have a price."""
+    fit, random = CostFit(), Random(8)
+    for _ in range(300):
+        work = draw_turn(random, reads=random.random() < 0.25)
+        ttft_ms = work.predict_ms(OVER_TCP) * random.lognormvariate(0.0, 0.3)
+        if work.reads_pool:
+            ttft_ms = 30.0
+        fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+
+    assert fit.model.ms_per_fetched_token >= 0.02 * fit.model.ms_per_token > 0.0
+    assert fit.model.fetch_ms(5_000, from_pool=True) > 10.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_read_costs_what_reads_take_in_the_mean(seed: int) -> None:
+    """Most reads are quick and some take ten times as long: a fit of most of them is too low."""
+    fit, random = CostFit(), Random(seed)
+    for number in range(400):
+        work = draw_turn(random, reads=number % 4 == 0)
+        per_token_ms = 0.5 if number % 20 == 0 else 0.05  # 0.14 in the mean
+        engine = replace(OVER_TCP, ms_per_fetched_token=per_token_ms)
+        ttft_ms = work.predict_ms(engine) * random.lognormvariate(0.0, 0.1)
+        fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+
+    mean_ms = 0.14 * 3_500 + OVER_TCP.ms_per_fetch
+    assert fit.model.fetch_ms(3_500, from_pool=True) == pytest.approx(mean_ms, rel=0.35)
+
+
+def test_tiers_have_prices_of_their_own() -> None:
+    """A replica's own cpu tier is read at memory's speed, the pool over a network."""
+    fit, random = CostFit(), Random(9)
+    for _ in range(300):
+        reads = random.random() < 0.5
+        work = replace(draw_turn(random, reads=reads), is_from_pool=random.random() < 0.5)
+        ttft_ms = work.predict_ms(OVER_TCP) * random.lognormvariate(0.0, 0.1)
+        fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+
+    for from_pool in (False, True):
+        truth_ms = OVER_TCP.fetch_ms(4_000, from_pool=from_pool)
+        found_ms = fit.model.fetch_ms(4_000, from_pool=from_pool)
+        assert found_ms == pytest.approx(truth_ms, rel=0.25)
+
+
+def test_a_read_says_how_far_it_may_be_off() -> None:
+    """A price not learned yet is as unsure as it is high; one of many reads by their errors."""
+    fit, random = CostFit(), Random(10)
+    assert fit.model.fetch_margin_ms(1_000) == fit.model.ms_per_fetched_token * 1_000
+    assert fit.model.fetch_margin_ms(0) == 0.0
+    for number in range(400):
+        work = draw_turn(random, reads=number % 4 == 0)
+        off = random.lognormvariate(0.0, 0.6 if work.reads_pool else 0.05)
+        fit.observe(work, work.predict_ms(OVER_TCP) * off, work.predict_ms(fit.model))
+    unsure_ms = fit.model.fetch_error_ms
+    for _ in range(400):
+        work = draw_turn(random, reads=False)
+        fit.observe(work, work.predict_ms(OVER_TCP), work.predict_ms(fit.model))
+
+    assert unsure_ms > 4 * fit.model.error_ms
+    assert fit.model.fetch_margin_ms(1_000) < unsure_ms / 2  # a bad hour is forgotten
+
+
+def test_one_read_that_hangs_does_not_price_all_others_out() -> None:
+    """It counts as several times what was predicted; that replica's reads are suspect instead."""
+    fit, random = CostFit(), Random(11)
+    for number in range(120):
+        work = draw_turn(random, reads=number % 4 == 0)
+        hangs_ms = 60_000.0 if number == 116 else 0.0
+        fit.observe(work, work.predict_ms(OVER_TCP) + hangs_ms, work.predict_ms(fit.model))
+
+    assert fit.model.fetch_ms(3_500, from_pool=True) < 2_000.0
+    assert fit.model.fetch_margin_ms(3_500) < 2_000.0
 
 
 def test_others_teach_at_a_bounded_pace() -> None:
