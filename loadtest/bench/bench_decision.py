@@ -109,7 +109,7 @@ class Decider:
         fleet, caches, num_tokens = self._fleet, self._caches, self._tokens.num_tokens
         start_s = time.thread_time()
         candidates = fleet.candidates(_MODEL, now_s)
-        ids = [c.id for c in candidates if caches.contract(c.id) == CONTRACT]
+        ids = caches.by_contract([c.id for c in candidates])[CONTRACT]
         keys = self._tokens.keys(CONTRACT)
         reusable = (num_tokens - 1) // BLOCK_SIZE
         chain = keys if len(keys) == reusable else keys[:reusable]

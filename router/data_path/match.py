@@ -142,19 +142,9 @@ class Matcher:
 
         Empty where the tokens are not known.
         """
-        groups: _ByContract = {}
         if job.tokens is None:
-            return groups
-        last: HashContract | None = None
-        ids: list[CandidateId] = []
-        for candidate in candidates:
-            contract = self._caches.contract(candidate.id)
-            if contract is None:
-                continue
-            if contract != last:  # mostly all have the same
-                last, ids = contract, groups.setdefault(contract, [])
-            ids.append(candidate.id)
-        return groups
+            return {}
+        return self._caches.by_contract([candidate.id for candidate in candidates])
 
     def _first_blocks(self, job: Job, candidates: Sequence[Candidate]) -> int | None:
         """Digest the prompt's first blocks: the key of the last of them, for it is chained."""

@@ -315,8 +315,10 @@ class BlockIndex:
                 continue
             stored = leading(chain, holdings.gpu, ends)
             if holdings.computing or holdings.cpu:
-                matches[candidate] = _with_other_tiers(chain, holdings, stored)
-                continue
+                following = chain[stored] if stored < len(chain) else None
+                if following in holdings.computing or following in holdings.cpu:
+                    matches[candidate] = _with_other_tiers(chain, holdings, stored)
+                    continue
             match = known.get(stored)
             if match is None:
                 match = known[stored] = BlockMatch(stored, stored, stored)

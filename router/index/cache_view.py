@@ -86,6 +86,23 @@ class CacheView:
         stream = self._streams.get(candidate)
         return None if stream is None else stream.contract
 
+    def by_contract(
+        self, candidates: Iterable[CandidateId]
+    ) -> dict[HashContract, list[CandidateId]]:
+        """Group candidates by how their blocks are named; those not known at all are left out."""
+        groups: dict[HashContract, list[CandidateId]] = {}
+        last: HashContract | None = None
+        group: list[CandidateId] = []
+        for candidate in candidates:
+            stream = self._streams.get(candidate)
+            if stream is None:
+                continue
+            contract = stream.contract
+            if contract is not last and contract != last:  # mostly all have the same
+                last, group = contract, groups.setdefault(contract, [])
+            group.append(candidate)
+        return groups
+
     def state(self, candidate: CandidateId) -> StreamState:
         """Return `exact`, `degraded` or `blind`."""
         stream = self._streams.get(candidate)

@@ -91,6 +91,9 @@ class CandidateState:
         "_foreign_until_s",
         "_mean_tokens",
         "_num_elsewhere",
+        "_view",
+        "_view_match",
+        "_view_until_s",
         "_written_tokens",
         "candidate",
         "engine_load",
@@ -112,6 +115,9 @@ class CandidateState:
         self._written_tokens = RecentSum(LATELY_S)  # that entered this cache
         self._figures = (0.0, 0.0)  # busy ratio, cache pressure: slow to move, so kept a moment
         self._figures_until_s = 0.0
+        self._view: ReplicaView | None = None  # as last shown; None: something has changed since
+        self._view_match = NO_MATCH  # for this match
+        self._view_until_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -119,7 +125,26 @@ class CandidateState:
         return self.ledger.num_requests == self._num_elsewhere
 
     def view(self, match: Match, now_s: float) -> ReplicaView:
-        """Show the candidate to a policy."""
+        """Show the candidate to a policy.
+
+        Most candidates have changed in nothing since the last decision: they show what they showed.
+        """
+        view = self._view
+        if (
+            view is None
+            or now_s >= self._view_until_s
+            or match != self._view_match
+            or view.cost is not self.fit.model
+        ):
+            view = self._describe(match, now_s)
+            self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself
+            self._view_match = match
+            self._view_until_s = self._figures_until_s
+            if now_s < self._foreign_until_s < self._view_until_s:
+                self._view_until_s = self._foreign_until_s
+        return view
+
+    def _describe(self, match: Match, now_s: float) -> ReplicaView:
         ledger, cost = self.ledger, self.fit.model
         queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
         if now_s >= self._figures_until_s:
@@ -146,6 +171,7 @@ class CandidateState:
 
         Another router's does not count for health here: that router judges how it ends.
         """
+        self._view = None
         if booking.is_ours:
             self.health.began(number, now_s)
         else:
@@ -168,6 +194,7 @@ class CandidateState:
         """
         if not self.ledger.first_token(lease, now_s):
             return
+        self._view = None
         is_ours = lease.booking.is_ours
         if is_ours:
             self.health.answered(lease.number, now_s)
@@ -185,6 +212,7 @@ class CandidateState:
         """
         if not self.ledger.end(lease, now_s):
             return False
+        self._view = None
         if outcome is None:
             self._num_elsewhere -= 1
         else:
@@ -193,6 +221,7 @@ class CandidateState:
 
     def note_engine_load(self, load: EngineLoad) -> None:
         """Take over a reading of the engine's own figures."""
+        self._view = None
         self.engine_load = load
         num_foreign = max(0, load.num_running + load.num_waiting - self.ledger.num_requests)
         # The engine calls a request running while it is still prefilled; the ledger, waiting.

@@ -233,16 +233,16 @@ class SegmentTree:
         An array("Q"): put together by copying words.
         """
         chain_id = self._chain_id(contract, extra)
-        keys = array("Q")
+        parts: list[array[int]] = []
         before = _START
         for segment in path:
             chain = segment.chains.get(chain_id) if segment.chains is not None else None
             if chain is None:
                 chain = _extended(before, segment.ids, contract, extra)
                 self._remember_chain(segment, chain_id, chain)
-            keys += chain.keys
+            parts.append(chain.keys)
             before = chain
-        return cast("Sequence[BlockKey]", keys)
+        return cast("Sequence[BlockKey]", array("Q", b"".join(parts)))
 
     def hashing(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from policies import CandidateId, RequestView, Snapshot, create
+from policies import CandidateId, ReplicaView, RequestView, Snapshot, create
 from router.errors import NoReplicaAvailable, UnknownModel
 from router.records.outcome import Outcome
 from router.replicas import (
@@ -279,6 +279,35 @@ def test_own_requests_are_not_foreign() -> None:
     (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
     assert view.num_requests == 2
     assert fleet.status(0.0)[0].engine_load == load(1, 1)
+
+
+def test_a_view_is_kept_until_something_changes() -> None:
+    """Another match, a request, a reading, its age or a new cost model: each is shown at once."""
+    fleet = fleet_of("a")
+    candidates = fleet.candidates("m", 0.0)
+
+    def shown(match: Match, now_s: float) -> ReplicaView:
+        return fleet.views(candidates, {A: match}, now_s)[0]
+
+    first = shown(Match(16, 16), 0.0)
+    assert shown(Match(16, 16), 0.05) is first
+    assert shown(Match(16, 32), 0.05).num_cpu_tokens == 32
+    lease = send(fleet, "a", 1.0)
+    assert shown(Match(16, 16), 1.0).num_waiting == 1
+    fleet.first_token(lease, 1.05)
+    decoding = shown(Match(16, 16), 1.05)
+    assert (decoding.num_requests, decoding.num_waiting) == (1, 0)
+    fleet.end(lease, 1.06, Outcome.OK)
+    assert shown(Match(16, 16), 1.06).num_requests == 0
+    fleet.note_engine_load(A, load(running=3, waiting=0, at_s=1.07))
+    assert shown(Match(16, 16), 1.07).num_requests == 3
+    assert shown(Match(16, 16), 16.06).num_requests == 3
+    assert shown(Match(16, 16), 16.08).num_requests == 0
+    for number in range(40):
+        lease = send(fleet, "a", 100.0 + number)
+        fleet.first_token(lease, 100.5 + number)
+        fleet.end(lease, 100.6 + number, Outcome.OK)
+    assert shown(Match(16, 16), 140.0).cost != first.cost
 
 
 def test_cache_pressure_rises_with_work_and_fades() -> None:
