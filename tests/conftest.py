@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.effort import examples
 from tests.redis_servers import namespace, shared_redis, start_redis
@@ -27,7 +27,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 
 # No deadline an example: several workers share the processors, so a wall clock shows nothing of the
 # code. What has to be quick is measured in processor time (test_body_fields.py).
-settings.register_profile("suite", max_examples=examples(100), deadline=None)
+# How long an example takes to draw says how busy the machine is.
+settings.register_profile(
+    "suite",
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("suite")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -67,10 +67,10 @@ async def test_an_engine_that_falls_silent_is_blind_and_served() -> None:
             arm(engine, "silence_events")
             arm(engine, "truncate_replay")
         async with on_stage(*engines) as stage:
+            await stage.until(lambda: stage.metric("warmroute_replica_state", state="blind") == 2)
             firsts = [await stage.ask(chat(words(number))) for number in range(6)]
             seconds = [await stage.ask(chat(words(number))) for number in range(6)]
 
-            assert stage.metric("warmroute_replica_state", state="blind") == 2
             assert stage.metric("warmroute_decisions_total", state="blind") == 12
             assert {reply.replica for reply in firsts} == {"r1", "r2"}
             assert [reply.replica for reply in seconds] == [reply.replica for reply in firsts]
