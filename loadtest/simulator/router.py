@@ -25,6 +25,7 @@ from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Replica, ServedModel
 from router.replicas.sessions import Sessions
+from router.scheduling.queue import Queue
 
 MODEL = "simulated"
 _EXPIRE_EVERY_S = 1.0  # as router.run does
@@ -36,6 +37,15 @@ class Ask(Struct, frozen=True, gc=False):
     keys: Sequence[BlockKey]
     num_tokens: int
     session_hash: int
+
+
+class Choice(Struct, frozen=True, gc=False):
+    """A decision that changed nothing yet."""
+
+    ask: Ask
+    decision: Decision
+    snapshot: Snapshot
+    view: ReplicaView  # of the chosen one
 
 
 class Placement(Struct, frozen=True, gc=False):
@@ -94,24 +104,37 @@ class Router:
             self.streams.append(stream)
         self._ids = [stream.candidate for stream in self.streams]
         self._number_of = {id_: number for number, id_ in enumerate(self._ids)}
+        self.queue: Queue[Choice] | None = None
+        if setup.queue is not None:
+            self.queue = Queue(
+                setup.queue,
+                self._fleet.working_sets,
+                idle_s=self._fleet.idle_s,
+                capacity=self._fleet.capacity_tokens,
+            )
 
-    def place(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Placement:
-        """Decide where a request goes; from here on its load and its blocks count.
+    def choose(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Choice:
+        """Decide where a request would go now.
 
         `num_pool_blocks`: leading blocks that the pool has; None: there is no pool.
         """
         self._catch_up(now_s)
         snapshot = self._snapshot(ask, num_pool_blocks, now_s)
         decision = self._policy.decide(snapshot)
-        self.num_decisions += 1
         number = self._number_of[decision.candidate]
-        view = snapshot.replicas[number]
+        return Choice(ask, decision, snapshot, snapshot.replicas[number])
+
+    def place(self, choice: Choice, now_s: float) -> Placement:
+        """Send a request where it was chosen to go; from here on its load and its blocks count."""
+        ask, decision, snapshot, view = choice.ask, choice.decision, choice.snapshot, choice.view
+        self.num_decisions += 1
         num_pooled = max(0, (snapshot.num_pool_tokens or 0) - _own_tokens(view))
         num_cached = _own_tokens(view) + num_pooled
         booking = Booking(
             num_uncached_tokens=max(ask.num_tokens - num_cached, 0),
             num_cached_tokens=num_cached,
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
+            session_hash=ask.session_hash,
             is_from_pool=num_pooled > 0,
         )
         lease = self._fleet.admit(view.id, booking, now_s)
@@ -119,7 +142,7 @@ class Router:
         claim = self._claim(view.id, ask, num_held_blocks)
         self._sessions.note(ask.session_hash, view.id, now_s)
         return Placement(
-            replica=number,
+            replica=self._number_of[view.id],
             decision=decision,
             snapshot=snapshot,
             lease=lease,

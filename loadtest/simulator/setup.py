@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.workload import Workload
+from router.scheduling.queue import QueueRules
 
 Loop = Literal["open", "closed"]
 
@@ -55,6 +56,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     slo_tbt_s: float = 0.2
     seed: int = 0
     keeps_records: bool = False
+    queue: QueueRules | None = None  # None: every turn is sent at once
 
     @property
     def times(self) -> TimeModel:

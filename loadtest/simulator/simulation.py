@@ -21,7 +21,7 @@ from loadtest.simulator.blocks import Blocks
 from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.outcome import ReplicaUse, Simulated
 from loadtest.simulator.pool import Pool, Reads
-from loadtest.simulator.router import MODEL, Ask, Placement, Router
+from loadtest.simulator.router import MODEL, Ask, Choice, Placement, Router
 from loadtest.simulator.setup import PoolSetup, Setup, stretch
 from loadtest.workload import Turn, TurnKey, Workload
 from policies.hashing import mix
@@ -33,6 +33,7 @@ from router.records.record import DecisionRecord, Try
 from router.replicas.ledger import Lease
 
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
+_LOOK_EVERY_S = 0.1  # at turns that wait; nothing else may happen
 _FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time
 
 
@@ -84,6 +85,15 @@ class _Elsewhere(Struct):
     claim: Claim | None = None
 
 
+class _Arrival(Struct, frozen=True):
+    """One turn that wants to go."""
+
+    turn: Turn
+    ask: Ask
+    num_out: int
+    at_s: float
+
+
 class _Ticket(Struct):
     """One turn on its way."""
 
@@ -122,6 +132,7 @@ class _Simulation:
         self._waiting_for: dict[TurnKey, list[Turn]] = {}
         self._num_awaited: dict[TurnKey, int] = {}
         self._num_reads_seen = 0
+        self._looked_at: set[Router] = set()  # whose queues will be looked at again
         self._results: list[TurnResult] = []
         self._records: list[DecisionRecord] = []
         self._num_local_tokens = self._num_pool_tokens = self._num_mispredicted = 0
@@ -187,16 +198,46 @@ class _Simulation:
         ask = Ask(keys, num_tokens, session_hash(turn.session_id, MODEL))
         routers = self._routers
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
+        arrival = _Arrival(turn, ask, num_out, now_s)
+        if router.queue is None:
+            self._send(router, arrival, self._choose(router, ask, now_s), now_s)
+        else:
+            router.queue.add(arrival, ask.session_hash, num_tokens, now_s)
+            self._release(router, now_s)
+
+    def _choose(self, router: Router, ask: Ask, now_s: float) -> Choice:
         num_pooled = None
         if self._pool is not None:
-            num_pooled = self._pool.match(keys[: (num_tokens - 1) // self._size])
-        placement = router.place(ask, num_pooled, now_s)
+            num_pooled = self._pool.match(ask.keys[: (ask.num_tokens - 1) // self._size])
+        return router.choose(ask, num_pooled, now_s)
+
+    def _release(self, router: Router, now_s: float) -> None:
+        """Send what may go; what stays is looked at again when something ends, and in a while."""
+        queue = router.queue
+        if queue is None or not queue:
+            return
+        queue.release(
+            now_s,
+            lambda waiting: self._choose(router, waiting.item.ask, now_s),
+            lambda waiting, choice: self._send(router, waiting.item, choice, now_s),
+        )
+        if queue and router not in self._looked_at:
+            self._looked_at.add(router)
+            self._plan(now_s + _LOOK_EVERY_S, _Kind.TURN, partial(self._look, router))
+
+    def _look(self, router: Router, now_s: float) -> None:
+        self._looked_at.discard(router)
+        self._release(router, now_s)
+
+    def _send(self, router: Router, arrival: _Arrival, choice: Choice, now_s: float) -> None:
+        turn, ask = arrival.turn, arrival.ask
+        placement = router.place(choice, now_s)
         ticket = _Ticket(
-            turn=turn, arrival_s=now_s, placement=placement, router=router, elsewhere=[]
+            turn=turn, arrival_s=arrival.at_s, placement=placement, router=router, elsewhere=[]
         )
         self._notify_others(ticket, ask, now_s)
         engine = self._engines[placement.replica]
-        engine.arrive(Request(keys.copy(), num_tokens, num_out, ticket), now_s)
+        engine.arrive(Request(list(ask.keys), ask.num_tokens, arrival.num_out, ticket), now_s)
         self._plan_engine(engine, now_s)
 
     def _num_out(self, turn: Turn) -> int:
@@ -246,15 +287,17 @@ class _Simulation:
         ticket.router.first_token(ticket.placement, now_s)
         ttft_s = now_s - ticket.arrival_s
         self._notify(ticket, now_s, partial(_answered, ttft_s))
+        self._plan(now_s, _Kind.TURN, partial(self._release, ticket.router))
 
     def _finished(self, request: Request, now_s: float) -> None:
         ticket = _ticket(request)
         ticket.router.end(ticket.placement, now_s)
         self._notify(ticket, now_s, _ended)
         self._note(ticket, request, now_s)
-        self._release(ticket.turn, now_s)
+        self._go_on(ticket.turn, now_s)
+        self._plan(now_s, _Kind.TURN, partial(self._release, ticket.router))
 
-    def _release(self, turn: Turn, now_s: float) -> None:
+    def _go_on(self, turn: Turn, now_s: float) -> None:
         """Plan the turns that waited for this one alone."""
         for waiting in self._waiting_for.pop(turn.key, ()):
             self._num_awaited[waiting.key] -= 1
@@ -328,7 +371,7 @@ class _Simulation:
             ),
             now_s,
         )
-        self._release(turn, now_s)
+        self._go_on(turn, now_s)
 
     def _add(self, result: TurnResult, now_s: float) -> None:
         self._results.append(result)

@@ -27,6 +27,7 @@ from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+from router.replicas.working_sets import WorkingSets
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
@@ -52,6 +53,7 @@ class Fleet:
         "_restricted",
         "_rules",
         "_states",
+        "working_sets",
     )
 
     def __init__(
@@ -71,6 +73,7 @@ class Fleet:
         self._restricted: set[str] = set()  # replicas whose health restricts them
         self._num_leases = 0
         self._order = {name: position for position, name in enumerate(order)}
+        self.working_sets = WorkingSets()
 
     # Membership
 
@@ -102,7 +105,7 @@ class Fleet:
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
         for state in self._states_of(replica.name):
             if state.candidate.id not in candidates:
-                del self._states[state.candidate.id]
+                self._forget(state.candidate.id)
         for id_, candidate in candidates.items():
             if id_ in self._states:
                 self._states[id_].candidate, self._states[id_].fit = candidate, fit
@@ -117,7 +120,7 @@ class Fleet:
         del self._health[name]
         self._restricted.discard(name)
         for state in self._states_of(name):
-            del self._states[state.candidate.id]
+            self._forget(state.candidate.id)
         self._by_model.clear()
         return True
 
@@ -216,8 +219,18 @@ class Fleet:
         Another router's counts as ours do: queue, busy ratio, cache pressure, room of a slow start;
         but neither for nor against the replica's health. KeyError if the candidate is not known.
         """
+        state = self._states[candidate]
         self._num_leases += 1
-        return self._states[candidate].admit(self._num_leases, booking, now_s)
+        if booking.session_hash is not None:
+            num_cached_tokens = booking.num_cached_tokens
+            self.working_sets.begin(
+                booking.session_hash,
+                candidate,
+                booking.num_uncached_tokens + num_cached_tokens,
+                num_cached_tokens,
+                now_s,
+            )
+        return state.admit(self._num_leases, booking, now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Note a request's first token and learn from its time; later calls do nothing."""
@@ -238,6 +251,8 @@ class Fleet:
         if state is None or not state.end(lease, now_s, outcome, jitter):
             return False
         self._watch(state.candidate.replica.name)
+        if lease.booking.session_hash is not None:
+            self.working_sets.end(lease.booking.session_hash, now_s)
         return True
 
     def absolve(self, lease: Lease, now_s: float) -> None:
@@ -246,6 +261,17 @@ class Fleet:
         if state is not None:
             state.health.absolve(lease.number, now_s)
             self._watch(state.candidate.replica.name)
+
+    def idle_s(self, candidate: CandidateId, now_s: float) -> float:
+        """Return for how long a candidate has computed no prompt; 0.0: it does, or is not known."""
+        state = self._states.get(candidate)
+        since_s = state.ledger.idle_since_s if state is not None else None
+        return max(0.0, now_s - since_s) if since_s is not None else 0.0
+
+    def capacity_tokens(self, candidate: CandidateId) -> int | None:
+        """Return how many tokens a candidate's cache holds; None: not known."""
+        state = self._states.get(candidate)
+        return state.candidate.capacity_tokens if state is not None else None
 
     def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
         """Return after how long a first token is overdue; None: too little is known.
@@ -307,6 +333,10 @@ class Fleet:
         )
 
     # Private
+
+    def _forget(self, candidate: CandidateId) -> None:
+        del self._states[candidate]
+        self.working_sets.remove(candidate)
 
     def _position(self, item: tuple[str, Replica]) -> int:
         return self._order.get(item[0], len(self._order))

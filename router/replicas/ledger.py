@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
+from math import inf
 
 from msgspec import Struct
 
@@ -53,6 +54,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     is_from_pool: bool = False  # they are read from the pool
     streams: bool = True
     is_ours: bool = True  # False: another router sent it
+    session_hash: int | None = None  # of its conversation; None: not known
 
 
 class Lease(Struct, frozen=True, kw_only=True, gc=False):
@@ -77,6 +79,7 @@ class Ledger:
         "_mtoken2",
         "_waiting",
         "busy",
+        "idle_since_s",
         "num_queued_tokens",
     )
 
@@ -88,6 +91,7 @@ class Ledger:
         self._head_s = 0.0
         self._mtoken2 = 0.0
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
+        self.idle_since_s: float | None = -inf  # no prefill has been at work; None: one is
 
     @property
     def num_requests(self) -> int:
@@ -141,6 +145,7 @@ class Ledger:
         if self._head is None:
             self._head, self._head_s = lease, now_s
             self.busy.switch(True, now_s)
+            self.idle_since_s = None
         self._waiting[number] = lease
         self.num_queued_tokens += num_uncached_tokens
         self._mtoken2 += own
@@ -211,6 +216,7 @@ class Ledger:
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
             self.busy.switch(False, now_s)
+            self.idle_since_s = now_s
         elif self._head is lease:
             self._head, self._head_s = next(iter(self._waiting.values())), now_s
         return True

@@ -1,0 +1,166 @@
+"""Conversations that are alive, and how much of each cache they take.
+
+A conversation's footprint are the tokens that no other one shares with it: all of its last prompt
+but what was found in the cache when it began (a system prompt, a parent's context). It is alive
+until it has been silent for some times the usual pause between two turns of one conversation.
+Other routers' turns count as ours do, as their notes come.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from msgspec import Struct
+
+from policies.view import CandidateId
+
+PATIENCE: Final = 3.0
+"""Usual pauses after which a silent conversation is taken to be over, until it goes on."""
+
+MIN_PATIENCE_S: Final = 0.5
+_FIRST_PAUSE_S: Final = (
+    5.0  # until one was seen; an agent's tool takes about that (loadtest.agents)
+)
+_PAUSE_DECAY: Final = 0.95
+_LONGEST_TURN_S: Final = 3600.0  # who ran for longer has lost its end
+_MAX_OVER: Final = 100_000
+
+
+class WorkingSet(Struct, gc=False):
+    """What lives at one candidate."""
+
+    num_sessions: int = 0
+    num_tokens: int = 0
+
+
+NO_WORKING_SET: Final = WorkingSet()
+
+
+class _Session(Struct, gc=False):
+    candidate: CandidateId
+    num_own_tokens: int
+    num_shared_tokens: int
+    since_s: float  # it has been there, without having been over in between
+    last_s: float  # a turn of it began or ended
+    begun_s: float  # its last turn
+    num_running: int  # turns
+
+
+class WorkingSets:
+    """Live conversations by digest; every operation is O(1) amortised, unless it says otherwise."""
+
+    __slots__ = ("_over", "_pause_s", "_sessions", "_sets")
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()  # silent for longest first
+        self._sets: dict[CandidateId, WorkingSet] = {}
+        self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
+        self._pause_s = _FIRST_PAUSE_S
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a silent conversation is taken to be alive."""
+        return max(MIN_PATIENCE_S, PATIENCE * self._pause_s)
+
+    def begin(
+        self,
+        session: int,
+        candidate: CandidateId,
+        num_tokens: int,
+        num_cached_tokens: int,
+        now_s: float,
+    ) -> None:
+        """Note a turn that is sent: `num_tokens` of prompt, of which so many are cached there."""
+        self.expire(now_s)
+        known = self._take(session)
+        if known is None:
+            num_shared = self._over.pop(session, num_cached_tokens)
+            entry = _Session(candidate, 0, num_shared, now_s, now_s, now_s, 1)
+        else:
+            entry = known
+            if not entry.num_running:
+                pause_s = now_s - entry.last_s
+                self._pause_s += (1.0 - _PAUSE_DECAY) * (pause_s - self._pause_s)
+            entry.candidate = candidate
+            entry.last_s = entry.begun_s = now_s
+            entry.num_running += 1
+        entry.num_own_tokens = max(0, num_tokens - entry.num_shared_tokens)
+        self._put(session, entry)
+
+    def end(self, session: int, now_s: float) -> None:
+        """Note that a turn is over, however it ended; unknown ones are ignored."""
+        entry = self._take(session)
+        if entry is not None:
+            entry.num_running = max(0, entry.num_running - 1)
+            entry.last_s = now_s
+            self._put(session, entry)
+
+    def at(self, candidate: CandidateId) -> WorkingSet:
+        """Return what lives at a candidate; not to be changed. `expire` first."""
+        return self._sets.get(candidate, NO_WORKING_SET)
+
+    def home(self, session: int) -> CandidateId | None:
+        """Return where a live conversation is; None: it is not alive."""
+        entry = self._sessions.get(session)
+        return entry.candidate if entry is not None else None
+
+    def num_own_tokens(self, session: int, num_tokens: int, num_cached_tokens: int) -> int:
+        """Return the footprint that a turn of `num_tokens` would have."""
+        entry = self._sessions.get(session)
+        if entry is not None:
+            num_shared = entry.num_shared_tokens
+        else:
+            num_shared = self._over.get(session, num_cached_tokens)
+        return max(0, num_tokens - num_shared)
+
+    def num_tokens_before(self, session: int) -> int:
+        """Sum the footprints of those that were at a session's home before it; O(sessions)."""
+        own = self._sessions[session]
+        return sum(
+            [
+                entry.num_own_tokens
+                for entry in self._sessions.values()
+                if entry.candidate == own.candidate and entry.since_s < own.since_s
+            ]
+        )
+
+    def expire(self, now_s: float) -> None:
+        """Let go of conversations that are over."""
+        patience_s = self.patience_s
+        while self._sessions:
+            session, entry = next(iter(self._sessions.items()))
+            if now_s - entry.last_s <= patience_s:
+                break
+            self._take(session)
+            if entry.num_running and now_s - entry.begun_s <= _LONGEST_TURN_S:
+                entry.last_s = now_s  # a long answer; it is looked at again in a while
+                self._put(session, entry)
+            else:
+                self._over[session] = entry.num_shared_tokens
+                if len(self._over) > _MAX_OVER:
+                    self._over.popitem(last=False)
+
+    def remove(self, candidate: CandidateId) -> None:
+        """Forget all that lives at a candidate that is gone; O(sessions)."""
+        for session in [s for s, e in self._sessions.items() if e.candidate == candidate]:
+            self._take(session)
+
+    def _take(self, session: int) -> _Session | None:
+        entry = self._sessions.pop(session, None)
+        if entry is not None:
+            found = self._sets[entry.candidate]
+            found.num_sessions -= 1
+            found.num_tokens -= entry.num_own_tokens
+            if not found.num_sessions:
+                del self._sets[entry.candidate]
+        return entry
+
+    def _put(self, session: int, entry: _Session) -> None:
+        """Put a session behind all others: it was heard of last."""
+        self._sessions[session] = entry
+        found = self._sets.get(entry.candidate)
+        if found is None:
+            found = self._sets[entry.candidate] = WorkingSet()
+        found.num_sessions += 1
+        found.num_tokens += entry.num_own_tokens

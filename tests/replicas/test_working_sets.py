@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from policies import CandidateId
+from router.replicas.working_sets import PATIENCE, WorkingSet, WorkingSets
+
+A, B = CandidateId("a"), CandidateId("b")
+
+
+def turn(sets: WorkingSets, session: int, candidate: CandidateId, num_tokens: int, num_cached: int,
+         at_s: float) -> None:  # fmt: skip
+    """A turn that takes no time."""
+    sets.begin(session, candidate, num_tokens, num_cached, at_s)
+    sets.end(session, at_s)
+
+
+def test_what_was_cached_at_its_beginning_is_not_a_sessions_own() -> None:
+    """Two sessions with one system prompt take it once, wherever later turns find more."""
+    sets = WorkingSets()
+    turn(sets, 1, A, 1000, 0, 0.0)
+    turn(sets, 2, A, 1200, 900, 0.0)
+    turn(sets, 2, A, 2000, 1200, 1.0)
+
+    assert sets.at(A) == WorkingSet(num_sessions=2, num_tokens=1000 + 1100)
+    assert sets.at(B) == WorkingSet()
+    assert sets.num_own_tokens(2, 3000, 2000) == 2100
+    assert sets.num_own_tokens(3, 3000, 900) == 2100
+
+
+def test_a_session_lives_where_its_last_turn_went() -> None:
+    """It leaves nothing behind that anyone will ask for."""
+    sets = WorkingSets()
+    turn(sets, 1, A, 1000, 0, 0.0)
+    turn(sets, 1, B, 1500, 0, 1.0)
+
+    assert (sets.home(1), sets.home(2)) == (B, None)
+    assert sets.at(A) == WorkingSet()
+    assert sets.at(B) == WorkingSet(num_sessions=1, num_tokens=1500)
+
+
+def test_a_silent_session_is_over_until_it_goes_on() -> None:
+    """It is silent for some usual pauses; what it shared is remembered."""
+    sets = WorkingSets()
+    for number in range(200):
+        turn(sets, 1, A, 1000, 400, float(2 * number))
+
+    assert sets.patience_s == pytest.approx(PATIENCE * 2.0, rel=0.01)
+    sets.expire(398.0 + 5.9)
+    assert sets.home(1) == A
+    sets.expire(398.0 + 6.1)
+    assert sets.home(1) is None
+    assert sets.num_own_tokens(1, 2000, 1000) == 1600
+
+
+def test_a_session_is_alive_while_its_turn_runs() -> None:
+    """However long an answer takes, if its end is not lost."""
+    sets = WorkingSets()
+    sets.begin(1, A, 1000, 0, 0.0)
+    for at_s in (100.0, 3000.0):
+        sets.expire(at_s)
+        assert sets.home(1) == A
+
+    sets.expire(5000.0)
+    assert sets.home(1) is None
+
+
+def test_those_before_are_older_and_at_the_same_place() -> None:
+    """Seniority is since when a session has been alive, not since its last turn."""
+    sets = WorkingSets()
+    for session, candidate, num_tokens in ((1, A, 10), (2, B, 20), (3, A, 40), (4, A, 80)):
+        turn(sets, session, candidate, num_tokens, 0, float(session))
+    turn(sets, 1, A, 11, 10, 5.0)
+
+    assert sets.num_tokens_before(4) == 11 + 40
+    assert sets.num_tokens_before(1) == 0
+
+
+def test_a_candidate_that_is_gone_has_nothing() -> None:
+    """Its sessions are as new; ends of their turns have no effect."""
+    sets = WorkingSets()
+    sets.begin(1, A, 1000, 0, 0.0)
+    sets.remove(A)
+    sets.end(1, 1.0)
+
+    assert sets.home(1) is None
+    assert sets.at(A) == WorkingSet()

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from policies import CandidateId, CostModel, ReplicaView
+from router.replicas.working_sets import WorkingSets
+from router.scheduling.queue import Queue, QueueRules, Waiting
+
+A, B = CandidateId("a"), CandidateId("b")
+COST = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
+CAPACITY = 10_000
+
+
+class Chosen(Struct):
+    """Where a request would go."""
+
+    view: ReplicaView
+
+
+class Stage:
+    """A queue before two candidates; requests are names, and go where `wants` says."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.sets = WorkingSets()
+        self.num_waiting = {A: 0, B: 0}
+        self.idle_s = {A: 0.0, B: 0.0}
+        self.wants: dict[str, CandidateId] = {}
+        self.cached: dict[str, int] = {}
+        self.sent: list[str] = []
+        self.num_choices = 0
+        self.queue: Queue[Chosen] = Queue(
+            QueueRules(**rules),
+            self.sets,
+            idle_s=lambda candidate, now_s: self.idle_s[candidate],
+            capacity=lambda candidate: CAPACITY,
+        )
+
+    def ask(self, name: str, num_tokens: int, *, session: int | None = None, at_s: float = 0.0,
+            to: CandidateId = A, cached: int = 0) -> Waiting:  # fmt: skip
+        self.wants[name] = to
+        self.cached[name] = cached
+        return self.queue.add(name, session, num_tokens, at_s)
+
+    def release(self, now_s: float = 0.0) -> list[str]:
+        """Release, and return who was sent."""
+        before = len(self.sent)
+        self.queue.release(now_s, self._choose, lambda waiting, choice: self._send(waiting, now_s))
+        return self.sent[before:]
+
+    def lives(self, session: int, candidate: CandidateId, num_tokens: int, at_s: float) -> None:
+        self.sets.begin(session, candidate, num_tokens, 0, at_s)
+        self.sets.end(session, at_s)
+
+    def _choose(self, waiting: Waiting) -> Chosen | None:
+        self.num_choices += 1
+        to = self.wants.get(waiting.item)
+        if to is None:
+            return None
+        return Chosen(ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=COST,
+                                  num_cpu_tokens=self.cached[waiting.item],
+                                  num_waiting=self.num_waiting[to]))  # fmt: skip
+
+    def _send(self, waiting: Waiting, now_s: float) -> None:
+        to = self.wants[waiting.item]
+        self.sent.append(waiting.item)
+        self.num_waiting[to] += 1
+        if waiting.session is not None:
+            num_cached = self.cached[waiting.item]
+            self.sets.begin(waiting.session, to, waiting.num_tokens, num_cached, now_s)
+
+
+def test_an_engine_has_one_ready_beside_the_one_it_computes() -> None:
+    """What does not fit the window waits; a full candidate stops nobody else."""
+    stage = Stage()
+    for name in ("a1", "a2", "a3"):
+        stage.ask(name, 100)
+    stage.ask("b1", 100, to=B)
+
+    assert stage.release() == ["a1", "a2", "b1"]
+    stage.num_waiting[A] = 1
+    assert stage.release() == ["a3"]
+    assert len(stage.queue) == 0
+
+
+def test_short_ones_go_first_and_long_ones_in_the_end() -> None:
+    """The order is waiting over computing, both of this moment."""
+    stage = Stage(window=0)
+    stage.ask("long", 5_000, at_s=0.0)
+    stage.ask("cached", 5_000, at_s=1.0, cached=4_900)
+    stage.num_waiting[A] = 1
+    assert stage.release(1.5) == []  # now it is known how long each takes
+    stage.num_waiting[A] = 0
+    assert stage.release(2.0) == ["cached"]
+
+    stage.ask("late", 100, at_s=99.5)
+    stage.release(99.9)
+    stage.num_waiting[A] = 0
+    assert stage.release(100.0) == ["long"]
+
+
+def test_a_session_that_does_not_fit_waits_for_room() -> None:
+    """Those that live there go on; it goes when one of them is over."""
+    stage = Stage(max_wait_s=1e6)
+    stage.lives(1, A, 5_000, 0.0)
+    stage.lives(2, A, 3_000, 0.0)
+    stage.ask("new", 2_000, session=3)
+    stage.ask("old", 5_100, session=1, cached=5_000)
+
+    assert stage.release(0.1) == ["old"]
+    stage.num_waiting[A] = 0
+    assert stage.release(stage.sets.patience_s - 0.1) == []
+    assert stage.release(stage.sets.patience_s + 0.1) == ["new"]
+
+
+def test_of_those_that_have_outgrown_a_cache_the_last_that_came_waits() -> None:
+    """So the first ones get done."""
+    stage = Stage()
+    stage.lives(1, A, 5_000, 0.0)
+    stage.lives(2, A, 5_000, 0.1)
+    stage.ask("second", 5_100, session=2, at_s=0.2, cached=5_000)
+    stage.ask("first", 5_100, session=1, at_s=0.2, cached=5_000)
+
+    assert stage.release(0.2) == ["first"]
+
+
+@pytest.mark.parametrize(("idle_s", "goes"), [(1.9, False), (2.0, True)])
+def test_compute_to_spare_does_instead_of_room(idle_s: float, goes: bool) -> None:
+    """An engine that was idle for as long as a prompt takes had better compute it."""
+    stage = Stage()
+    stage.lives(1, A, 9_000, 0.0)
+    stage.ask("new", 2_000, session=2)
+    stage.idle_s[A] = idle_s
+
+    assert bool(stage.release(0.1)) is goes
+
+
+def test_a_cache_of_one_is_never_too_small() -> None:
+    """A session alone goes, whatever it takes; so does one without an id."""
+    stage = Stage()
+    stage.ask("huge", 9_900, session=1)
+    assert stage.release() == ["huge"]
+
+    stage = Stage()
+    stage.lives(1, A, 9_000, 0.0)
+    stage.ask("nameless", 9_900)
+    assert stage.release() == ["nameless"]
+
+
+def test_nobody_waits_for_room_for_ever() -> None:
+    """After `max_wait_s` it goes, before all others; the window holds for it, too."""
+    stage = Stage(max_wait_s=10.0, window=0)
+    stage.lives(1, A, 9_000, 0.0)
+    stage.ask("new", 2_000, session=2)
+    for at_s in (1.0, 3.0, 5.0, 7.0, 9.0):
+        stage.lives(1, A, 9_000, at_s)
+        assert stage.release(at_s) == []
+    stage.ask("old", 9_001, session=1, at_s=9.5, cached=9_000)
+    stage.num_waiting[A] = 1
+    assert stage.release(10.0) == []
+    stage.num_waiting[A] = 0
+    assert stage.release(10.0) == ["new"]
+
+
+def test_who_has_left_is_not_sent() -> None:
+    """A request whose client is gone costs nothing, nor one that nobody can place."""
+    stage = Stage()
+    stage.queue.remove(stage.ask("left", 100))
+    stage.ask("unplaced", 100)
+    del stage.wants["unplaced"]
+
+    assert stage.release() == []
+    assert len(stage.queue) == 0
+
+
+def test_a_long_queue_is_not_placed_whole() -> None:
+    """A release places a few in vain, however many wait."""
+    stage = Stage()
+    stage.lives(1, A, 9_000, 0.0)
+    for number in range(1_000):
+        stage.ask(f"n{number}", 2_000, session=100 + number)
+
+    assert stage.release(0.1) == []
+    assert stage.num_choices < 20
