@@ -73,10 +73,10 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_mtoken_context=31.0,
     ),
     # Two vLLM 0.32.0 CPU engines with `loadtest.tiny_model`, sharing two cores with their API
-    # servers, a router and a client. TODO(grid): a first guess, to be fitted to real runs.
+    # servers, a router and a client. Fitted to runs of `loadtest.studies.real_grid`, seed 1.
     "cpu-tiny": TimeModel(
-        base_ms=12.0,
-        ms_per_prefill_token=0.1,
+        base_ms=10.0,
+        ms_per_prefill_token=0.06,
         ms_per_mtoken2=3.0,
         ms_per_decode=1.0,
     ),

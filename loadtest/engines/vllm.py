@@ -105,13 +105,18 @@ class Engine(Process):
         *batches, _ = replay(self.replay_endpoint, 0)
         return [int.from_bytes(frames[2], "big") for frames in batches]
 
-    def reset_prefix_cache(self) -> None:
-        """Empty the cache (dev mode), as a restart would.
+    def reset_prefix_cache(self, *, external: bool = False) -> None:
+        """Empty the cache (dev mode), as a restart would; with `external` the pool, too.
 
         The engine publishes in steps: `AllBlocksCleared` leaves with the next request, so a
         short one follows (too short for a block of its own).
         """
-        httpx.post(f"{self.url}/reset_prefix_cache", timeout=30).raise_for_status()
+        response = httpx.post(
+            f"{self.url}/reset_prefix_cache",
+            params={"reset_external": "true"} if external else None,
+            timeout=30,
+        )
+        response.raise_for_status()
         self.complete([1, 2, 3])
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from router.replicas.replica import Replica, ServedModel
 from router.replicas.sessions import Sessions
 from router.scheduling.queue import Queue
 
-MODEL = "simulated"
 _EXPIRE_EVERY_S = 1.0  # as router.run does
 
 
@@ -75,6 +74,7 @@ class Router:
     def __init__(self, policy: Policy, setup: Setup, block_size: int) -> None:
         self._policy = policy
         self._seed = setup.seed
+        self._model = setup.model
         self._speculates = setup.speculates
         self._block_size = block_size
         self._num_first_blocks = max(1, setup.first_blocks_tokens // block_size)
@@ -91,7 +91,7 @@ class Router:
             replica = Replica(
                 name=f"r{number + 1}",
                 url=f"http://r{number + 1}",
-                models=(ServedModel(id=MODEL),),
+                models=(ServedModel(id=setup.model),),
                 block_size=block_size,
                 num_blocks=num_blocks,
                 publishes_events=True,
@@ -203,7 +203,7 @@ class Router:
 
     def _snapshot(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Snapshot:
         size = self._block_size
-        candidates = self._fleet.candidates(MODEL, now_s)
+        candidates = self._fleet.candidates(self._model, now_s)
         session = self._sessions.get(ask.session_hash, now_s)
         first_blocks = ask.keys[: self._num_first_blocks]
         return Snapshot(

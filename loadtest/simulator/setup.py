@@ -47,6 +47,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     load: float | None = 0.9
     loop: Loop = "open"
     decodes: bool = True  # False: every reply is one token, as on a prefill instance
+    to_engine_s: float = 0.0  # from a decision until the engine has queued the request
     event_lag_s: float = 0.1  # from a step's end until the router has its events
     num_routers: int = 1  # each request comes to one of them by chance
     note_lag_s: float = 0.0  # until the others know of it; math.inf: never
@@ -55,6 +56,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     slo_ttft_s: float = 30.0  # Source: FAST'25 Mooncake, 5.1; for goodput only
     slo_tbt_s: float = 0.2
     seed: int = 0
+    model: str = "simulated"  # its name is part of what a session is hashed by
     keeps_records: bool = False
     queue: QueueRules | None = None  # None: every turn is sent at once
 

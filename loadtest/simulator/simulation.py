@@ -21,7 +21,7 @@ from loadtest.simulator.blocks import Blocks
 from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.outcome import ReplicaUse, Simulated
 from loadtest.simulator.pool import Pool, Reads
-from loadtest.simulator.router import MODEL, Ask, Choice, Placement, Router
+from loadtest.simulator.router import Ask, Choice, Placement, Router
 from loadtest.simulator.setup import PoolSetup, Setup, stretch
 from loadtest.workload import Turn, TurnKey, Workload
 from policies.hashing import mix
@@ -195,7 +195,7 @@ class _Simulation:
             return
         num_full = num_tokens // self._size
         keys = [self._keys[hash_id] for hash_id in turn.hash_ids[:num_full]]
-        ask = Ask(keys, num_tokens, session_hash(turn.session_id, MODEL))
+        ask = Ask(keys, num_tokens, session_hash(turn.session_id, self._setup.model))
         routers = self._routers
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         arrival = _Arrival(turn, ask, num_out, now_s)
@@ -237,7 +237,15 @@ class _Simulation:
         )
         self._notify_others(ticket, ask, now_s)
         engine = self._engines[placement.replica]
-        engine.arrive(Request(list(ask.keys), ask.num_tokens, arrival.num_out, ticket), now_s)
+        request = Request(list(ask.keys), ask.num_tokens, arrival.num_out, ticket)
+        if self._setup.to_engine_s:
+            at_s = now_s + self._setup.to_engine_s
+            self._plan(at_s, _Kind.ENGINE, partial(self._reach, engine, request))
+        else:
+            self._reach(engine, request, now_s)
+
+    def _reach(self, engine: Engine, request: Request, now_s: float) -> None:
+        engine.arrive(request, now_s)
         self._plan_engine(engine, now_s)
 
     def _num_out(self, turn: Turn) -> int:
@@ -384,7 +392,7 @@ class _Simulation:
             request_id=f"simulated-{number}",
             at=ticket.arrival_s,
             api="chat",
-            model=MODEL,
+            model=self._setup.model,
             policy=self._policy.name,
             policy_params={
                 name: getattr(self._policy, name) for name in self._policy.__struct_fields__

@@ -23,7 +23,6 @@ BLOCK_SIZE: Final = 32  # the CPU attention wants a multiple of 32
 NUM_BLOCKS: Final = 1_200  # of one engine
 NUM_ENGINES: Final = 2
 NUM_USABLE_BLOCKS: Final = NUM_BLOCKS - 1  # vLLM keeps one, the null block
-CACHE_TOKENS: Final = NUM_ENGINES * NUM_USABLE_BLOCKS * BLOCK_SIZE
 
 WORKING_SETS: Final = (0.6, 1.0, 1.7, 3.0)
 THINKS: Final[tuple[Think, ...]] = ("short", "long")

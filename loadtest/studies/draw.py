@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from loadtest.agent_text import preamble
 from loadtest.agents import Profile, Session, TurnPlan, plan_session
 from loadtest.emulator.tokens import ChatTokenizer
-from loadtest.studies.cells import BLOCK_SIZE, CACHE_TOKENS, Cell
+from loadtest.studies.cells import BLOCK_SIZE, NUM_ENGINES, NUM_USABLE_BLOCKS, Cell
 from loadtest.tiny_model import MODEL_DIR
 from loadtest.workload import Turn, Workload
 
@@ -34,9 +34,9 @@ class Draw(Struct, frozen=True, kw_only=True):
 
     cell: Cell
     seed: int
+    num_blocks: int  # that one engine can use
     profile: Profile
-    plans: tuple[tuple[TurnPlan, ...], ...]  # by session
-    starts_s: tuple[float, ...]  # likewise
+    plans: tuple[tuple[TurnPlan, ...], ...]  # by session; the first wait is until it starts
     workload: Workload
     num_footprint_tokens: int
     num_ideal_tokens: int
@@ -44,21 +44,21 @@ class Draw(Struct, frozen=True, kw_only=True):
     @property
     def working_set(self) -> float:
         """Footprint over both caches, as drawn."""
-        return self.num_footprint_tokens / CACHE_TOKENS
+        return self.num_footprint_tokens / (NUM_ENGINES * self.num_blocks * BLOCK_SIZE)
 
     def sessions(self) -> list[Session]:
         """Make the sessions anew, each before its first turn."""
         return [_session(self.profile, index, plans) for index, plans in enumerate(self.plans)]
 
 
-def draw(cell: Cell, seed: int) -> Draw:
-    """Draw as many sessions as make the cell's working set; same cell and seed, same draw.
+def draw(cell: Cell, seed: int, num_blocks: int = NUM_USABLE_BLOCKS) -> Draw:
+    """Draw as many sessions as make the cell's working set; same arguments, same draw.
 
     The last session is cut, turn by turn, to come as near as can be.
     """
     profile = cell.profile(seed)
     blocks = _Blocks()
-    wanted = round(cell.working_set * CACHE_TOKENS / BLOCK_SIZE)
+    wanted = round(cell.working_set * NUM_ENGINES * num_blocks)
     plans: list[tuple[TurnPlan, ...]] = []
     said: list[list[_Said]] = []
     num_ideal_tokens = 0
@@ -79,13 +79,17 @@ def draw(cell: Cell, seed: int) -> Draw:
         said.append(taken)
     dice = random.Random(f"{seed}/starts")
     starts_s = (0.0, *sorted(dice.uniform(0.0, RAMP_S) for _ in plans[1:]))
+    plans = [
+        (replace(first, wait_s=start_s), *others)
+        for (first, *others), start_s in zip(plans, starts_s, strict=True)
+    ]
     return Draw(
         cell=cell,
         seed=seed,
+        num_blocks=num_blocks,
         profile=profile,
         plans=tuple(plans),
-        starts_s=starts_s,
-        workload=_workload(cell, seed, plans, starts_s, said),
+        workload=_workload(cell, seed, plans, said),
         num_footprint_tokens=blocks.num * BLOCK_SIZE,
         num_ideal_tokens=num_ideal_tokens,
     )
@@ -168,20 +172,18 @@ def _workload(
     cell: Cell,
     seed: int,
     plans: Sequence[tuple[TurnPlan, ...]],
-    starts_s: Sequence[float],
     said: Sequence[Sequence[_Said]],
 ) -> Workload:
     turns = []
     num_partial = 0
     for index, (plan, prompts) in enumerate(zip(plans, said, strict=True)):
-        arrival_s = starts_s[index]
+        arrival_s = 0.0
         for number, (turn, prompt) in enumerate(zip(plan, prompts, strict=True)):
             ids = tuple(prompt.ids)
             if prompt.num_tokens % BLOCK_SIZE:
                 num_partial += 1
                 ids = (*ids, -num_partial)  # the last block, partial: like no other
-            wait_s = turn.wait_s if number else 0.0
-            arrival_s += wait_s
+            arrival_s += turn.wait_s
             turns.append(
                 Turn(
                     session_id=f"s{index}",
@@ -191,7 +193,7 @@ def _workload(
                     num_output_tokens=turn.num_output_tokens,
                     hash_ids=ids,
                     after=((f"s{index}", number - 1),) if number else (),
-                    wait_s=wait_s,
+                    wait_s=turn.wait_s if number else 0.0,
                 )
             )
     turns.sort(key=lambda turn: turn.arrival_s)

@@ -10,16 +10,18 @@ from msgspec import Struct
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
-from loadtest.studies.cells import NUM_ENGINES, NUM_USABLE_BLOCKS, Cell
+from loadtest.studies.cells import NUM_ENGINES, Cell
 from loadtest.studies.draw import Draw
 from policies import naming
 
 SCHEMA: Final = "warmroute.grid/1"
 ENGINE: Final = "cpu-tiny"
+MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
 _POOL_SPEED: Final = 6.0  # a fetched token over a computed one, over TCP
 _EVENT_LAG_S: Final = 0.01
+_TO_ENGINE_S: Final = 0.06  # rendering, tokenizing, queueing; fitted likewise
 
 Kind = Literal["real", "simulated"]
 
@@ -116,19 +118,21 @@ def num_moved(turns: Sequence[TurnResult]) -> int:
     )
 
 
-def setup_of(cell: Cell, seed: int) -> Setup:
+def setup_of(draw: Draw) -> Setup:
     """Describe the two engines to the simulator."""
     return Setup(
         num_replicas=NUM_ENGINES,
-        num_blocks=NUM_USABLE_BLOCKS,
+        num_blocks=draw.num_blocks,
         engine=ENGINE,
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
-        pool=PoolSetup(speed=_POOL_SPEED) if cell.has_pool else None,
+        pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
         load=None,
         loop="closed",
+        to_engine_s=_TO_ENGINE_S,
         event_lag_s=_EVENT_LAG_S,
-        seed=seed,
+        model=MODEL,
+        seed=draw.seed,
     )
 
 
@@ -145,9 +149,7 @@ def simulated(
         ValueError: `arm` names no policy.
     """
     policy = naming.parse(arm)
-    found = simulate(
-        draw.workload, policy, setup_of(draw.cell, draw.seed), label=arm, advance=advance
-    )
+    found = simulate(draw.workload, policy, setup_of(draw), label=arm, advance=advance)
     turns = found.run.turns
     num_exact = len(turns) - found.num_mispredicted
     return run_of(draw, arm, turns, kind="simulated", num_exact=num_exact, is_report=is_report)

@@ -1,19 +1,26 @@
 """Which policy computes least, on two real engines with small caches, and as simulated.
 
-    python -m loadtest.studies.real_grid --simulate                     all cells, simulated
-    python -m loadtest.studies.real_grid --simulate --working-set 1.7 --think short --arms kv_aware
+    python -m loadtest.studies.real_grid --working-set 1.7 --think short --pool no --shared small
+    python -m loadtest.studies.real_grid --simulate              all cells in minutes, no engines
+    python -m loadtest.studies.real_grid --read FILE...          tables of earlier runs
 
-Closed-loop agent sessions (`draw`) in every cell (`cells`) under every arm, which are policies by
-label. The same sessions for all arms of a seed, from cold caches. Recomputed tokens judge. Seeds
-below 100 are for tuning, those from 100 on for reports; `--report` takes these.
+Closed-loop agent sessions (`draw`) in every cell (`cells`) under every arm: policies by label, and
+other routers by command. All arms of a seed get the same sessions, from cold caches; who goes
+first alternates. Recomputed tokens judge. Seeds below 100 are for tuning, those from 100 on for
+reports: `--report` takes these. Real engines need tests/engines/install.sh; a run takes half a
+minute to a minute, and is simulated as well, to stand beside.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +29,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.machine import this_machine
+from loadtest.runner.children import ChildDied
 from loadtest.studies import cells as grid
+from loadtest.studies import pair
 from loadtest.studies.draw import draw
-from loadtest.studies.grid_run import GridFile, GridRun, simulated
-from loadtest.studies.grid_table import BASELINE, report
+from loadtest.studies.grid_run import SCHEMA, GridFile, GridRun, run_of, simulated
+from loadtest.studies.grid_table import BASELINE, comparison, report
+from loadtest.studies.pair import Arm
 from policies import naming
 
 ARMS: Final = (
@@ -36,24 +46,92 @@ TUNING_SEEDS: Final = (1, 2, 3)
 REPORT_SEEDS: Final = (101, 102, 103)
 _FIRST_REPORT_SEED: Final = 100
 
+Found = Callable[[GridRun], None]
+
 
 def simulate_all(
-    cells: Sequence[grid.Cell], arms: Sequence[str], seeds: Sequence[int], progress: Progress
-) -> list[GridRun]:
-    """Simulate every arm in every cell with every seed; after Ctrl-C those that are done."""
+    cells: Sequence[grid.Cell],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    progress: Progress,
+    found: Found,
+) -> None:
+    """Simulate every arm in every cell with every seed."""
     task = progress.add_task("simulating", total=len(cells) * len(arms) * len(seeds))
-    runs: list[GridRun] = []
+    for cell in cells:
+        progress.update(task, description=cell.name)
+        for seed in seeds:
+            drawn = draw(cell, seed)
+            for arm in arms:
+                found(simulated(drawn, arm, is_report=seed >= _FIRST_REPORT_SEED))
+                progress.advance(task)
+
+
+def run_all(
+    cells: Sequence[grid.Cell],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    progress: Progress,
+    found: Found,
+) -> None:
+    """Run every arm in every cell with every seed, on real engines.
+
+    Raises:
+        ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
+    """
+    draws = {(cell, seed): draw(cell, seed) for cell in cells for seed in seeds}
+    num_turns = sum(len(drawn.workload.turns) for drawn in draws.values())
+    task = progress.add_task("engines start", total=num_turns * len(arms))
+    with tempfile.TemporaryDirectory(prefix="grid-") as folder:
+        for has_pool in sorted({cell.has_pool for cell in cells}):
+            with pair.running(Path(folder), has_pool=has_pool) as engines:
+                for round_, seed in enumerate(seeds):
+                    ordered = arms if round_ % 2 == 0 else arms[::-1]
+                    for cell in cells:
+                        if cell.has_pool != has_pool:
+                            continue
+                        for arm in ordered:
+                            progress.update(task, description=f"{cell.name}, {seed}: {arm.label}")
+                            drawn = draws[cell, seed]
+                            turns = asyncio.run(
+                                engines.run(drawn, arm, lambda _: progress.advance(task))
+                            )
+                            found(
+                                run_of(
+                                    drawn,
+                                    arm.label,
+                                    turns,
+                                    round=round_,
+                                    is_report=seed >= _FIRST_REPORT_SEED,
+                                    keeps_turns=True,
+                                )
+                            )
+
+
+def beside(runs: Sequence[GridRun], progress: Progress) -> list[GridRun]:
+    """Simulate what was run on real engines, as far as the arms are policies."""
+    made: list[GridRun] = []
+    task = progress.add_task("simulating the same", total=len(runs))
+    for run in runs:
+        if _is_policy(run.arm):
+            made.append(simulated(draw(run.cell, run.seed), run.arm, is_report=run.is_report))
+        progress.advance(task)
+    return made
+
+
+def read(path: Path) -> GridFile:
+    """Read the runs of an earlier command.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is none of a grid.
+    """
     try:
-        for cell in cells:
-            progress.update(task, description=cell.name)
-            for seed in seeds:
-                drawn = draw(cell, seed)
-                for arm in arms:
-                    runs.append(simulated(drawn, arm, is_report=seed >= _FIRST_REPORT_SEED))
-                    progress.advance(task)
-    except KeyboardInterrupt:
-        progress.console.print("stopped: what is done follows", style="yellow")
-    return runs
+        found = msgspec.json.decode(path.read_bytes(), type=GridFile)
+    except msgspec.DecodeError as exc:
+        raise ValueError(f"{path}: {exc}") from exc
+    if found.schema != SCHEMA:
+        raise ValueError(f"{path}: {found.schema!r} is not {SCHEMA!r}")
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,9 +140,14 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m loadtest.studies.real_grid", description=(__doc__ or "").split("\n")[0]
     )
     made.add_argument("--simulate", action="store_true", help="no engines: the simulator's")
+    made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="tables of these runs")
     made.add_argument(
         "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE]", help="policies by label"
     )
+    made.add_argument(
+        "--router", action="append", default=[], metavar="LABEL=COMMAND",
+        help="another router; its command has {port}, {url1} and {url2} in it; repeatable",
+    )  # fmt: skip
     made.add_argument("--baseline", default=BASELINE, help="the arm of the ratios")
     made.add_argument(
         "--working-set", nargs="+", type=float, default=grid.WORKING_SETS, help="over the caches"
@@ -83,36 +166,89 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the grid and print its tables."""
+    """Run the grid and print its tables; after Ctrl-C those of what is done."""
     asked = parser()
     args = asked.parse_args(argv)
-    if not args.simulate:
-        asked.error("only --simulate so far")
-    for arm in args.arms:
-        try:
-            naming.parse(arm)
-        except ValueError as exc:
-            asked.error(f"--arms: {exc}")
+    console = Console(stderr=True)
+    try:
+        arms = arms_of(args.arms, args.router)
+        runs = [run for path in args.read or () for run in read(path).runs]
+    except (OSError, ValueError) as exc:
+        asked.error(str(exc))
     if min(args.working_set) <= 0.0:
         asked.error(f"--working-set {min(args.working_set):g}: must be above 0")
+    if args.simulate and args.router:
+        asked.error("--router: another router cannot be simulated")
     cells = grid.cells(
         args.working_set, args.think, [pool == "yes" for pool in args.pool], args.shared
     )
+    words = sys.argv[1:] if argv is None else argv
+    command = shlex.join(["python", "-m", "loadtest.studies.real_grid", *words])
+
+    def found(run: GridRun) -> None:
+        runs.append(run)
+        if args.json is not None:
+            done = GridFile(machine=this_machine(), command=command, runs=tuple(runs))
+            args.json.write_bytes(msgspec.json.encode(done) + b"\n")
+
+    code = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
-        runs = simulate_all(cells, args.arms, args.seeds, progress)
-    if not runs:
-        return 1
-    print(report(runs, args.baseline))
-    if args.json is not None:
-        command = shlex.join(
-            ["python", "-m", "loadtest.studies.real_grid", *(argv or sys.argv[1:])]
-        )
-        found = GridFile(machine=this_machine(), command=command, runs=tuple(runs))
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    return 0
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        models: list[GridRun] = []
+        try:
+            if args.simulate:
+                simulate_all(cells, args.arms, args.seeds, progress, found)
+            elif args.read is None:
+                _interrupt_on_sigterm()
+                run_all(cells, arms, args.seeds, progress, found)
+            models = beside([run for run in runs if run.kind == "real"], progress)
+        except KeyboardInterrupt:
+            console.print("stopped: what is done follows", style="yellow")
+            code = 130
+        except (ChildDied, FileNotFoundError, RuntimeError, TimeoutError) as exc:
+            console.print(str(exc), style="red", markup=False)
+            code = 1
+    if runs:
+        print(report(runs, args.baseline))
+    if models:
+        print(f"\n### Real and simulated\n\n{comparison(runs, models)}")
+    return code
+
+
+def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
+    """Make the arms that the command line names.
+
+    Raises:
+        ValueError: an unknown policy, a command without its places, or a label that comes twice.
+    """
+    made = []
+    for label in labels:
+        naming.parse(label)
+        made.append(Arm(label=label))
+    for text in routers:
+        label, equals, command = text.partition("=")
+        if not equals or "{port}" not in command or "{url1}" not in command:
+            raise ValueError(f"--router {text!r}: not LABEL=COMMAND with {{port}} and {{url1}}")
+        made.append(Arm(label=label, command=command))
+    names = [arm.label for arm in made]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"arm {min(twice)!r} is named twice")
+    return made
+
+
+def _is_policy(label: str) -> bool:
+    try:
+        naming.parse(label)
+    except ValueError:
+        return False
+    return True
+
+
+def _interrupt_on_sigterm() -> None:
+    """Let SIGTERM end a run as Ctrl-C does, and Ctrl-C also where it was set to be ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 
 
 if __name__ == "__main__":  # pragma: no cover

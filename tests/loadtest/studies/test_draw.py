@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.emulator.tokens import ChatTokenizer
-from loadtest.studies.cells import BLOCK_SIZE, CACHE_TOKENS, Cell, cells
+from loadtest.studies.cells import BLOCK_SIZE, Cell, cells
 from loadtest.studies.draw import draw
 from loadtest.tiny_model import MODEL_DIR
 
@@ -46,13 +46,15 @@ def test_equal_prefixes_have_equal_ids() -> None:
     assert num_shared * BLOCK_SIZE == pytest.approx(1_000, rel=0.1)
 
 
-@pytest.mark.parametrize("cell", cells(thinks=["long"], pools=[False]), ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", cells([0.6, 1.0], thinks=["long"], pools=[False]), ids=lambda cell: cell.name
+)
 def test_the_working_set_is_met(cell: Cell) -> None:
     """Distinct blocks of all prompts are what was asked, within 1 %; the same for every draw."""
     drawn = draw(cell, seed=7)
 
     ids = {id_ for turn in drawn.workload.turns for id_ in turn.hash_ids if id_ >= 0}
     assert len(ids) * BLOCK_SIZE == drawn.num_footprint_tokens
-    assert drawn.num_footprint_tokens / CACHE_TOKENS == pytest.approx(cell.working_set, rel=0.01)
+    assert drawn.working_set == pytest.approx(cell.working_set, rel=0.01)
     assert draw(cell, seed=7) == drawn
-    assert all(plan.wait_s <= cell.longest_wait_s for plans in drawn.plans for plan in plans)
+    assert all(turn.wait_s <= cell.longest_wait_s for turn in drawn.workload.turns)

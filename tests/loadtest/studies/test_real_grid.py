@@ -5,12 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult
 from loadtest.studies.cells import Cell
 from loadtest.studies.draw import draw
 from loadtest.studies.grid_run import GridFile, GridRun, num_moved, run_of, simulated
 from loadtest.studies.grid_table import comparison, ratios, report
-from loadtest.studies.real_grid import main
+from loadtest.studies.real_grid import arms_of, main
 
 CELL = Cell(working_set=0.3)
 
@@ -114,9 +115,44 @@ def test_the_command_simulates_and_writes(
     assert "`kv_aware:gamma=0:beta=0`" in capsys.readouterr().out
 
 
+def test_tables_are_made_again_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real runs are read, simulated, and both shown."""
+    path = tmp_path / "grid.json"
+    found = GridFile(machine=this_machine(), command="x", runs=(run("session_hash", 1, 30_000),))
+    path.write_bytes(msgspec.json.encode(found))
+
+    code = main(["--read", str(path)])
+
+    assert code == 0
+    shown = capsys.readouterr().out
+    assert "| `session_hash` | 30,000 |" in shown
+    assert "### Real and simulated" in shown
+
+
+def test_arms_are_policies_and_commands() -> None:
+    """Another router's command says where it listens and where the engines are."""
+    command = "vllm-router --port {port} --worker-urls {url1} {url2}"
+
+    arms = arms_of(["kv_aware:beta=0"], [f"hash={command}"])
+
+    assert [(arm.label, arm.command) for arm in arms] == [
+        ("kv_aware:beta=0", None),
+        ("hash", command),
+    ]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--arms", "kv_awar"], "kv_awar"), (["--working-set", "0"], "must be above 0")],
+    [
+        (["--arms", "kv_awar"], "kv_awar"),
+        (["--arms", "kv_aware", "kv_aware"], "named twice"),
+        (["--working-set", "0"], "must be above 0"),
+        (["--router", "x=nothing to replace"], "not LABEL=COMMAND"),
+        (["--router", "x={port} {url1}"], "cannot be simulated"),
+        (["--read", "/nowhere.json"], "/nowhere.json"),
+    ],
 )
 def test_what_makes_no_sense_is_refused(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]

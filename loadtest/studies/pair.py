@@ -1,0 +1,150 @@
+"""Two real engines, and one router after the other in front of them.
+
+What must live here: processes, cold caches, and sending one draw. What must not: which runs there
+are and in which order (real_grid), what is made of the answers (grid_run).
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from loadtest.engines.mooncake import MASTER_READY_S, Master
+from loadtest.engines.ports import free_port
+from loadtest.engines.process import Process, all_up
+from loadtest.engines.vllm import Engine
+from loadtest.results import TurnResult
+from loadtest.runner.sessions import drive
+from loadtest.runner.stack import start_router
+from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES
+from loadtest.studies.draw import Draw
+from policies import naming
+
+SESSION_HEADER: Final = "x-session-id"
+_MAX_MODEL_LEN: Final = 32_768
+_SEGMENT_BYTES: Final = 64 << 20  # of each engine: 8,192 blocks in all, more than any cell needs
+_WARM_UP_TOKENS: Final = 6_000
+_SILENCE_S: Final = 120.0
+_OTHER_READY_S: Final = 60.0
+
+
+class Arm(Struct, frozen=True, kw_only=True):
+    """What stands in front of the engines: a policy of ours by label, or another's command.
+
+    In a command `{port}` is where it has to listen, `{url1}` and `{url2}` are the engines; it is
+    ready when `/health` answers.
+    """
+
+    label: str
+    command: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.command is None
+
+
+class Pair:
+    """Both engines, running; `options` are what a router of ours needs to know besides."""
+
+    __slots__ = ("_engines", "_log_dir", "_options")
+
+    def __init__(self, engines: Sequence[Engine], log_dir: Path, options: Sequence[str]) -> None:
+        self._engines = engines
+        self._log_dir = log_dir
+        self._options = options
+
+    def warm_up(self) -> None:
+        """Let both compute one long prompt: what is made at first use is made."""
+        dice = random.Random("warm up")
+        for engine in self._engines:
+            engine.complete([dice.randrange(300, 8_000) for _ in range(_WARM_UP_TOKENS)])
+
+    async def run(
+        self, draw: Draw, arm: Arm, on_result: Callable[[TurnResult], None]
+    ) -> list[TurnResult]:
+        """Send a draw through a fresh router to cold caches; return every turn's result.
+
+        Raises:
+            ChildDied, RuntimeError, TimeoutError: the router did not start.
+        """
+        for engine in self._engines:
+            engine.reset_prefix_cache(external=bool(self._options))
+        async with self._in_front(arm) as url:
+            return await drive(
+                url,
+                draw.sessions(),
+                concurrency=len(draw.plans),
+                session_header=SESSION_HEADER,
+                scripted=True,
+                timeout_s=_SILENCE_S,
+                on_result=on_result,
+            )
+
+    @asynccontextmanager
+    async def _in_front(self, arm: Arm) -> AsyncIterator[str]:
+        urls = [engine.url for engine in self._engines]
+        if arm.command is None:
+            name, params = naming.split(arm.label)
+            flags = ["--policy", name, *self._options]
+            for key, value in params.items():
+                flags += ["--policy-param", f"{key}={value}"]
+            async with start_router(urls, flags, self._log_dir) as router:
+                yield router.url
+        else:
+            with _other(arm.command, urls, self._log_dir) as url:
+                yield url
+
+
+@contextmanager
+def running(log_dir: Path, *, has_pool: bool) -> Iterator[Pair]:
+    """Run both engines, with or without a shared pool, as long as the context lasts.
+
+    Raises:
+        FileNotFoundError: no vLLM is installed.
+        RuntimeError, TimeoutError: one of them did not start.
+    """
+    names = [f"r{number + 1}" for number in range(NUM_ENGINES)]
+    if not has_pool:
+        engines = [
+            Engine(name, log_dir, num_blocks=NUM_BLOCKS, max_model_len=_MAX_MODEL_LEN)
+            for name in names
+        ]
+        with all_up(engines):
+            yield _warm(Pair(engines, log_dir, ()))
+        return
+    master = Master(log_dir)
+    with all_up([master], timeout_s=MASTER_READY_S):
+        engines = [
+            master.engine(
+                name,
+                log_dir,
+                segment_bytes=_SEGMENT_BYTES,
+                num_blocks=NUM_BLOCKS,
+                max_model_len=_MAX_MODEL_LEN,
+            )
+            for name in names
+        ]
+        with all_up(engines):
+            yield _warm(Pair(engines, log_dir, master.options))
+
+
+def _warm(pair: Pair) -> Pair:
+    pair.warm_up()
+    return pair
+
+
+@contextmanager
+def _other(command: str, urls: Sequence[str], log_dir: Path) -> Iterator[str]:
+    port = free_port()
+    places = {f"url{number}": url for number, url in enumerate(urls, 1)}
+    words = [word.format(port=port, **places) for word in shlex.split(command)]
+    url = f"http://127.0.0.1:{port}"
+    process = Process(words[0], url, words, log_dir / "other-router.log", {})
+    with all_up([process], timeout_s=_OTHER_READY_S):
+        yield url
