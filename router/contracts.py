@@ -7,6 +7,9 @@ The rule (source: vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, 0.32
 
     digest(block) = H((digest(parent), (token, ...), extra_keys or None))
     digest(parent of the first block) = NONE_HASH = H(seed text)
+    extra_keys: ("lora", name, path) in every block; ("mm", identifier, start of the item less start
+    of the block) for each image or other item that the block overlaps, in their order;
+    ("cache_salt", salt) in the first block
 
 H is SHA-256 or XXH3-128 over pickle (highest protocol) or canonical CBOR. The seed text is
 PYTHONHASHSEED if set, else `vllm-none-hash` for SHA-256 and 32 random bytes for XXH3.
@@ -18,7 +21,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Annotated, Any, Literal, NewType, get_args
+from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args
 
 import cbor2
 import numpy as np
@@ -66,6 +69,17 @@ class ExtraKeys(Struct, frozen=True, gc=False):
 NO_EXTRA = ExtraKeys()
 
 
+class MediaSpan(NamedTuple):
+    """Where an image or another item is: tokens [start, end), counted from the first that is hashed.
+
+    `start` may be negative: the item began in blocks before. `identifier` is the engine's name of it.
+    """
+
+    identifier: str
+    start: int
+    end: int
+
+
 class HashContract(Struct, frozen=True, kw_only=True):
     """How one engine computes block digests.
 
@@ -84,6 +98,7 @@ class HashContract(Struct, frozen=True, kw_only=True):
         parent: bytes | None,
         token_ids: Sequence[int],
         extra: ExtraKeys = NO_EXTRA,
+        media: Sequence[MediaSpan] = (),
     ) -> tuple[list[BlockKey], bytes | None]:
         """Hash the full blocks of `token_ids`, chained behind `parent`.
 
@@ -91,12 +106,13 @@ class HashContract(Struct, frozen=True, kw_only=True):
             parent: Digest of the block before; None: `token_ids` starts the prompt.
             token_ids: Token ids, shape (num_tokens,); a partial last block is left out.
             extra: Salt and adapter of the prompt.
+            media: Images and the like among the tokens, in their order.
 
         Returns:
             Keys, shape (num_tokens // block_size,), and the last block's digest (`parent`
             if there was no full block).
         """
-        digests = self.digests(parent, token_ids, extra)
+        digests = self.digests(parent, token_ids, extra, media)
         return (_keys(digests), digests[-1]) if digests else ([], parent)
 
     def digests(
@@ -104,6 +120,7 @@ class HashContract(Struct, frozen=True, kw_only=True):
         parent: bytes | None,
         token_ids: Sequence[int],
         extra: ExtraKeys = NO_EXTRA,
+        media: Sequence[MediaSpan] = (),
     ) -> list[bytes]:
         """Hash as `extend` does, to the full digests: shape (num_tokens // block_size,)."""
         # zip over one iterator cuts full blocks in C and drops the partial one.
@@ -111,6 +128,8 @@ class HashContract(Struct, frozen=True, kw_only=True):
         if not blocks:
             return []
         hash_block = _BLOCK_HASH[self.algorithm]
+        if media:
+            return self._digests_with_media(parent, blocks, extra, media)
         first_extra, later_extra = self._extra_tuples(extra)
         if parent is None:
             digest = hash_block(none_hash(self.algorithm, self.seed), blocks[0], first_extra)
@@ -119,6 +138,38 @@ class HashContract(Struct, frozen=True, kw_only=True):
         digests = [digest]
         for block in blocks[1:]:
             digest = hash_block(digest, block, later_extra)
+            digests.append(digest)
+        return digests
+
+    def _digests_with_media(
+        self,
+        parent: bytes | None,
+        blocks: list[tuple[int, ...]],
+        extra: ExtraKeys,
+        media: Sequence[MediaSpan],
+    ) -> list[bytes]:
+        """Hash blocks of which some overlap items."""
+        hash_block = _BLOCK_HASH[self.algorithm]
+        lora = self._extra_tuples(ExtraKeys(lora=extra.lora))[1] or ()
+        digest = none_hash(self.algorithm, self.seed) if parent is None else parent
+        digests: list[bytes] = []
+        first = 0  # of the items that do not end before the block
+        for position, block in enumerate(blocks):
+            start = position * self.block_size
+            while first < len(media) and media[first].end <= start:
+                first += 1
+            found: list[tuple[Any, ...]] = []
+            for identifier, item_start, _ in media[first:]:
+                if item_start >= start + self.block_size:
+                    break
+                # pickle writes the same object once, the engine has one for each item
+                name = identifier.encode().decode()
+                key = (name, item_start - start)
+                found.append(("mm", *key) if self.tagged else key)
+            salt = ()
+            if parent is None and position == 0:
+                salt = self._extra_tuples(ExtraKeys(cache_salt=extra.cache_salt))[0] or ()
+            digest = hash_block(digest, block, (*lora, *found, *salt) or None)
             digests.append(digest)
         return digests
 

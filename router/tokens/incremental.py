@@ -9,7 +9,8 @@ grow with the path and are never computed twice.
     bytes of a prompt    [0, s1) [s1, s2) ... [sn, end)     segments, then the tail (a leaf)
     a segment's tokens   its own, in order; a block may begin in one segment and end in the next
     its chain            keys of the blocks that end in it; digest of the last; open tokens behind;
-                         where they were asked for, the digests of all of these blocks
+                         where they were asked for, the digests of all of these blocks;
+                         the images or other items that reach into the open tokens
 
 Bounded by bytes. The order of eviction is by last use, deepest first, so what is held is always
 connected to its root. A segment that was evicted while a plan held it comes back with the plan.
@@ -28,7 +29,7 @@ import orjson
 from xxhash import xxh3_128_intdigest
 
 from router.api.openai import TokenIds
-from router.contracts import BlockKey, ExtraKeys, HashContract
+from router.contracts import BlockKey, ExtraKeys, HashContract, MediaSpan
 
 MAX_CHAINS = 8
 """Chains a segment remembers: one per pair of contract and extra keys (salts, adapters)."""
@@ -44,10 +45,14 @@ _BLOCK_BYTES = 8  # a key, as a machine word: an int in a list takes 40, and a c
 
 
 class Boundary(NamedTuple):
-    """A place where bytes may be cut: `position`, and what must follow for it to be one."""
+    """A place where bytes may be cut: `position`, and what must follow for it to be one.
+
+    media: The identifier of the image or other item for which the bytes up to there stand.
+    """
 
     position: int
     guard: bytes
+    media: str | None = None
 
 
 class Boundaries(Protocol):
@@ -68,12 +73,14 @@ class Chain(NamedTuple):
     digest: bytes | None  # of the last full block of the path; None: there is none yet
     open_tokens: TokenIds  # behind that block, fewer than a block
     digests: bytes | None = None  # of the blocks of `keys`, put together; None: not asked for
+    open_media: tuple[MediaSpan, ...] = ()  # from the first open token; the last may end there
 
 
 class Segment:
     """One node of the tree; created by `SegmentTree` alone.
 
     next_key, next_bytes, next_guard: The child that was used last, tried before searching.
+    media: The identifier of the image or other item that its tokens stand for; None: text.
     """
 
     __slots__ = (
@@ -81,15 +88,17 @@ class Segment:
         "ids",
         "json",
         "key",
+        "media",
         "next_bytes",
         "next_guard",
         "next_key",
         "size_bytes",
     )
 
-    def __init__(self, key: int, ids: TokenIds) -> None:
+    def __init__(self, key: int, ids: TokenIds, media: str | None = None) -> None:
         self.key = key
         self.ids = ids
+        self.media = media
         self.next_key = 0
         self.next_bytes = 0
         self.next_guard = b""
@@ -105,6 +114,7 @@ class NewSegment(NamedTuple):
     start: int
     end: int
     guard: bytes
+    media: str | None = None
 
 
 class Walk(NamedTuple):
@@ -156,7 +166,7 @@ class SegmentTree:
         boundary = boundaries.after(position)
         while boundary is not None:
             key = xxh3_128_intdigest(view[position : boundary.position], key & _SEED_MASK)
-            new.append(NewSegment(key, position, boundary.position, boundary.guard))
+            new.append(NewSegment(key, position, *boundary))
             position = boundary.position
             boundary = boundaries.after(position)
         key = xxh3_128_intdigest(view[position:], (key ^ _LEAF) & _SEED_MASK)
@@ -206,7 +216,7 @@ class SegmentTree:
         """
         path = list(walk.path)
         for new, ids in zip(walk.new, encoded, strict=True):
-            segment = self._segments.get(new.key) or Segment(new.key, ids)
+            segment = self._segments.get(new.key) or Segment(new.key, ids, new.media)
             if new is not walk.new[-1]:
                 _remember_next(path[-1], new.key, new.end - new.start, new.guard)
             path.append(segment)
@@ -238,7 +248,7 @@ class SegmentTree:
         for segment in path:
             chain = segment.chains.get(chain_id) if segment.chains is not None else None
             if chain is None:
-                chain = _extended(before, segment.ids, contract, extra)
+                chain = _extended(before, segment, contract, extra)
                 self._remember_chain(segment, chain_id, chain)
             parts.append(chain.keys)
             before = chain
@@ -259,9 +269,9 @@ class SegmentTree:
             if chain is None:
                 num_tokens += len(segment.ids)
                 if len(segment.ids) > _STEP_TOKENS:
-                    chain = yield partial(_extended, before, segment.ids, contract, extra)
+                    chain = yield partial(_extended, before, segment, contract, extra)
                 else:
-                    chain = _extended(before, segment.ids, contract, extra)
+                    chain = _extended(before, segment, contract, extra)
                 self._remember_chain(segment, chain_id, chain)
             before = chain
             if num_tokens > _STEP_TOKENS:
@@ -299,9 +309,8 @@ class SegmentTree:
             if start <= position < end:
                 digests = chain.digests
                 if digests is None:
-                    digests = b"".join(
-                        contract.digests(before.digest, before.open_tokens + segment.ids, extra)
-                    )
+                    tokens, media = _joined(before, segment)
+                    digests = b"".join(contract.digests(before.digest, tokens, extra, media))
                     self._remember_digests(segment, chain_id, chain, digests)
                 size = len(digests) // len(chain.keys)
                 while start <= position < end:
@@ -375,7 +384,20 @@ def _remember_next(segment: Segment, key: int, num_bytes: int, guard: bytes) -> 
 _START = Chain(array("Q"), None, array("I"))
 
 
-def _extended(before: Chain, ids: TokenIds, contract: HashContract, extra: ExtraKeys) -> Chain:
-    tokens = before.open_tokens + ids
-    keys, digest = contract.extend(before.digest, tokens, extra)
-    return Chain(array("Q", keys), digest, tokens[len(keys) * contract.block_size :])
+def _extended(before: Chain, segment: Segment, contract: HashContract, extra: ExtraKeys) -> Chain:
+    tokens, media = _joined(before, segment)
+    keys, digest = contract.extend(before.digest, tokens, extra, media)
+    end = len(keys) * contract.block_size
+    open_media = tuple(
+        MediaSpan(name, start - end, stop - end) for name, start, stop in media if stop > end
+    )
+    return Chain(array("Q", keys), digest, tokens[end:], None, open_media)
+
+
+def _joined(before: Chain, segment: Segment) -> tuple[TokenIds, tuple[MediaSpan, ...]]:
+    """Put a segment behind the open tokens; also the items among them."""
+    tokens = before.open_tokens + segment.ids
+    if segment.media is None:
+        return tokens, before.open_media
+    span = MediaSpan(segment.media, len(before.open_tokens), len(tokens))
+    return tokens, (*before.open_media, span)

@@ -1,0 +1,119 @@
+"""How an engine names an image: the identifier that goes into the hashes of its blocks.
+
+Source: vLLM 0.32.0, multimodal/hasher.py (MultiModalHasher), multimodal/processing/inputs.py
+(get_mm_hashes), multimodal/media/image.py (ImageMediaIO.load_bytes), media/connector.py
+(_load_data_url). Without options for the processor or the reading of media in the request:
+
+    a client's `uuid`    is the identifier
+    an image's bytes     BLAKE3 of {"image": the bytes, "model_id": what `--model` says}; the
+                         bytes with {"image_mode": "RGB", "rgba_background_color": white} beside
+                         them where the engine had to convert the picture: it was not RGB
+
+every key and value of it with its length in front, every container with its kind. What is fetched
+from somewhere is not known here, nor is sound, which is hashed as it was decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final, NamedTuple
+
+from router.tokens.blake3 import blake3_hex
+
+MAX_URL_CHARS: Final = 16 << 20
+"""Of an image: a larger one is not named here."""
+
+_MAX_JPEG_SEGMENTS: Final = 1_000
+_SEQUENCE, _MAPPING, _LEAF = b"\x01", b"\x02", b"\x03"
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_PNG_RGB: Final = 2  # its colour type, with any number of bits
+_JPEG_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+class MediaItem(NamedTuple):
+    """One image of a request. `url`: None where a client names one that it sent before."""
+
+    url: str | None
+    uuid: str | None
+
+
+def name_of(item: MediaItem, model_id: str) -> str | None:
+    """Find an image's identifier; None: it is not known here. Blocking: some 40 ms a megabyte."""
+    if item.uuid is not None:
+        return item.uuid
+    data = _bytes_of(item.url) if item.url is not None else None
+    if data is None:
+        return None
+    is_rgb = _is_rgb(data)
+    if is_rgb is None:
+        return None
+    image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
+    model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
+    return blake3_hex(_framed(b"image") + _LEAF + image + model)
+
+
+def _bytes_of(url: str) -> bytes | None:
+    """Decode a data URL; None: it is none, or not as the engine takes it."""
+    if len(url) > MAX_URL_CHARS or url[:5].lower() != "data:":
+        return None
+    described, comma, data = url[5:].partition(",")
+    if not comma or described.rpartition(";")[1:] != (";", "base64"):
+        return None
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _framed(chunk: bytes) -> bytes:
+    return len(chunk).to_bytes(8, "little") + chunk
+
+
+def _converted(data: bytes) -> bytes:
+    """Write the bytes of a picture that the engine made RGB, on white where it was transparent."""
+    white = b"".join([_LEAF + _framed((255).to_bytes(8, "little"))] * 3)
+    return b"".join(
+        (
+            _MAPPING + (2).to_bytes(8, "little"),
+            _framed(b"io_config") + _MAPPING + (2).to_bytes(8, "little"),
+            _framed(b"image_mode") + _LEAF + _framed(b"RGB"),
+            _framed(b"rgba_background_color") + _SEQUENCE + (3).to_bytes(8, "little") + white,
+            _framed(b"data") + _LEAF + _framed(data),
+        )
+    )
+
+
+def _is_rgb(data: bytes) -> bool | None:
+    """Return whether Pillow reads a picture as RGB, from its head; None: not certain."""
+    if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) > 25:
+        return data[25] == _PNG_RGB
+    if data.startswith(b"\xff\xd8\xff"):
+        return _jpeg_is_rgb(data)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _webp_is_rgb(data)
+    return False if data[:6] in (b"GIF87a", b"GIF89a") else None
+
+
+def _jpeg_is_rgb(data: bytes) -> bool | None:
+    """Read how many components the frame has: 3 are RGB, 1 is grey, 4 are CMYK."""
+    position = 2
+    for _ in range(_MAX_JPEG_SEGMENTS):
+        if data[position : position + 1] != b"\xff" or len(data) < position + 10:
+            return None
+        if data[position + 1] in _JPEG_FRAMES:
+            return data[position + 9] == 3
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None
+
+
+def _webp_is_rgb(data: bytes) -> bool | None:
+    """Read whether there is transparency: then it is RGBA."""
+    kind = data[12:16]
+    if kind == b"VP8 ":
+        return True
+    if kind == b"VP8L" and len(data) > 24:
+        return not data[24] & 0x10
+    if kind == b"VP8X" and len(data) > 20:
+        return not data[20] & 0x10
+    return None
