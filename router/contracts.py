@@ -70,9 +70,9 @@ NO_EXTRA = ExtraKeys()
 
 
 class MediaSpan(NamedTuple):
-    """Where an image or another item is: tokens [start, end), counted from the first that is hashed.
+    """Where an image or another item is: tokens [start, end) from the first that is hashed.
 
-    `start` may be negative: the item began in blocks before. `identifier` is the engine's name of it.
+    `start` may be negative: the item began in blocks before. `identifier` is its engine's name.
     """
 
     identifier: str

@@ -54,6 +54,8 @@ VLLM_FLAGS = frozenset(
         "--api-key",
         "--chat-template",
         "--tokenizer-mode",
+        "--mm-hasher-algorithm",
+        "--media-io-kwargs",
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--kv-events-config",

@@ -50,6 +50,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     has_inline_system: System messages come behind the first one; for some templates the engine's
         Messages API puts them into one in front.
     is_thinking_disabled: `reasoning_effort` is "none"; for some templates that API says "low".
+    shows_images: Render its images as what stands for them in the text; False: it is not known
+        what does, and only the engine can make a prompt with images.
     engine_only: Why only the engine can make the prompt; None: it can be made here.
     """
 
@@ -66,6 +68,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Json | None = None
     has_inline_system: bool = False
     is_thinking_disabled: bool = False
+    shows_images: bool = False
     cache_salt: str | None = None
     max_tokens: int | None = None
     n: int = 1

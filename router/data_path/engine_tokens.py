@@ -30,6 +30,17 @@ class EngineTokenizer:
         self._address = address
         self._timeout_s = timeout_s
 
+    async def ids_of(self, model: str, body: bytes) -> list[int] | None:
+        """Ask for the ids of a body that was made for it, likewise."""
+        address = self._address(model)
+        if address is None:
+            return None
+        try:
+            return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
+        except (BadRequest, UpstreamError) as exc:
+            logger.warning("no engine tokenized", extra={"model": model, "reason": exc.message})
+            return None
+
     async def ids(self, job: Job, prompter: Prompter) -> list[int] | None:
         """Ask within a deadline; late or failing means unknown (None), never an error."""
         address = self._address(job.model or "")

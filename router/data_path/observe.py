@@ -169,6 +169,12 @@ class Observer:
         if result == "over" and claim is not None and self._caches.was_overtaken(claim, reported):
             result = "evicted"  # between decision and schedule: no fault of what we know
         metrics = self._of(name)
+        contract = self._caches.contract(name)
+        size = contract.block_size if contract is not None else 1
+        if self._token_audit.is_partial(job, placement, reported, size):
+            metrics.audit["partial"].inc()
+            metrics.reported_tokens.inc(reported)
+            return
         metrics.audit[result].inc()
         metrics.audit_error.observe(abs(error))
         metrics.reported_tokens.inc(reported)
@@ -214,7 +220,7 @@ class _CandidateMetrics:
         self.audit_error = metrics.audit_error.labels(name)
         self.audit = {
             result: metrics.audit.labels(name, result)
-            for result in ("exact", "over", "under", "evicted")
+            for result in ("exact", "over", "under", "evicted", "partial")
         }
 
 

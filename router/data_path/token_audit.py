@@ -52,6 +52,9 @@ class TokenAudit:
     def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
         """Compare our count of a prompt with that of the replica it was sent to."""
         prompter = self._prompters.get(job.model) if job.model is not None else None
+        if prompter is not None and job.way == "media":
+            self._audit_media(job, prompter, num_engine_tokens)
+            return
         if prompter is None or not (job.is_refused_here or job.way == "local"):
             return
         failure = prompter.failure()
@@ -86,6 +89,50 @@ class TokenAudit:
         if job.kind is not None:
             self._hand_over.observe_match(job.model or "", job.kind)
         self._sample(job, prompter)
+
+    def _audit_media(self, job: Job, prompter: Prompter, num_engine_tokens: int) -> None:
+        """Compare the count of a prompt with images; a difference ends these alone, for a while.
+
+        Not where a client named images: it may give two the same name, and the engine has one.
+        """
+        is_same = num_engine_tokens == job.num_tokens
+        if prompter.media is not None and not job.has_named_media:
+            prompter.media.observe_count(is_same, monotonic())
+        if not is_same:
+            self._metrics.token_mismatches.labels(job.model or "", "media").inc()
+        if not is_same and not job.has_named_media:
+            logger.error(
+                "prompts with images are not the engine's; what follows an image is not matched",
+                extra={"model": job.model, "request": job.request_id},
+            )
+
+    def is_partial(
+        self, job: Job, placement: Placement, num_reported: int, block_size: int
+    ) -> bool:
+        """Return whether an engine reused more of a prompt than was to be known of it.
+
+        Behind an image: one that is not known, or of which the name is not proven yet. Also notes
+        what speaks for the names and against.
+        """
+        if not job.has_media or job.tokens is None:
+            return False
+        num_predicted = placement.num_cached_tokens
+        if job.way == "prefix":
+            is_at_end = num_predicted + block_size > job.tokens.num_tokens
+            return is_at_end and num_reported > num_predicted
+        if job.way != "media":
+            return num_reported > num_predicted
+        prompter = self._prompters.get(job.model or "")
+        book = prompter.media if prompter is not None else None
+        if book is None:
+            return num_reported > num_predicted
+        is_in_text = num_predicted + block_size <= job.num_head_tokens
+        if placement.state == "exact" and not is_in_text and not job.has_named_media:
+            if num_reported > num_predicted:
+                book.observe_reuse(False, monotonic())
+            elif num_reported == num_predicted > job.num_head_tokens:
+                book.observe_reuse(True, monotonic())
+        return num_reported > num_predicted and not is_in_text and not book.is_proven
 
     def _sample(self, job: Job, prompter: Prompter) -> None:
         """Prove one of many prompts."""

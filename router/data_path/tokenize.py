@@ -21,19 +21,25 @@ from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outli
 from router.api.openai import (
     ChatRequest,
     CompletionRequest,
+    TokenIds,
 )
 from router.api.stream_events import Transcript
 from router.config import TokensConfig
 from router.data_path.engine_tokens import EngineTokenizer
 from router.data_path.job import Job
+from router.data_path.media_tokens import MediaFinder, num_media_chars
 from router.data_path.terms import NotContinued, Terms
 from router.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
+from router.tokens.conversation import has_media, media_items
+from router.tokens.media_names import MediaItem
+from router.tokens.prompter import EncodePlan
 
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
+_TOKENS_PER_IMAGE: Final = 1_000  # a screenshot has some, where it is not known
 _MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
 _MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
 _HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
@@ -74,6 +80,7 @@ class Tokenizer:
         self._heavy = heavy
         self._num_heavy = 0
         self._engine = engine
+        self._media = MediaFinder(engine, encoders)
         self._max_tokens = max_tokens
         self._metrics = metrics
 
@@ -101,7 +108,7 @@ class Tokenizer:
                 self._note_bug(job, exc)
         self._metrics.tokenized.labels(job.way).inc()
         if job.tokens is not None:
-            job.num_tokens = job.tokens.num_tokens
+            job.num_tokens = job.tokens.num_tokens + job.num_rest_tokens
         else:
             job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
 
@@ -133,9 +140,13 @@ class Tokenizer:
         Raises:
             TemplateFailed: our chat template refuses the prompt.
         """
+        way = "local"
         try:
-            job.tokens = await self._locally(job, prompter)
-            way = "local"
+            job.has_media = job.chat is not None and has_media(job.chat.messages)
+            if job.has_media:
+                job.tokens, way = await self._with_media(job, prompter)
+            else:
+                job.tokens = await self._locally(job, prompter)
         except NeedsEngine as exc:
             why = exc.detail if exc.reason == "field" else exc.reason
             self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
@@ -181,12 +192,7 @@ class Tokenizer:
             if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
             plan = prompter.plan_completion(job.completion, owner=_owner(job))
-        if plan.num_new_chars > _HEAVY_BYTES:
-            encoded = await self._heavily(plan.encode)
-        elif plan.num_new_chars > self._config.inline_chars:
-            encoded = await self._off_loop(plan.encode)
-        else:
-            encoded = plan.encode()
+        encoded = await self._encoded(plan)
         num_tokens = plan.num_known_tokens + sum(map(len, encoded))
         # Its chain would be worth nothing; of one that is cut a token less is left.
         if num_tokens > (longest or _MAX_TOKENS) - is_cut:
@@ -195,7 +201,51 @@ class Tokenizer:
             return None
         return prompter.commit(plan, encoded)
 
-    async def _rendered(self, job: Job, chat: ChatRequest, prompter: Prompter) -> str:
+    async def _encoded(self, plan: EncodePlan) -> list[TokenIds]:
+        if plan.num_new_chars > _HEAVY_BYTES:
+            return await self._heavily(plan.encode)
+        if plan.num_new_chars > self._config.inline_chars:
+            return await self._off_loop(plan.encode)
+        return plan.encode()
+
+    async def _with_media(self, job: Job, prompter: Prompter) -> tuple[Tokens | None, str]:
+        """Make a prompt with images as far as they are known; the rest is estimated.
+
+        Raises:
+            NeedsEngine: nothing of it can be made here.
+        """
+        assert job.chat is not None
+        book = prompter.media
+        if book is None:
+            raise NeedsEngine("multimodal")
+        items: list[MediaItem] = media_items(job.chat.messages)
+        job.has_named_media = any(item.uuid is not None for item in items)
+        chat = replace(job.chat, shows_images=True)
+        num_chars = len(job.inbound.body or b"") - num_media_chars(items)
+        try:
+            text = await self._rendered(job, chat, prompter, num_chars)
+        except TemplateFailed as exc:  # the engine will say so in its own words
+            raise NeedsEngine("multimodal", "template") from exc
+        texts = text.split(book.placeholder)
+        if len(texts) == 1 or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
+            raise NeedsEngine("multimodal")
+        known = []
+        if len(texts) == len(items) + 1:  # else a client wrote the token itself
+            known = await self._media.find(job.model or "", prompter, items, _owner(job))
+        plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=_owner(job))
+        tokens = prompter.commit(plan, await self._encoded(plan))
+        job.num_head_tokens = tokens.num_before_media
+        num_unknown = len(texts) - 1 - len(known)
+        if not num_unknown:
+            return tokens, "media"
+        rest = sum(map(len, texts[len(known) + 1 :])) // _BYTES_PER_TOKEN
+        job.num_rest_tokens = rest + num_unknown * _TOKENS_PER_IMAGE
+        self._metrics.needs_engine.labels(job.inbound.api.name, "image").inc()
+        return tokens, "prefix"
+
+    async def _rendered(
+        self, job: Job, chat: ChatRequest, prompter: Prompter, num_chars: int | None = None
+    ) -> str:
         """Render a chat; what is large off the loop, and what is huge not at all.
 
         Raises:
@@ -204,7 +254,8 @@ class Tokenizer:
         num_items = chat.num_items
         if num_items > _MAX_ITEMS:
             raise NeedsEngine("size")
-        if num_items > _HEAVY_ITEMS or len(job.inbound.body or b"") > _HEAVY_BYTES:
+        num_chars = len(job.inbound.body or b"") if num_chars is None else num_chars
+        if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
             return await self._heavily(partial(prompter.render, chat, apart=True))
         return prompter.render(chat, owner=_owner(job))
 
@@ -223,6 +274,8 @@ class Tokenizer:
             raise NotContinued("tokens")
         if job.chat is not None and not prompter.asks_engine:  # gpt-oss: messages, not text
             raise NotContinued("text")
+        if job.has_media:  # ids alone would be another prompt
+            raise NotContinued("media")
         try:
             if terms.returns_ids:
                 if transcript.prompt_ids is None:

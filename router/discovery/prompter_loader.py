@@ -46,7 +46,7 @@ class PrompterLoader:
             source = tokens.models.get(model.id) or model.root or model.id
             loading = asyncio.get_running_loop().run_in_executor(
                 self._loaders,
-                partial(_warm_prompter, model.id, source, tokens),
+                partial(_warm_prompter, model.id, source, model.root or model.id, tokens),
             )
             loading.add_done_callback(partial(self._loaded, model.id, source, time.monotonic()))
 
@@ -88,7 +88,7 @@ class PrompterLoader:
             logger.info("tokenizers stays", extra={"model": model, "reason": reason})
 
 
-def _warm_prompter(model: str, source: str, config: TokensConfig) -> Prompter:
+def _warm_prompter(model: str, source: str, model_id: str, config: TokensConfig) -> Prompter:
     """Load a model's prompter and use it once: the first request need not compile a template.
 
     Whatever a model directory does to the libraries that read it, the engine can still tokenize.
@@ -97,6 +97,7 @@ def _warm_prompter(model: str, source: str, config: TokensConfig) -> Prompter:
     try:
         prompter = load_prompter(
             source,
+            model_id=model_id,
             chat_template=config.chat_templates.get(model),
             tokenizer_mode=config.tokenizer_modes.get(model),
             cache_tokens=config.cache_tokens,

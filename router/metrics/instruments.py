@@ -83,11 +83,13 @@ class Metrics:
         "(its own offload) and predicted_pool (to be fetched), reported_cached")]
     audit: Annotated[Counter, Spec("warmroute_audited", "replica result",
         "Predictions of cached tokens held against the engine's usage: exact, over, under; "
-        "evicted: right when made, but blocks went before the engine came to the request")]
+        "evicted: right when made, but blocks went before the engine came to the request; partial: "
+        "the engine reused more, behind an image that was not known")]
     audit_error: Annotated[Histogram, Spec("warmroute_audit_error_tokens", "replica",
         "Absolute difference of predicted and reported cached tokens", _TOKEN_BUCKETS)]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
-        "Prompts turned into tokens, by way: local, engine, unknown")]
+        "Prompts turned into tokens, by way: local, media (with images), prefix (up to an image "
+        "that is not known), engine, unknown")]
     needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
         "Prompts that were not tokenized here, by API and why: an engine was asked, or nothing is "
         "known of them")]
@@ -96,7 +98,8 @@ class Metrics:
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
         "Bytes of the request bodies that are held now (bounded by limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
-        "Prompts whose local tokens were not the engine's (usage, template) or a full encode's")]
+        "Prompts whose local tokens were not the engine's (usage, template; media: with images) or "
+        "a full encode's")]
     handed_over: Annotated[Counter, Spec("warmroute_handed_over_requests", "model",
         "Prompts sent to engines with their token ids (tokens.hand_over)")]
     hand_over_ended: Annotated[Counter, Spec("warmroute_hand_over_ended", "model reason",

@@ -61,11 +61,14 @@ class Boundaries(Struct, frozen=True):
     needles: Safe tokens to cut at; empty: no text can be cut.
     anchor: Put in front of all segments but the first and worth one token; "": nothing.
     has_plain_ends: The post-processor at most adds fixed tokens around the whole.
+    apart: All tokens that are safe and leave the white space around them alone: the text in front
+        of one and the text behind it have the tokens that they have on their own.
     """
 
     needles: tuple[Needle, ...]
     anchor: str
     has_plain_ends: bool
+    apart: frozenset[str] = frozenset()
 
 
 def find_boundaries(tokenizer: dict[str, Any], hints: str = "") -> Boundaries:
@@ -89,6 +92,11 @@ def find_boundaries(tokenizer: dict[str, Any], hints: str = "") -> Boundaries:
         needles=tuple(useful[:_MAX_NEEDLES]),
         anchor=anchor,
         has_plain_ends=_types(tokenizer.get("post_processor"), "processors") <= _POST_PROCESSORS,
+        apart=frozenset(
+            token["content"]
+            for token in tokens
+            if safe and not token.get("lstrip") and not token.get("rstrip")
+        ),
     )
 
 

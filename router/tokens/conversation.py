@@ -18,6 +18,7 @@ import orjson
 from router.api.openai import Json
 from router.tokens.content_format import ContentFormat
 from router.tokens.json_memo import JsonMemo
+from router.tokens.media_names import MediaItem
 from router.tokens.needs_engine import NeedsEngine
 
 Conversation = list[dict[str, Any]]
@@ -39,6 +40,7 @@ _PART_FIELDS = frozenset(
     "audio_embeds audio_url closed data file image_embeds image_pil image_url input_audio name "
     "prompt_cache_breakpoint refusal text thinking type uuid video_embeds video_url".split()
 )
+_TEXT_PARTS = frozenset("text input_text output_text refusal thinking tool_reference".split())
 _BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -48,17 +50,20 @@ def build_conversation(
     memo: JsonMemo,
     *,
     name_first: bool = False,
+    shows_images: bool = False,
 ) -> Conversation:
     """Rebuild the messages for the template.
 
     Args:
         name_first: Of a call; the arguments come first otherwise, as in the chat route's model.
+        shows_images: Leave images to the template, where it takes parts.
 
     Raises:
         NeedsEngine: it is not certain what the engine makes of a message.
     """
     as_parts = content_format == "openai"
-    conversation = [_message(message, as_parts, memo) for message in messages]
+    shows_images = shows_images and as_parts
+    conversation = [_message(message, as_parts, memo, shows_images) for message in messages]
     if name_first:
         for message in conversation:
             for call in message.get("tool_calls", ()):
@@ -67,7 +72,7 @@ def build_conversation(
     return conversation
 
 
-def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
+def _message(message: Json, as_parts: bool, memo: JsonMemo, shows_images: bool) -> dict[str, Any]:
     role = message["role"]
     check_message(message)
     content = message.get("content")
@@ -75,7 +80,7 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo) -> dict[str, Any]:
         if as_parts and role != "tool":
             content = [{"type": "text", "text": content}]
     else:
-        content = _content(message, role, as_parts)
+        content = _content(message, role, as_parts, shows_images)
     rebuilt: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         if "tool_calls" in message:
@@ -112,6 +117,54 @@ def check_message(message: Json) -> None:
         raise NeedsEngine("message", "content is null")
 
 
+def has_media(messages: Sequence[Json]) -> bool:
+    """Return whether a message has a part that is no text."""
+    for message in messages:
+        content = message.get("content")
+        if type(content) is list and any(map(_is_media, content)):
+            return True
+    return False
+
+
+def media_items(messages: Sequence[Json]) -> list[MediaItem]:
+    """List the images of a conversation, in order.
+
+    Raises:
+        NeedsEngine: one of them is not as it should be, or there is another kind of media.
+    """
+    items: list[MediaItem] = []
+    for message in messages:
+        content = message.get("content")
+        if type(content) is list:
+            items += [_item(part) for part in content if _is_media(part)]
+    return items
+
+
+def _is_media(part: object) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else "text"
+    return not isinstance(kind, str) or kind not in _TEXT_PARTS
+
+
+def _item(part: dict[str, Any]) -> MediaItem:
+    """Read an image's part.
+
+    Raises:
+        NeedsEngine: it is none, or the engine may read it differently.
+    """
+    uuid, image = part.get("uuid"), part.get("image_url")
+    url = image.get("url") if type(image) is dict else image
+    if part.get("type") != "image_url" or "image_url" not in part:
+        raise NeedsEngine("multimodal", "kind")
+    is_named = type(uuid) is str and uuid != ""
+    if uuid is not None and not is_named:
+        raise NeedsEngine("multimodal", "uuid")
+    if type(url) is not str and not (is_named and url is None):
+        raise NeedsEngine("multimodal", "url")
+    if type(image) is not dict and not is_named:
+        raise NeedsEngine("multimodal", "url")
+    return MediaItem(url, uuid if is_named else None)
+
+
 def text_parts(message: Json) -> list[dict[str, Any]]:
     """List the text parts of a message whose content is a list.
 
@@ -146,7 +199,9 @@ def _check_unusual(message: Json, *, is_known_role: bool) -> None:
             raise NeedsEngine("message", "tool_calls")
 
 
-def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, Any]]:
+def _content(
+    message: Json, role: str, as_parts: bool, shows_images: bool
+) -> str | list[dict[str, Any]]:
     """Rebuild any content but the plain string."""
     content = message.get("content")
     if content is None:
@@ -155,7 +210,12 @@ def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, A
         parts = [{"type": "text", "text": content}]
     else:
         parts = content
-    checked = [_part(part) for part in parts]
+    if shows_images and role in ("user", "tool"):
+        checked = [_part_or_image(part) for part in parts]
+        if any(part["type"] == "image" for part in checked):
+            return checked
+    else:
+        checked = [_part(part) for part in parts]
     if role == "system":
         checked = [part for part in map(_without_billing_header, checked) if part is not None]
     if not as_parts:
@@ -163,6 +223,17 @@ def _content(message: Json, role: str, as_parts: bool) -> str | list[dict[str, A
     if role == "tool":  # few templates take parts here; the engine keeps the empty ones this way
         return "\n".join([part["text"] for part in checked])
     return checked
+
+
+def _part_or_image(part: Any) -> dict[str, Any]:
+    """Rebuild a text part or an image: type, then the fields that no model of the engine knows."""
+    if type(part) is not dict or part.get("type") != "image_url":
+        return _part(part)
+    _item(part)
+    extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}
+    if len(extras) + 2 + ("uuid" in part) != len(part):
+        raise NeedsEngine("multimodal", "content part")
+    return {"type": "image", **extras}
 
 
 def _part(part: Any) -> dict[str, Any]:

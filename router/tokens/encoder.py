@@ -92,6 +92,7 @@ class TextEncoder:
 
     __slots__ = (
         "_anchor",
+        "_apart",
         "_fast",
         "_needles",
         "_tokenizer",
@@ -111,10 +112,16 @@ class TextEncoder:
         self.max_chars_per_token = max(map(len, tokenizer.get_vocab()), default=1)
         found: Boundaries = find_boundaries(json.loads(tokenizer.to_str()), hints)
         self._needles = found.needles
+        self._apart = found.apart
         self._anchor = found.anchor
         ends = _ends(tokenizer) if found.has_plain_ends else None
         self.prefix: TokenIds | None = ends[0] if ends is not None else None
         self.suffix: TokenIds | None = ends[1] if ends is not None else None
+
+    def token_apart(self, token_id: int) -> str | None:
+        """Return an added token's text if the text around it can be encoded without it."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token if token in self._apart else None
 
     def cuts(self, data: bytes) -> TextCuts:
         """Find the boundaries of a text."""

@@ -21,6 +21,7 @@ from router.tokens import modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
 from router.tokens.harmony import HarmonyRenderer
+from router.tokens.media_book import MediaBook
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
@@ -38,6 +39,7 @@ _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_tem
 def load_prompter(
     model: str,
     *,
+    model_id: str | None = None,
     chat_template: str | Path | None = None,
     tokenizer_mode: str | None = None,
     cache_tokens: int = 20_000_000,
@@ -47,6 +49,7 @@ def load_prompter(
 
     Args:
         model: A directory, or a name on the hub (as the engine's `/v1/models` gives in `root`).
+        model_id: The engine's `--model`, as `/v1/models` gives in `root`; None: it is `model`.
         chat_template: The engine's `--chat-template`: a file, a template's text, or the name of one
             that the tokenizer has; None: the model's.
         tokenizer_mode: The engine's `--tokenizer-mode`; None: it was not given one.
@@ -78,7 +81,18 @@ def load_prompter(
     encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
     if mode == modes.HARMONY:
         return _harmony_prompter(encoder, renderer, max_bytes)
-    return Prompter(encoder, renderer, max_bytes=max_bytes)
+    media = _media_book(config, encoder, model_id or model)
+    return Prompter(encoder, renderer, media=media, max_bytes=max_bytes)
+
+
+def _media_book(config: dict[str, Any], encoder: TextEncoder, model_id: str) -> MediaBook | None:
+    """Start the book of a model whose images stand behind one special token; None: it has none."""
+    for name in ("image_token_id", "image_token_index"):
+        token_id = config.get(name)
+        if type(token_id) is int and 0 <= token_id < 1 << 32:
+            token = encoder.token_apart(token_id)
+            return MediaBook(token, token_id, model_id) if token is not None else None
+    return None
 
 
 def _harmony_prompter(encoder: TextEncoder, unused: ChatRenderer, max_bytes: int) -> Prompter:

@@ -21,6 +21,8 @@ from router.api.openai import ChatRequest, CompletionRequest, TokenIds
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.tokens.encoder import IdCuts, TextEncoder, slice_ids
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
+from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
+from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.renderers import ChatEncoder, MarkedEncoder, Renderer
 from router.tokens.template_probes import TemplateProbes
@@ -54,7 +56,7 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
     tree: SegmentTree
     walk: Walk
     data: bytes
-    encoder: ChatEncoder | None
+    encoder: ChatEncoder | MediaEncoder | None
     suffix: TokenIds
     is_whole: bool = False
 
@@ -72,7 +74,7 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
             return []
         if self.encoder is None:
             return slice_ids(self.data, self.walk.new)
-        if self.is_whole:
+        if self.is_whole and not isinstance(self.encoder, MediaEncoder):
             return [self.encoder.encode_whole(self.data.decode(), add_special_tokens=True)]
         return self.encoder.encode(self.data, self.walk.new, self.suffix)
 
@@ -88,6 +90,16 @@ class Tokens:
         counts = [len(segment.ids) for segment in path]
         self.num_tokens = sum(counts)
         self.num_new_tokens = sum(counts[num_known_segments:])
+
+    @property
+    def num_before_media(self) -> int:
+        """Count the tokens in front of the first image; all where there is none."""
+        num_tokens = 0
+        for segment in self._path:
+            if segment.media is not None:
+                break
+            num_tokens += len(segment.ids)
+        return num_tokens
 
     def ids(self) -> list[int]:
         """List the token ids, shape (num_tokens,); O(num_tokens), for proofs and engines."""
@@ -137,6 +149,7 @@ class Prompter:
         renderer: Its chat template; None: it cannot be used here.
         chat_encoder: Makes ids of what the renderer writes; None: `encoder` does.
         asks_engine: Whether an engine's `/tokenize` has the tokens of its chats.
+        media: What is known of its images; None: prompts with images are not made here.
         reason: Why something is missing, for `NeedsEngine`; "" if nothing is.
         max_bytes: Budget for what is remembered of prompts.
     """
@@ -153,6 +166,7 @@ class Prompter:
         "_roots",
         "_tree",
         "asks_engine",
+        "media",
         "trust",
     )
 
@@ -163,11 +177,13 @@ class Prompter:
         *,
         chat_encoder: MarkedEncoder | None = None,
         asks_engine: bool = True,
+        media: MediaBook | None = None,
         reason: str = "",
         max_bytes: int = 512 << 20,
     ) -> None:
         self.trust = TokenTrust()
         self.asks_engine = asks_engine
+        self.media = media
         self._encoder = encoder
         self._renderer = renderer
         self._probes = TemplateProbes(renderer) if renderer is not None else None
@@ -277,6 +293,53 @@ class Prompter:
             encoder=self._chat_encoder,
             suffix=_NO_IDS,
         )
+
+    def plan_media(
+        self,
+        request: ChatRequest,
+        texts: Sequence[str],
+        media: Sequence[KnownMedia],
+        *,
+        owner: str = "",
+    ) -> EncodePlan:
+        """Find what is new in a prompt of texts with images between them.
+
+        Args:
+            texts: As `render` wrote them; those behind the first image that is not known left out.
+            media: The images, one fewer.
+
+        Raises:
+            NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
+        """
+        encoder, roots = self._usable_encoder(), self._roots_of(owner)
+        if request.add_special_tokens and (encoder.suffix is None or encoder.suffix):
+            raise NeedsEngine("multimodal", "special tokens behind the text")
+        try:
+            text = MediaText(texts, media)
+        except UnicodeEncodeError as exc:
+            raise NeedsEngine("surrogate") from exc
+        pieces = MediaEncoder(text, encoder)
+        root = roots.special if request.add_special_tokens else roots.bare
+        walk = self._tree.walk(root, text.data, pieces.cuts(text.data))
+        return EncodePlan(
+            num_new_chars=len(text.data) - walk.new[0].start if walk.new else 0,
+            tree=self._tree,
+            walk=walk,
+            data=text.data,
+            encoder=pieces,
+            suffix=_NO_IDS,
+        )
+
+    def media_ids(self, request: ChatRequest, ids: Sequence[int]) -> TokenIds | None:
+        """Find what an engine put in the place of a request's one image; None: not certain.
+
+        Raises: as `plan_chat`.
+        """
+        if self.media is None:
+            return None
+        text = self.render(request)
+        ours = self._present_encoder().encode_whole(text, add_special_tokens=False)
+        return tokens_between(ids, ours, self.media.token_id)
 
     @property
     def writes_text(self) -> bool:

@@ -40,7 +40,9 @@ def pictures(rng):
             picture.putdata([tuple(rng.randbytes(3)) for _ in range(size[0] * size[1])])
             if mode in ("RGBA", "LA"):
                 picture.putalpha(Image.new("L", size, 77))
-            picture = picture.convert("L").convert(mode) if mode == "I;16" else picture.convert(mode)
+            if mode == "I;16":
+                picture = picture.convert("L")
+            picture = picture.convert(mode)
             for options in ({}, {"lossless": True}) if form == "WEBP" else ({},):
                 data = io.BytesIO()
                 picture.save(data, form, **options)
@@ -99,7 +101,7 @@ def digests(hash_fn, token_ids, block_size, made):
 
 def chains(rng):
     os.environ.pop("PYTHONHASHSEED", None)
-    for algorithm, case in product(("sha256", "sha256_cbor"), range(30)):
+    for algorithm, _ in product(("sha256", "sha256_cbor"), range(30)):
         hash_fn = get_hash_fn_by_name(algorithm)
         kv_cache_utils.init_none_hash(hash_fn)
         pieces, items, num_tokens = [], [], 0

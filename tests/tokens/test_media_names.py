@@ -96,6 +96,7 @@ def test_a_jpeg_of_nothing_but_segments_ends() -> None:
     """Of a hostile one only the first thousand segments are read."""
     data = b"\xff\xd8" + b"\xff\xe0\x00\x02" * 1_000_000
 
-    assert name_of(
-        MediaItem("data:image/jpeg;base64," + base64.b64encode(data).decode(), None), MODEL
-    ) is None
+    assert (
+        name_of(MediaItem("data:image/jpeg;base64," + base64.b64encode(data).decode(), None), MODEL)
+        is None
+    )

@@ -1,0 +1,267 @@
+"""Prompts with images: vLLM's ids, names and block digests; it told of each image once."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from msgspec.structs import replace
+
+from router.api.openai import ChatRequest, parse_chat
+from router.contracts import HashContract, block_key
+from router.data_path import media_tokens
+from router.data_path.media_tokens import MediaFinder
+from router.tokens import NeedsEngine, Prompter, load_prompter
+from router.tokens.conversation import media_items
+from router.tokens.media_book import MediaBook, media_key, tokens_between
+from router.tokens.media_names import MediaItem, name_of
+from tests.tokens.record_vision import BLOCK_SIZE, bodies
+from tests.vision_model import data_url, image_part, make_vision_model, png
+
+RECORDED = json.loads((Path(__file__).parent / "golden" / "vision.json").read_text())
+PROMPTS = list(zip(bodies(3, 20), RECORDED["prompts"], strict=True))
+CONTRACT = HashContract(algorithm="sha256", block_size=BLOCK_SIZE)
+
+
+def image_ids() -> dict[str, list[int]]:
+    """Say what the engine put in the place of each image."""
+    found: dict[str, list[int]] = {}
+    for body, prompt in PROMPTS:
+        items = media_items(body["messages"])
+        for item, (start, end) in zip(items, prompt["places"], strict=True):
+            assert item.url is not None
+            found[item.url] = prompt["ids"][start:end]
+    return found
+
+
+class FakeEngine:
+    """Tokenizes a prompt of one image as the recorded engine did."""
+
+    def __init__(self, prompter: Prompter) -> None:
+        self.images = image_ids()
+        self.num_asked = 0
+        self.is_broken = False
+        self._prompter = prompter
+
+    async def ids_of(self, model: str, body: bytes) -> list[int] | None:
+        self.num_asked += 1
+        if self.is_broken:
+            return None
+        request = replace(parse_chat(orjson.loads(body)), shows_images=True)
+        [item] = media_items(request.messages)
+        assert self._prompter.media is not None
+        assert item.url is not None
+        before, behind = self._prompter.render(request).split(self._prompter.media.placeholder)
+        return [*self.encoded(before), *self.images[item.url], *self.encoded(behind)]
+
+    def encoded(self, text: str) -> list[int]:
+        plan = self._prompter.plan_text(text, add_special_tokens=False)
+        return self._prompter.commit(plan, plan.encode()).ids()
+
+
+class Setup:
+    """A prompter of the tiny model that sees, and what asks an engine about its images."""
+
+    def __init__(self, directory: Path) -> None:
+        model_id = RECORDED["model_id"]
+        self.prompter = load_prompter(str(make_vision_model(directory)), model_id=model_id)
+        self.engine = FakeEngine(self.prompter)
+        self.threads = ThreadPoolExecutor(1)
+        self.finder = MediaFinder(self.engine, self.threads)  # type: ignore[arg-type]
+
+    @property
+    def book(self) -> MediaBook:
+        assert self.prompter.media is not None
+        return self.prompter.media
+
+    async def find(self, items: list[MediaItem], owner: str = "") -> list[Any]:
+        return await self.finder.find("tiny", self.prompter, items, owner)
+
+    def texts(self, body: dict[str, Any]) -> tuple[ChatRequest, list[str]]:
+        request = replace(parse_chat(body), shows_images=True)
+        return request, self.prompter.render(request).split(self.book.placeholder)
+
+
+@pytest.fixture(name="setup")
+def make_setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path / "model")
+
+
+async def test_prompts_are_vllms(setup: Setup) -> None:
+    """Ids, names and digests of growing conversations; each image is asked about once."""
+    urls = set()
+    for body, prompt in PROMPTS:
+        items = media_items(body["messages"])
+        urls |= {(item.url, item.uuid) for item in items}
+        known: list[Any] = []
+        while len(known) < len(items):  # a few new ones a request
+            known = await setup.find(items)
+        request, texts = setup.texts(body)
+        plan = setup.prompter.plan_media(request, texts, known)
+
+        tokens = setup.prompter.commit(plan, plan.encode())
+
+        assert [each.name for each in known] == prompt["names"]
+        assert tokens.ids() == prompt["ids"]
+        keys = [block_key(bytes.fromhex(digest)) for digest in prompt["digests"]]
+        assert list(tokens.keys(CONTRACT)) == keys
+        starts = [start for start, _ in prompt["places"]]
+        assert tokens.num_before_media == min(starts, default=len(prompt["ids"]))
+        full = tokens.digests(CONTRACT, range(len(keys)))
+        assert [digest.hex()[-16:] for digest in full] == prompt["digests"]
+    assert setup.engine.num_asked == len(urls)
+
+
+async def test_a_turn_costs_what_it_added(setup: Setup) -> None:
+    """The images of earlier turns and what lies between them are known by their bytes."""
+    (first, _), (second, _) = PROMPTS[5], PROMPTS[6]
+    for body in (first, second):
+        known = await setup.find(media_items(body["messages"]))
+        request, texts = setup.texts(body)
+        plan = setup.prompter.plan_media(request, texts, known)
+        tokens = setup.prompter.commit(plan, plan.encode())
+
+    assert 0 < plan.num_known_tokens < tokens.num_tokens
+
+
+async def test_a_prompt_is_known_up_to_an_image_that_is_not(setup: Setup) -> None:
+    """An address in the middle: what is in front of it has the engine's ids and blocks."""
+    body, prompt = next((b, p) for b, p in PROMPTS if len(p["places"]) > 2)
+    items = media_items(body["messages"])
+    known = await setup.find([items[0], MediaItem("http://x/a.png", None), items[2]])
+    request, texts = setup.texts(body)
+
+    plan = setup.prompter.plan_media(request, texts[: len(known) + 1], known)
+    tokens = setup.prompter.commit(plan, plan.encode())
+
+    assert len(known) == 1
+    assert tokens.ids() == prompt["ids"][: prompt["places"][1][0]]
+
+
+async def test_an_image_is_remembered_for_its_owner(setup: Setup) -> None:
+    """What one tenant sent makes no other tenant's prompt quicker."""
+    items = media_items(PROMPTS[-1][0]["messages"])[:1]
+
+    for owner in ("a", "b", "a"):
+        assert await setup.find(items, owner)
+
+    assert setup.engine.num_asked == 2
+
+
+async def test_an_image_may_be_sent_by_its_name_alone(setup: Setup) -> None:
+    """A `uuid` without an image means the one that came with it before."""
+    item = media_items(PROMPTS[-1][0]["messages"])[0]._replace(uuid="mine")
+    alone = MediaItem(None, "mine")
+
+    unknown, known, again = [await setup.find([each]) for each in (alone, item, alone)]
+
+    assert (unknown, known[0].name) == ([], "mine")
+    assert again == known
+
+
+async def test_an_engine_that_does_not_tell_is_not_asked_again(setup: Setup) -> None:
+    """For a while: each prompt would wait for nothing."""
+    items = media_items(PROMPTS[-1][0]["messages"])[:1]
+    setup.engine.is_broken = True
+
+    assert [await setup.find(items) for _ in range(3)] == [[], [], []]
+    assert setup.engine.num_asked == 1
+
+
+async def test_a_wrong_count_ends_images_for_a_while(setup: Setup) -> None:
+    """Only images: what is text alone is not doubted."""
+    items = media_items(PROMPTS[-1][0]["messages"])[:1]
+    await setup.find(items)
+    now_s = media_tokens.monotonic()
+
+    setup.book.observe_count(False, now_s)
+
+    assert await setup.find(items) == []
+    assert setup.book.is_off(now_s + 29)
+    assert not setup.book.is_off(now_s + 31)
+    assert setup.prompter.trust.reason is None
+
+
+def test_names_that_no_engine_uses_end_images(setup: Setup) -> None:
+    """Eight reports against them without one for them; one for them is enough."""
+    for _ in range(8):
+        setup.book.observe_reuse(False, 0.0)
+    assert setup.book.is_off(1.0)
+
+    setup.book.observe_reuse(True, 100.0)
+    for _ in range(20):
+        setup.book.observe_reuse(False, 100.0)
+    assert not setup.book.is_off(101.0)
+
+
+def test_what_stands_for_an_image_is_found() -> None:
+    """Between what is the same on both sides; anything else is not certain."""
+    ours = [1, 2, 9, 3]
+
+    assert tokens_between([1, 2, 9, 9, 9, 3], ours, 9) == array("I", [9, 9, 9])
+    assert tokens_between([1, 2, 7, 9, 7, 3], ours, 9) == array("I", [7, 9, 7])
+    for other in ([1, 9, 9, 3], [1, 2, 9, 9], [1, 2, 3], [], [2, 2, 9, 3]):
+        assert tokens_between(other, ours, 9) is None
+    assert tokens_between([1, 9, 9, 9], [1, 9, 9], 9) is None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url"},
+        {"type": "image_url", "image_url": None},
+        {"type": "image_url", "image_url": "data:x"},
+        {"type": "image_url", "image_url": {"url": 7}},
+        {"type": "image_url", "image_url": {"url": "x"}, "uuid": 7},
+        {"type": "image_url", "image_url": {"url": "x"}, "uuid": ""},
+        {"type": ["image_url"], "image_url": {"url": "x"}},
+        {"type": "video_url", "video_url": {"url": "x"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"image_url": "data:x"},
+        {},
+    ],
+    ids=json.dumps,
+)
+def test_other_media_are_for_the_engine(part: dict[str, Any]) -> None:
+    """Whatever is not exactly an image as clients send it."""
+    with pytest.raises(NeedsEngine):
+        media_items([{"role": "user", "content": [part]}])
+
+
+def test_images_render_only_where_they_are_understood(setup: Setup) -> None:
+    """Not without being asked for, in other messages, or with a field that the engine knows."""
+    image = image_part(png(3, 2))
+    asked = replace(parse_chat({"messages": [{"role": "user", "content": [image]}]}))
+
+    with pytest.raises(NeedsEngine):
+        setup.prompter.render(asked)
+    assert "<image>" in setup.prompter.render(replace(asked, shows_images=True))
+    for role, part in (("system", image), ("assistant", image), ("user", {**image, "text": "t"})):
+        body = {"messages": [{"role": role, "content": [part]}]}
+        with pytest.raises(NeedsEngine):
+            setup.prompter.render(replace(parse_chat(body), shows_images=True))
+
+
+def test_models_without_a_token_for_images_have_no_book(tmp_path: Path) -> None:
+    """Or with one that is no token of its own."""
+    directory = make_vision_model(tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+
+    for token_id in (None, "8192", 5, 1 << 40, -1):
+        (directory / "config.json").write_text(json.dumps({**config, "image_token_id": token_id}))
+        assert load_prompter(str(directory)).media is None
+
+
+def test_keys_and_names_differ_where_images_do() -> None:
+    """By bytes, by a client's name, by owner."""
+    items = [MediaItem(data_url(png(3, 2, seed)), uuid) for seed in (1, 2) for uuid in (None, "a")]
+
+    keys = {media_key(item, owner) for item in items for owner in ("", "x")}
+
+    assert len(keys) == 8
+    assert len({name_of(item, "m") for item in items}) == 3
