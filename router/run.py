@@ -2,6 +2,8 @@
 
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
     pool          look at the Mooncake master, list its keys
+    pool questions
+                  ask it about the blocks that requests would fetch
     tenants       read the tenants' file again when it changes
     sweep         end claims whose events came; free what retired epochs left, in slices;
                   let go of removed replicas that are idle
@@ -150,6 +152,8 @@ def _loops(
         yield "redis", kept("redis", router.sharing.run)
     if router.pool_follower is not None:
         yield "pool", kept("pool", router.pool_follower.run, router.pool.lost)
+    if router.pool_questions is not None:
+        yield "pool questions", kept("pool_questions", router.pool_questions.run)
     if router.tenants is not None:
         follow = partial(_follow_tenants, router.tenants, router.threads.files)
         yield "tenants", kept("tenants", follow)

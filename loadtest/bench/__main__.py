@@ -37,6 +37,7 @@ BENCHMARKS: Final = (
     "memory",
     "stall",
     "hostile",
+    "pool",
     "redis",
     "sharing",
 )
@@ -70,7 +71,7 @@ def main(
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
-    context, overhead, throughput, streaming, cpu, stall, hostile: through a running router
+    context, overhead, throughput, streaming, cpu, stall, hostile, pool: through a running router
     decision, match, ingest, tokenization, memory: its parts
     redis, sharing: what routers share, and how soon; on a Redis of its own
     scale: a large fleet's index (6 GB; only if named, or with --large)

@@ -153,7 +153,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
         RigError: one of them does not start.
     """
     fakes = await asyncio.create_subprocess_exec(
-        *(*_leashed(), "-m", "loadtest.bench.fake_engine"),
+        *(*leashed(), "-m", "loadtest.bench.fake_engine"),
         *("--replicas", str(NUM_REPLICAS), "--model", str(setting.model_dir)),
         stdout=asyncio.subprocess.PIPE,
     )
@@ -168,7 +168,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
             await _until_proven(setting.work_dir / _LOG)
             yield rig
     finally:
-        await _end(fakes)
+        await end(fakes)
 
 
 @asynccontextmanager
@@ -177,7 +177,7 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
     replicas = [part for port in ports for part in ("--replica", f"http://127.0.0.1:{port}")]
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(*_leashed(), "-m", "router.cli", "serve", "--host", "127.0.0.1"),
+            *(*leashed(), "-m", "router.cli", "serve", "--host", "127.0.0.1"),
             *("--port", "0", "--admin-port", "0", "--admin-open"),
             *("--listen-drain-grace-s", "0", *replicas, *flags),
             stderr=log,
@@ -187,10 +187,10 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
         async with Connection(admin_port) as admin:
             yield Rig(process.pid, port, admin, ports)
     finally:
-        await _end(process)
+        await end(process)
 
 
-def _leashed() -> tuple[str, ...]:
+def leashed() -> tuple[str, ...]:
     """Begin a Python command that ends with this process, however this process ends."""
     return (sys.executable, str(_LEASH), str(os.getpid()), sys.executable)
 
@@ -220,7 +220,7 @@ def _text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
     try:

@@ -38,6 +38,7 @@ from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
+from router.pool.questions import Questions
 from router.pool.readers import PoolReaders
 from router.records.log import DecisionLog
 from router.replicas.engine_key import EngineKey
@@ -155,14 +156,22 @@ class Parts:
         )
         self.master: MasterApi | None = None
         self.pool_follower: PoolFollower | None = None
+        self.pool_questions: Questions | None = None
         self.verifier: PoolVerifier | None = None
         if config.master is not None:
             self.master = MasterApi(config.master, timeout_s=config.timeout_s)
             self.pool_follower = PoolFollower(self.pool, self.master, config, self.metrics)
+            self.pool_questions = Questions(
+                self.pool,
+                self.master,
+                max_objects=config.verify_keys,
+                timeout_s=config.verify_timeout_s,
+                metrics=self.metrics,
+            )
             self.verifier = PoolVerifier(
                 pool=self.pool,
                 readers=self.readers,
-                api=self.master,
+                questions=self.pool_questions,
                 config=config,
                 metrics=self.metrics,
             )

@@ -139,9 +139,9 @@ class Pipeline:
         """
         steps = self.steps
         choice = steps.decider.decide(job)
-        if steps.verifier is None or not steps.verifier.is_due(choice):
+        if steps.verifier is None or not (positions := steps.verifier.due(choice)):
             return choice
-        await steps.verifier.verify(job, choice)
+        await steps.verifier.verify(job, choice, positions)
         return steps.decider.decide(job)
 
     async def _send(self, job: Job) -> tuple[Placement, Answer]:

@@ -3,39 +3,33 @@
 The directory may be old: the master evicts without a word, and an engine reports what it stored
 with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
 another candidate holds more, the master is asked about the very blocks: all of them if they are
-few, else the ones around the boundary and some between. One deadline for it all; late means
-unknown, and the directory counts. What was verified is remembered for a moment.
+few, else the ones around the boundary and some between. One deadline for it all, waiting behind
+other requests' questions included; late means unknown, and the directory counts.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from policies.view import CandidateId
 from router.config import MooncakeConfig
-from router.contracts import BlockKey, HashContract
+from router.contracts import HashContract
 from router.data_path.job import Choice, Job, Placement, PoolMatch
-from router.errors import PoolError, PoolGone, PoolLate
+from router.errors import PoolError, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
-from router.pool.master import MasterApi
+from router.pool.questions import Questions
 from router.pool.readers import PoolReaders
 from router.pool.suspects import PoolSuspects
 
 logger = logging.getLogger(__name__)
 
-_REMEMBER_S: Final = 1.0
-_MAX_REMEMBERED: Final = 10_000
 _ROUNDS: Final = 3  # a hole that a sample found may have others before it
 _AHEAD: Final = 4  # blocks behind the boundary that are asked for, too
 _NEAR: Final = 16  # blocks before it, where only samples are
-_PAUSE_S: Final = (0.25, 15.0)  # without verification after failures in a row, doubled with each
 
 
 class PoolVerifier:
@@ -46,20 +40,16 @@ class PoolVerifier:
         *,
         pool: PoolCatalog,
         readers: PoolReaders,
-        api: MasterApi,
+        questions: Questions,
         config: MooncakeConfig,
         metrics: Metrics,
     ) -> None:
         self.readers = readers
         self._suspects = PoolSuspects()
         self._pool = pool
-        self._api = api
+        self._questions = questions
         self._config = config
         self._metrics = metrics
-        # until when, and how many blocks were likely then
-        self._verified: OrderedDict[tuple[str, BlockKey], tuple[float, int]] = OrderedDict()
-        self._num_failures = 0
-        self._paused_until_s = 0.0
 
     def match(
         self, job: Job, model: str, contracts: Mapping[HashContract, Sequence[CandidateId]]
@@ -97,102 +87,79 @@ class PoolVerifier:
 
     # ---------------------------------------------------------------- verification
 
-    def is_due(self, choice: Choice) -> bool:
-        """Return whether asking the master could change a choice.
+    def due(self, choice: Choice) -> list[int]:
+        """List the blocks to ask the master about, for a choice that this could change.
 
         It could where the candidate would fetch, or where the pool has probably been given what
-        another candidate holds, though nothing has said so yet.
+        another candidate holds, though nothing has said so yet. Not those found there just now.
         """
         match = choice.pool
         if match is None or not (choice.num_pool_tokens or choice.num_likely_tokens):
-            return False
+            return []
         num_likely_blocks = min(choice.num_likely_blocks, len(match.chain))
         if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
-            return False
-        now_s = time.monotonic()
-        until_s, num_known_blocks = self._verified.get(_boundary(match), (0.0, 0))
-        is_new = now_s >= until_s or num_likely_blocks > max(num_known_blocks, match.num_blocks)
-        return is_new and now_s >= self._paused_until_s
+            return []
+        if not self._questions.can_ask(time.monotonic()):
+            return []
+        return self._open_positions(match, match.num_blocks, num_likely_blocks)
 
-    async def verify(self, job: Job, choice: Choice) -> None:
+    async def verify(self, job: Job, choice: Choice, positions: Sequence[int]) -> None:
         """Ask the master and correct the directory; never fails, never takes long."""
-        match, num_likely_blocks = choice.pool, choice.num_likely_blocks
+        match = choice.pool
         assert match is not None
         started_s = time.monotonic()
         deadline_s = started_s + self._config.verify_timeout_s
         try:
-            is_known = await self._ask_until_known(job, match, num_likely_blocks, deadline_s)
+            num_blocks = await self._ask_until_known(job, choice, match, positions, deadline_s)
         except PoolError as exc:
-            self._fail(exc)
             result = "late" if isinstance(exc, PoolLate) else "failed"
         else:
-            self._num_failures = 0
-            num_blocks = self._pool.match(match.model, match.chain)
-            result = _result(match.num_blocks, num_blocks) if is_known else "unnamed"
-            if is_known:
-                self._remember(replace(match, num_blocks=num_blocks), num_likely_blocks)
+            result = "unnamed" if num_blocks is None else _result(match.num_blocks, num_blocks)
         self._metrics.pool_verified.labels(result).inc()
         self._metrics.pool_verify.observe(time.monotonic() - started_s)
 
     async def _ask_until_known(
-        self, job: Job, match: PoolMatch, num_likely_blocks: int, deadline_s: float
-    ) -> bool:
-        """Ask, and again where the answer moved the boundary; False: no key can be named.
+        self,
+        job: Job,
+        choice: Choice,
+        match: PoolMatch,
+        positions: Sequence[int],
+        deadline_s: float,
+    ) -> int | None:
+        """Ask, and again where the answer moved the boundary; return where it is.
+
+        None: no key can be named.
 
         Raises:
             PoolError: no answer in time, or none that is understood.
         """
+        if not self._pool.names(match.model, b""):
+            return None
         asked: set[int] = set()
-        num_ranks = len(self._pool.names(match.model, b""))
-        if not num_ranks:
-            return False
+        num_blocks = match.num_blocks
         for _ in range(_ROUNDS):
+            asked.update(positions)
+            digests = job.digests(match.contract, positions)
+            names = {
+                match.chain[position]: self._pool.names(match.model, digest)
+                for position, digest in zip(positions, digests, strict=True)
+            }
+            await self._questions.wait(self._questions.ask(match.model, names), deadline_s)
             num_blocks = self._pool.match(match.model, match.chain)
-            max_blocks = self._config.verify_keys // num_ranks
-            planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
-            positions = [position for position in planned if position not in asked]
+            opened = self._open_positions(match, num_blocks, choice.num_likely_blocks)
+            positions = [position for position in opened if position not in asked]
             if not positions:
                 break
-            asked.update(positions)
-            await self._ask(job, match, positions, deadline_s)
-        return True
+        return num_blocks
 
-    async def _ask(
-        self, job: Job, match: PoolMatch, positions: Sequence[int], deadline_s: float
-    ) -> None:
-        digests = job.digests(match.contract, positions)
-        names = [self._pool.names(match.model, digest) for digest in digests]
-        timeout_s = deadline_s - time.monotonic()
-        if timeout_s <= 0:
-            raise PoolLate("no time left to verify")
-        held = await self._api.holds(
-            [name for block in names for name in block], timeout_s=timeout_s
-        )
-        present: list[BlockKey] = []
-        missing: list[BlockKey] = []
-        for position, block in zip(positions, names, strict=True):
-            answers = [held.get(name) for name in block]
-            if False in answers:
-                missing.append(match.chain[position])
-            elif None not in answers:
-                present.append(match.chain[position])
-        self._pool.verified(match.model, present, missing)
-
-    def _remember(self, match: PoolMatch, num_likely_blocks: int) -> None:
-        self._verified[_boundary(match)] = time.monotonic() + _REMEMBER_S, num_likely_blocks
-        while len(self._verified) > _MAX_REMEMBERED:
-            self._verified.popitem(last=False)
-
-    def _fail(self, error: PoolError) -> None:
-        """Leave a master alone that fails; one that is gone is not counted on from now on."""
-        self._metrics.pool_failures.labels(error.code).inc()
-        self._num_failures += 1
-        if self._num_failures > 1:  # one late answer is no reason to go blind
-            shortest_s, longest_s = _PAUSE_S
-            pause_s = min(longest_s, shortest_s * 2 ** min(self._num_failures - 2, 10))
-            self._paused_until_s = time.monotonic() + pause_s
-        if isinstance(error, PoolGone):
-            self._pool.lost(error.message)
+    def _open_positions(
+        self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
+    ) -> list[int]:
+        """List the blocks to ask for: the plan's, but for those found there just now."""
+        num_ranks = max(1, len(self._pool.names(match.model, b"")))
+        max_blocks = self._config.verify_keys // num_ranks
+        planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
+        return self._questions.unanswered(match.model, match.chain, planned, time.monotonic())
 
     # ---------------------------------------------------------------- audit
 
@@ -222,11 +189,6 @@ class PoolVerifier:
         if num_reported != placement.num_cached_tokens:
             self._pool.wants_listing = True
         return True
-
-
-def _boundary(match: PoolMatch) -> tuple[str, BlockKey]:
-    """Name the last block of a match; of an empty one the first that it lacks."""
-    return match.model, match.chain[max(match.num_blocks, 1) - 1]
 
 
 def _plan(

@@ -134,7 +134,7 @@ class Metrics:
         "undecodable: messages of its event stream")]
     follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
         "Runs that ended unexpectedly and were started again, by what was followed: "
-        "events, replica, pool, pool_events, redis, tenants, upkeep")]
+        "events, replica, pool, pool_events, pool_questions, redis, tenants, upkeep")]
     records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
         "Decision records lost because their writer was behind")]
     shadow_decisions: Annotated[Counter, Spec("warmroute_shadow_decisions", "shadow agrees",

@@ -61,6 +61,7 @@ class PoolCatalog:
         "is_up",
         "listed_s",
         "patterns",
+        "quiet_s",
         "reason",
         "wants_listing",
     )
@@ -78,6 +79,7 @@ class PoolCatalog:
         self.allocated_bytes: int | None = None
         self.capacity_bytes: int | None = None
         self.listed_s: float | None = None  # when the last listing was complete
+        self.quiet_s: float | None = None  # nothing was evicted since; None: not known
         self.counters = PoolCounters()
         self.is_up = False
         self.reason = "not asked yet"
@@ -172,6 +174,7 @@ class PoolCatalog:
         """Note that the master does not answer: engines will find nothing there either."""
         self.is_up = False
         self.reason = reason
+        self.quiet_s = None
         self.wants_listing = True
 
     def restarted(self) -> None:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE: Final = 2  # failures in a row before the pool counts as lost; nothing listens: one
 _LIST_SHARE: Final = 0.05  # of the time at most goes into listings, however often they are wanted
 _LIST_TIMEOUT_S: Final = 120.0
+_ROOMY: Final = 0.8  # of its capacity; Mooncake begins to evict at 0.95, or where no gap fits
 _SOON_S: Final = 0.05
 _EVENTS_S: Final = 0.5
 _EVENTS_PAUSE_S: Final = 2.0
@@ -107,6 +108,10 @@ class PoolFollower:
         if figures.num_keys:
             pool.bytes_per_object = figures.bytes_per_object
         pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
+        if not _is_quiet(before, figures):
+            pool.quiet_s = None
+        elif pool.quiet_s is None:
+            pool.quiet_s = self._clock()
         if before is None:
             return
         if _fell(before.num_put_keys, figures.num_put_keys) or _fell(
@@ -240,6 +245,19 @@ class PoolFollower:
                     "pool keys known",
                     extra={"model": model, "pattern": pattern.text, "ranks": pattern.num_ranks},
                 )
+
+
+def _is_quiet(before: MasterFigures | None, now: MasterFigures) -> bool:
+    """Return whether nothing was lost between two looks, and there is room so that nothing will."""
+    if before is None or before.num_evicted_keys is None:
+        return False
+    if now.allocated_bytes is None or not now.capacity_bytes:
+        return False
+    if now.allocated_bytes > _ROOMY * now.capacity_bytes:
+        return False
+    return before.num_evicted_keys == now.num_evicted_keys and not (
+        _fell(before.num_keys, now.num_keys) or _fell(before.num_put_keys, now.num_put_keys)
+    )
 
 
 def _fell(before: int | None, now: int | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
@@ -188,6 +189,23 @@ async def test_a_late_answer_leaves_the_directory_s_word() -> None:
 
         assert 2 <= stage.metric("warmroute_pool_verifications_total", result="late") <= 4
         assert stage.metric("warmroute_pool_failures_total", code="pool_late") >= 2
+
+
+async def test_fifty_requests_do_not_wait_for_a_late_master() -> None:
+    """Few of them do, for a moment; for the others the directory's word counts at once."""
+    settings = {"mooncake__verify_timeout_s": 0.02, "mooncake__poll_s": 60}
+    async with pooled(**settings) as (stage, master, engines):
+        texts = [(words(number), "ok", words(100)) for number in range(50)]
+        for number in range(3):
+            await ask(stage, engines, *texts[number])
+        await listed(stage)
+        master.fault = "hang"
+        async with asyncio.TaskGroup() as tg:
+            for number in range(50):
+                tg.create_task(stage.ask(streamed(chat(*texts[number % 3], words(number)))))
+
+        assert stage.metric("warmroute_pool_verifications_total", result="late") <= 10
+        assert stage.metric("warmroute_requests_total", outcome="ok") >= 50
 
 
 async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
