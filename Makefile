@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test lint test-engines compose-check chaos fuzz prove bench docs lock audit sbom clean
+.PHONY: demo quick test lint style types floors test-engines compose-check chaos fuzz prove bench docs lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -21,10 +21,17 @@ quick: $(STAMP)           ## lint, and the tests of what differs from main: a mi
 test: $(STAMP) lint       ## floors, style, types, tests
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
 
-lint: $(STAMP)
+lint: $(STAMP)            ## side by side: none of the three uses two cores
+	@$(MAKE) --no-print-directory -j3 style types floors
+
+style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types:
 	$(BIN)/mypy
+
+floors:
 	$(BIN)/lint-imports
 
 test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engines on first use)

@@ -17,6 +17,7 @@ from tests.startup import sitecustomize
 
 __all__ = ["namespace", "serve", "shared_redis", "start_redis"]
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would spin beside the other workers
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles all of it anew
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (os.path.dirname(sitecustomize.__file__), os.environ.get("PYTHONPATH")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -10,8 +11,13 @@ from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Arm, Scene, records
 from tests.loadtest.experiments.test_verdict import codes, reported
 
-SPLIT = records(Scene())
 SLOTS = Scene(design="switchback", num_sessions=400, span_s=36_000.0, slot_s=300.0, wash_out_s=30.0)
+
+
+@cache
+def split() -> list[DecisionRecord]:
+    """Make the records of a plain split."""
+    return records(Scene())
 
 
 def text_of(report: object, code: str) -> str:
@@ -20,7 +26,7 @@ def text_of(report: object, code: str) -> str:
 
 def test_a_split_on_shared_replicas_is_interference(tmp_path: Path) -> None:
     """The direction of the bias is said, and what to do instead."""
-    report = reported(tmp_path, SPLIT)
+    report = reported(tmp_path, split())
 
     assert codes(report, "warning") == {"interference"}
     assert "bias towards no difference" in text_of(report, "interference")
@@ -99,7 +105,7 @@ def test_routers_that_disagree_break_it(tmp_path: Path) -> None:
             return record
         return replace(record, assignment=replace(record.assignment, arm="control"))
 
-    made = [by_other_router(index, record) for index, record in enumerate(SPLIT)]
+    made = [by_other_router(index, record) for index, record in enumerate(split())]
     report = reported(tmp_path, made)
 
     assert "arms_disagree" in codes(report, "broken")
@@ -127,7 +133,7 @@ def test_a_stopped_arm_and_a_ramp_are_said(tmp_path: Path) -> None:
 
 def test_why_an_arm_was_stopped_is_said(tmp_path: Path) -> None:
     """As the records of its traffic say, which others placed."""
-    stopped_s = SPLIT[len(SPLIT) // 2].at
+    stopped_s = split()[len(split()) // 2].at
 
     def stop(record: DecisionRecord) -> DecisionRecord:
         assignment = record.assignment
@@ -139,7 +145,7 @@ def test_why_an_arm_was_stopped_is_said(tmp_path: Path) -> None:
         )
         return replace(record, assignment=marked)
 
-    report = reported(tmp_path, [stop(record) for record in SPLIT])
+    report = reported(tmp_path, [stop(record) for record in split()])
 
     assert "UTC: stopped (too slow by half). It is compared" in text_of(report, "arm_stopped")
 
@@ -185,7 +191,7 @@ def test_what_records_and_fleet_lack_is_said(tmp_path: Path) -> None:
     """Lost records, blind decisions, several policies, a replica that joined."""
 
     def worse(index: int, record: DecisionRecord) -> DecisionRecord:
-        if index < len(SPLIT) // 4:
+        if index < len(split()) // 4:
             views = record.snapshot.replicas[:-1]
             if record.decision.candidate in {view.id for view in views}:
                 record = replace(record, snapshot=replace(record.snapshot, replicas=views))
@@ -193,7 +199,7 @@ def test_what_records_and_fleet_lack_is_said(tmp_path: Path) -> None:
             record = replace(record, policy="session_sticky", policy_params={})
         return replace(record, state="blind" if index % 5 == 0 else "degraded")
 
-    made = [worse(i, record) for i, record in enumerate(SPLIT) if i % 20]
+    made = [worse(i, record) for i, record in enumerate(split()) if i % 20]
     report = reported(tmp_path, made)
 
     assert codes(report, "warning") >= {
@@ -203,13 +209,13 @@ def test_what_records_and_fleet_lack_is_said(tmp_path: Path) -> None:
         "several_policies",
         "fleet_changed",
     }
-    num_lost = len(SPLIT) - len(made) - 1  # before the first that is there it is unknown
+    num_lost = len(split()) - len(made) - 1  # before the first that is there it is unknown
     assert f"about {num_lost} of " in text_of(report, "lost_records")
 
 
 def test_a_trend_is_found(tmp_path: Path) -> None:
     """An effect that turns round halfway is no one number."""
-    half = SPLIT[len(SPLIT) // 2].at
+    half = split()[len(split()) // 2].at
 
     def turning(record: DecisionRecord) -> DecisionRecord:
         assert record.assignment is not None
@@ -217,14 +223,14 @@ def test_a_trend_is_found(tmp_path: Path) -> None:
         factor = (0.5 if record.at < half else 2.0) if record.assignment.arm == "control" else 1.0
         return replace(record, ttft_ms=record.ttft_ms * factor)
 
-    report = reported(tmp_path, [turning(record) for record in SPLIT])
+    report = reported(tmp_path, [turning(record) for record in split()])
 
     assert "trend" in codes(report, "warning")
 
 
 def test_clients_without_sessions_are_noticed(tmp_path: Path) -> None:
     """Sessions of one request each are probably none."""
-    made = [r for r in SPLIT if r.assignment is not None]
+    made = [r for r in split() if r.assignment is not None]
     alone = [
         replace(r, assignment=replace(r.assignment, unit=f"{i:016x}"))  # type: ignore[type-var]
         for i, r in enumerate(made)

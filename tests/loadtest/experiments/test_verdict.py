@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,18 @@ from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, r
 
 FASTER = replace(TREATMENT, effect=0.7)
 LARGE = 1500
-EVEN = records(Scene(num_sessions=LARGE))
-UNEVEN = records(Scene(arms=(CONTROL, FASTER), num_sessions=LARGE))
+
+
+@cache
+def even() -> list[DecisionRecord]:
+    """Make the records of two arms that only their policies tell apart."""
+    return records(Scene(num_sessions=LARGE))
+
+
+@cache
+def uneven() -> list[DecisionRecord]:
+    """Make the records of a treatment that takes 0.7 times as long."""
+    return records(Scene(arms=(CONTROL, FASTER), num_sessions=LARGE))
 
 
 def reported(
@@ -31,7 +42,7 @@ def codes(report: Report, weight: str) -> set[str]:
 
 def test_a_known_effect_is_found(tmp_path: Path) -> None:
     """30 % faster is said to be so, with bounds around it, and since when."""
-    report = reported(tmp_path, UNEVEN)
+    report = reported(tmp_path, uneven())
 
     (verdict,), (comparison,) = report.verdicts, report.comparisons
     assert verdict.kind == "better"
@@ -50,7 +61,7 @@ def test_a_known_effect_is_found(tmp_path: Path) -> None:
 
 def test_the_other_way_round_it_is_worse(tmp_path: Path) -> None:
     """Held against the faster arm the other one is slower."""
-    report = reported(tmp_path, UNEVEN, baseline="treatment")
+    report = reported(tmp_path, uneven(), baseline="treatment")
 
     assert report.verdicts[0].kind == "worse"
     assert "control is slower by " in report.verdicts[0].text
@@ -72,7 +83,7 @@ def test_no_difference_is_not_decided_at_first(tmp_path: Path) -> None:
 
 def test_arms_that_are_alike_are_called_equivalent(tmp_path: Path) -> None:
     """With enough sessions and a margin that matters, "no difference" is an answer."""
-    report = reported(tmp_path, EVEN, Options(margin=0.25))
+    report = reported(tmp_path, even(), Options(margin=0.25))
 
     assert report.verdicts[0].kind == "equal"
     assert report.verdicts[0].text.startswith("no difference larger than 25 %")
@@ -91,7 +102,7 @@ def test_a_mismatch_breaks_the_verdict(tmp_path: Path) -> None:
     """Where one arm loses sessions, no difference is to be believed."""
     made = [
         record
-        for record in UNEVEN
+        for record in uneven()
         if record.assignment is not None
         and (record.assignment.arm == "control" or int(record.assignment.unit, 16) % 3)
     ]
@@ -122,8 +133,8 @@ def test_a_switchback_is_judged_by_slots(tmp_path: Path) -> None:
 
 def test_every_metric_can_decide(tmp_path: Path) -> None:
     """Shares are compared by their difference, and more of a good one is better."""
-    cached = reported(tmp_path, EVEN, Options(metric="cached"))
-    recomputed = reported(tmp_path, EVEN, Options(metric="recomputed"))
+    cached = reported(tmp_path, even(), Options(metric="cached"))
+    recomputed = reported(tmp_path, even(), Options(metric="recomputed"))
 
     assert cached.verdicts[0].kind == "better"
     assert "higher by 2" in cached.verdicts[0].text
