@@ -76,7 +76,7 @@ PRESETS: Final[dict[str, TimeModel]] = {
     # servers, a router and a client. Fitted to runs of `loadtest.studies.real_grid`, seed 1.
     "cpu-tiny": TimeModel(
         base_ms=10.0,
-        ms_per_prefill_token=0.06,
+        ms_per_prefill_token=0.1,
         ms_per_mtoken2=3.0,
         ms_per_decode=1.0,
     ),

@@ -21,7 +21,7 @@ _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaul
 _BATCH_REQUESTS: Final = 128
 _POOL_SPEED: Final = 6.0  # a fetched token over a computed one, over TCP
 _EVENT_LAG_S: Final = 0.01
-_TO_ENGINE_S: Final = 0.06  # rendering, tokenizing, queueing; fitted likewise
+_TO_ENGINE_S: Final = 0.1  # rendering, tokenizing, queueing; fitted likewise
 
 Kind = Literal["real", "simulated"]
 
@@ -118,8 +118,12 @@ def num_moved(turns: Sequence[TurnResult]) -> int:
     )
 
 
-def setup_of(draw: Draw) -> Setup:
-    """Describe the two engines to the simulator."""
+def setup_of(draw: Draw, repeat: int = 0) -> Setup:
+    """Describe the two engines to the simulator; each repeat has its own way to them.
+
+    Which request comes first decides what is evicted, and milliseconds decide who comes first: one
+    run of an overrun cell says little, simulated or real.
+    """
     return Setup(
         num_replicas=NUM_ENGINES,
         num_blocks=draw.num_blocks,
@@ -129,7 +133,7 @@ def setup_of(draw: Draw) -> Setup:
         pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
         load=None,
         loop="closed",
-        to_engine_s=_TO_ENGINE_S,
+        to_engine_s=_TO_ENGINE_S * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
         event_lag_s=_EVENT_LAG_S,
         model=MODEL,
         seed=draw.seed,
@@ -140,16 +144,19 @@ def simulated(
     draw: Draw,
     arm: str,
     *,
+    repeat: int = 0,
     is_report: bool = False,
     advance: Callable[[int], None] = lambda num: None,
 ) -> GridRun:
-    """Simulate a draw under a policy.
+    """Simulate a draw under a policy, for the first or a further time.
 
     Raises:
         ValueError: `arm` names no policy.
     """
     policy = naming.parse(arm)
-    found = simulate(draw.workload, policy, setup_of(draw), label=arm, advance=advance)
+    found = simulate(draw.workload, policy, setup_of(draw, repeat), label=arm, advance=advance)
     turns = found.run.turns
     num_exact = len(turns) - found.num_mispredicted
-    return run_of(draw, arm, turns, kind="simulated", num_exact=num_exact, is_report=is_report)
+    return run_of(
+        draw, arm, turns, kind="simulated", round=repeat, num_exact=num_exact, is_report=is_report
+    )

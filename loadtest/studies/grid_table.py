@@ -11,6 +11,8 @@ from loadtest.studies.cells import Cell
 from loadtest.studies.grid_run import GridRun
 
 BASELINE: Final = "session_hash"
+NEAR: Final = 0.1
+"""How far a simulation may be from the real run."""
 
 _HEADER: Final = (
     "arm", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
@@ -31,7 +33,7 @@ def report(runs: Sequence[GridRun], baseline: str = BASELINE) -> str:
 
 def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
     """Lay recomputed tokens and times of real runs beside those of the same, simulated."""
-    rows = []
+    rows, errors = [], []
     for cell in _cells(real):
         for arm in _arms(real):
             keys = {(run.cell, run.arm, run.seed) for run in simulated}
@@ -43,6 +45,7 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
                 continue
             tokens = _mean(ours, _recomputed), _mean(theirs, _recomputed)
             times = _mean(ours, _ttft), _mean(theirs, _ttft)
+            errors.append(abs(tokens[1] / tokens[0] - 1.0))
             rows.append(
                 [
                     cell.name,
@@ -59,7 +62,11 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
         "cell", "arm", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
         "simulated", "ratio",
     ]  # fmt: skip
-    return table(header, rows)
+    num_near = sum(error <= NEAR for error in errors)
+    return (
+        f"{table(header, rows)}\n\nRecomputed tokens are within {NEAR:.0%} in {num_near} of "
+        f"{len(rows)} rows, {max(errors, default=0.0):.0%} off at worst."
+    )
 
 
 def ratios(

@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,7 @@ ARMS: Final = (
 TUNING_SEEDS: Final = (1, 2, 3)
 REPORT_SEEDS: Final = (101, 102, 103)
 _FIRST_REPORT_SEED: Final = 100
+_NUM_REPEATS: Final = 5  # of a simulation that stands beside a real run
 
 Found = Callable[[GridRun], None]
 
@@ -55,15 +57,18 @@ def simulate_all(
     seeds: Sequence[int],
     progress: Progress,
     found: Found,
+    num_repeats: int = 1,
 ) -> None:
     """Simulate every arm in every cell with every seed."""
-    task = progress.add_task("simulating", total=len(cells) * len(arms) * len(seeds))
+    total = len(cells) * len(arms) * len(seeds) * num_repeats
+    task = progress.add_task("simulating", total=total)
     for cell in cells:
         progress.update(task, description=cell.name)
         for seed in seeds:
             drawn = draw(cell, seed)
-            for arm in arms:
-                found(simulated(drawn, arm, is_report=seed >= _FIRST_REPORT_SEED))
+            is_report = seed >= _FIRST_REPORT_SEED
+            for arm, repeat in product(arms, range(num_repeats)):
+                found(simulated(drawn, arm, repeat=repeat, is_report=is_report))
                 progress.advance(task)
 
 
@@ -114,7 +119,8 @@ def beside(runs: Sequence[GridRun], progress: Progress) -> list[GridRun]:
     task = progress.add_task("simulating the same", total=len(runs))
     for run in runs:
         if _is_policy(run.arm):
-            made.append(simulated(draw(run.cell, run.seed), run.arm, is_report=run.is_report))
+            drawn = draw(run.cell, run.seed)
+            made += [simulated(drawn, run.arm, repeat=k) for k in range(_NUM_REPEATS)]
         progress.advance(task)
     return made
 
@@ -140,6 +146,9 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m loadtest.studies.real_grid", description=(__doc__ or "").split("\n")[0]
     )
     made.add_argument("--simulate", action="store_true", help="no engines: the simulator's")
+    made.add_argument(
+        "--repeats", type=int, default=1, help="simulate each run so often, slightly otherwise"
+    )
     made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="tables of these runs")
     made.add_argument(
         "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE]", help="policies by label"
@@ -197,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         models: list[GridRun] = []
         try:
             if args.simulate:
-                simulate_all(cells, args.arms, args.seeds, progress, found)
+                simulate_all(cells, args.arms, args.seeds, progress, found, args.repeats)
             elif args.read is None:
                 _interrupt_on_sigterm()
                 run_all(cells, arms, args.seeds, progress, found)
