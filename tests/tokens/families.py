@@ -15,10 +15,10 @@ import datetime
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.conversations import conversations
-from tests.tokens.record_golden import HERE, MODEL, fingerprint
+from tests.tokens.vllm_routes import HERE, Rendering
 
 SEED, COUNT = 7, 150
 APIS = ("chat", "messages", "responses")
@@ -61,80 +61,17 @@ def record(names: list[str], seed: int, count: int) -> dict[str, list[str | None
 
     `count` chats, and half as many by each of the other APIs.
     """
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ["VLLM_SYSTEM_START_DATE"] = DATE.isoformat()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-    from vllm.renderers.chat_utils import load_chat_template
-    from vllm.renderers.online_renderer import OnlineRenderer
-    from vllm.renderers.registry import renderer_from_config
-
-    def engine(shown: Family) -> OnlineRenderer:
-        arguments = EngineArgs(
-            model=str(MODEL),
-            load_format="dummy",
-            enforce_eager=True,
-            block_size=32,
-            tokenizer_mode="hf" if shown.is_harmony else shown.mode,
-        )
-        config = arguments.create_engine_config()
-        made = OnlineRenderer(
-            config.model_config,
-            renderer_from_config(config),
-            request_logger=None,
-            chat_template=load_chat_template(shown.template),
-            chat_template_content_format="auto",
-            enable_auto_tools=True,
-            tool_parser="hermes",
-        )
-        if shown.is_harmony:  # as for a model of the type gpt_oss
-            made.use_harmony, made.parser = True, None
-        return made
-
-    def messages_api(renderer: OnlineRenderer) -> Any:
-        """Make what serves /v1/messages, without an engine."""
-        made: Any = object.__new__(AnthropicServingMessages)
-        made.online_renderer = renderer
-        made.model_config = renderer.model_config
-        made._merge_inline_system = made._should_merge_inline_system(renderer)
-        made._disabled_thinking_effort = None
-        return made
-
-    async def ids(serving: Any, api: str, body: dict[str, Any]) -> list[int]:
-        renderer = serving.online_renderer
-        if api == "responses":
-            answer = await renderer.render_responses(ResponsesRequest.model_validate(body))
-            return answer.engine_input["prompt_token_ids"]  # type: ignore[no-any-return]
-        if api == "messages":
-            chat = serving.to_chat_completion_request(
-                AnthropicMessagesRequest.model_validate(body),
-                merge_inline_system=serving._merge_inline_system,
-                disabled_thinking_effort=await serving._get_disabled_thinking_effort(),
-            )
-        else:
-            chat = ChatCompletionRequest.model_validate(body)
-        answer = await renderer.render_chat(chat)
-        return answer[1][0]["prompt_token_ids"]  # type: ignore[no-any-return]
-
-    async def entry(serving: Any, api: str, body: dict[str, Any]) -> str | None:
-        try:
-            return fingerprint(await ids(serving, api, body))
-        except Exception:
-            return None
 
     async def everything() -> dict[str, list[str | None]]:
         found: dict[str, list[str | None]] = {}
         for name in names:
-            serving = messages_api(engine(family(name)))
+            shown = family(name)
+            rendering = Rendering(mode="hf" if shown.is_harmony else shown.mode)
+            routes = rendering.routes(shown.template, is_harmony=shown.is_harmony)
             for api in APIS:
                 found[f"{name} {api}"] = [
-                    await entry(serving, api, getattr(conversation, api)())
+                    await routes.entry(api, getattr(conversation, api)())
                     for conversation in conversations(seed, count // 2 if api != "chat" else count)
                 ]
         return found

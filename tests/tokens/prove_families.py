@@ -27,7 +27,7 @@ from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.conversations import Conversation, conversations
 from tests.tokens.families import COUNT, DATE, FAMILIES, SEED, family
-from tests.tokens.record_golden import HERE, MODEL, fingerprint
+from tests.tokens.vllm_routes import HERE, MODEL, fingerprint
 
 GOLDEN = HERE / "golden" / "families.json"
 _ENGINES = HERE.parents[1] / ".engines" / "venv" / "bin" / "python"

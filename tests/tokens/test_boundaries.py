@@ -17,7 +17,7 @@ from router.tokens.boundaries import Needle, find_boundaries
 from router.tokens.encoder import TextCuts, TextEncoder
 from router.tokens.incremental import NewSegment
 from tests.effort import examples
-from tests.tokens.record_golden import MODEL
+from tests.tokens.vllm_routes import MODEL
 
 _CHARS = " ▁\nab<>|_-ﬁé.cd"
 

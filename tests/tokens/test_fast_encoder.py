@@ -21,7 +21,7 @@ from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
 from router.tokens.proof import encode_plainly, find_difference, texts_for
 from tests.effort import examples
 from tests.tokens.corpus import text
-from tests.tokens.record_golden import MODEL
+from tests.tokens.vllm_routes import MODEL
 
 FILE = str(MODEL / "tokenizer.json")
 CONTRACT = HashContract(algorithm="sha256", block_size=16)

@@ -12,7 +12,8 @@ from router.api.openai import parse_chat, parse_completion
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.tokens.corpus import chat_bodies, completion_bodies
-from tests.tokens.record_golden import GOLDEN, MODEL, TEMPLATES, fingerprint
+from tests.tokens.record_golden import GOLDEN, TEMPLATES
+from tests.tokens.vllm_routes import MODEL, fingerprint
 
 
 def _entries(name: str) -> tuple[int, list[str | None]]:

@@ -12,8 +12,9 @@ from router.api.anthropic import parse_messages
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.tokens.messages_corpus import messages_bodies
-from tests.tokens.record_golden import GOLDEN, MODEL, fingerprint
+from tests.tokens.record_golden import GOLDEN
 from tests.tokens.record_messages import TEMPLATES
+from tests.tokens.vllm_routes import MODEL, fingerprint
 
 
 def _ours(prompter: Prompter, body: dict[str, Any]) -> str:

@@ -15,8 +15,9 @@ from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.api.samples import bodies
 from tests.tokens.corpus_responses import responses_bodies
-from tests.tokens.record_golden import GOLDEN, MODEL, TEMPLATES, fingerprint
+from tests.tokens.record_golden import GOLDEN, TEMPLATES
 from tests.tokens.record_responses import BOS, model_with_bos
+from tests.tokens.vllm_routes import MODEL, fingerprint
 
 _REFUSED = "refused"
 

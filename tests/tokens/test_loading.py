@@ -20,7 +20,7 @@ from router.tokens import (
     loading,
     modes,
 )
-from tests.tokens.record_golden import MODEL
+from tests.tokens.vllm_routes import MODEL
 
 HELLO = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
 WITH_TOOLS = parse_chat(

@@ -22,7 +22,8 @@ from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_promp
 from router.tokens.encoder import ID_STRIDE, TextEncoder
 from tests.effort import examples
 from tests.tokens.corpus import text
-from tests.tokens.record_golden import MODEL, TEMPLATES
+from tests.tokens.record_golden import TEMPLATES
+from tests.tokens.vllm_routes import MODEL
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 SALTED = ExtraKeys(cache_salt="pepper")
