@@ -99,6 +99,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
                 fleet=parts.fleet,
                 decider=decider,
                 retries=retries,
+                pool=verifier,
                 metrics=metrics,
             ),
             handing=Handing(

@@ -80,6 +80,8 @@ class Admission:
             )
         if job.session_hash is not None:
             self._sessions.note(job.session_hash, candidate.id, now_s)
+        if self._pool is not None and choice.num_pool_tokens:
+            self._pool.begins_fetch(candidate.id)
         state = self._caches.state(candidate.id)
         is_known = job.tokens is not None  # else a guess, good enough for choosing
         self._metrics.decisions.labels(choice.policy.name, state).inc()
@@ -108,7 +110,7 @@ class Admission:
             if self._outbox is not None:
                 self._outbox.answered(placement.lease, answer.first_s)
             if self._pool is not None and placement.num_pool_tokens:
-                self._pool.fetched(placement.candidate.id)
+                self._pool.fetched(placement.candidate.id, placement.lease.begun_s)
 
     def release(self, placement: Placement, outcome: Outcome) -> None:
         """Give back what a request holds: its load, and its claim on blocks."""

@@ -111,7 +111,7 @@ class Retries:
             self.excuse(job, failed, objection)
             if placement.may_fetch and failure in _POOL_MAY_FAIL | {Overdue.code}:
                 assert self._pool is not None
-                self._pool.fetch_failed(placement.candidate.id)
+                self._pool.fetch_failed(placement.candidate.id, placement.lease.begun_s)
         return objection
 
     def excuse(self, job: Job, failed: Sequence[tuple[Lease, str]], objection: str | None) -> None:

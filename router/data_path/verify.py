@@ -75,13 +75,17 @@ class PoolVerifier:
             candidate, time.monotonic()
         )
 
-    def fetched(self, candidate: CandidateId) -> None:
-        """Note that a request that had to fetch got its first token."""
-        self._suspects.clear(candidate)
+    def begins_fetch(self, candidate: CandidateId) -> None:
+        """Note that a request is sent that is counted on to fetch."""
+        self._suspects.began(candidate, time.monotonic())
 
-    def fetch_failed(self, candidate: CandidateId) -> None:
+    def fetched(self, candidate: CandidateId, begun_s: float) -> None:
+        """Note that a request that had to fetch got its first token."""
+        self._suspects.succeeded(candidate, begun_s)
+
+    def fetch_failed(self, candidate: CandidateId, begun_s: float) -> None:
         """Note that a request that had to fetch failed, or waits for too long."""
-        if self._suspects.suspect(candidate, time.monotonic()):
+        if self._suspects.suspect(candidate, begun_s, time.monotonic()):
             self._metrics.pool_suspected.labels(candidate).inc()
             logger.warning("reads from the pool are suspect", extra={"candidate": candidate})
 

@@ -1,16 +1,25 @@
 """Candidates whose reads from the pool hang or fail: suspect for a while.
 
 Real Mooncake reads over TCP hung for 60 s. Blocks that such a candidate holds itself still count;
-blocks to fetch do not, until a fetch succeeds there or a pause is over, longer each time.
+blocks to fetch do not until a pause is over, longer each time. Then one request at a time may try,
+until a read that began after the suspicion has succeeded.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from msgspec import Struct
+
 from policies.view import CandidateId
 
 _PAUSE_S: Final = (10.0, 300.0)
+
+
+class _Suspicion(Struct):
+    since_s: float
+    until_s: float  # or until a try is over
+    times: int  # in a row
 
 
 class PoolSuspects:
@@ -19,23 +28,32 @@ class PoolSuspects:
     __slots__ = ("_suspected",)
 
     def __init__(self) -> None:
-        self._suspected: dict[CandidateId, tuple[float, int]] = {}  # until when, how often in a row
+        self._suspected: dict[CandidateId, _Suspicion] = {}
 
-    def suspect(self, candidate: CandidateId, now_s: float) -> bool:
-        """Note a read that hung or failed; False if the candidate was suspect already."""
-        until_s, times = self._suspected.get(candidate, (0.0, 0))
-        if now_s < until_s:
-            return False  # sent before it became suspect
+    def suspect(self, candidate: CandidateId, begun_s: float, now_s: float) -> bool:
+        """Note a read that hung or failed; False if it began before the candidate was suspect."""
+        known = self._suspected.get(candidate)
+        if known is not None and begun_s < known.since_s:
+            return False
+        times = known.times if known is not None else 0
         shortest_s, longest_s = _PAUSE_S
         pause_s = min(longest_s, shortest_s * 2.0 ** min(times, 10))
-        self._suspected[candidate] = now_s + pause_s, times + 1
+        self._suspected[candidate] = _Suspicion(now_s, now_s + pause_s, times + 1)
         return True
 
     def is_suspect(self, candidate: CandidateId, now_s: float) -> bool:
         """Return whether fetches there are not to be counted on now."""
-        entry = self._suspected.get(candidate)
-        return entry is not None and now_s < entry[0]
+        known = self._suspected.get(candidate)
+        return known is not None and now_s < known.until_s
 
-    def clear(self, candidate: CandidateId) -> None:
-        """Note that a fetch succeeded, or that another process answers there now."""
-        self._suspected.pop(candidate, None)
+    def began(self, candidate: CandidateId, now_s: float) -> None:
+        """Note a read that is counted on: if it is the first after a pause, others wait for it."""
+        known = self._suspected.get(candidate)
+        if known is not None and now_s >= known.until_s:
+            known.until_s = now_s + _PAUSE_S[0]
+
+    def succeeded(self, candidate: CandidateId, begun_s: float) -> None:
+        """Note a read that succeeded in its time; it clears a suspicion older than the read."""
+        known = self._suspected.get(candidate)
+        if known is not None and begun_s >= known.since_s:
+            del self._suspected[candidate]

@@ -281,7 +281,10 @@ class Fleet:
         state = self._states.get(lease.candidate)
         if state is None or not lease.booking.streams or state.fit.num_observations < _NUM_KNOWN:
             return None
-        return max(floor_s, (ratio * lease.predicted_ms + 4 * state.fit.model.error_ms) / 1000.0)
+        model = state.fit.model
+        reads = lease.booking.is_from_pool
+        error_ms = max(model.error_ms, model.fetch_error_ms) if reads else model.error_ms
+        return max(floor_s, (ratio * lease.predicted_ms + 4 * error_ms) / 1000.0)
 
     def longest_wait_s(self, candidate: CandidateId, now_s: float) -> float:
         """Return how long the oldest request without a first token has waited there."""

@@ -84,8 +84,8 @@ async def test_overload_moves_no_request() -> None:
 
 
 async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
-    """The replica goes on with what it holds itself; others fetch."""
-    async with pooled(**SOON) as it:
+    """After seconds, whatever others are given: it goes on with what it holds; others fetch."""
+    async with pooled(**SOON | {"forward__overdue_floor_s": 1000.0}) as it:
         stage = it.stage
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         await learned(stage)
@@ -106,3 +106,25 @@ async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
         assert reads == {first.replica: True, "r2" if first.replica == "r1" else "r1": False}
         assert stage.metric("warmroute_failovers_total", reason="overdue") == 1
         assert stage.metric("warmroute_replica_healthy") == 2
+
+
+async def test_a_pool_read_that_hangs_is_not_counted_on_though_its_request_stays() -> None:
+    """It was sent as often as it may be; the next ones are not sent after it."""
+    once = {"forward__overdue_floor_s": 1000.0, "forward__max_tries": 1}
+    async with pooled(**SOON | once) as it:
+        stage = it.stage
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await learned(stage)
+        first = await it.ask(0)
+        await it.known()
+        name = "r2" if first.replica == "r1" else "r1"
+        arm(it.engines[int(name[1]) - 1], "hang", pooled=True)
+        async with asyncio.TaskGroup() as tg:
+            asked = [tg.create_task(stage.ask(streamed(chat(words(0))))) for _ in range(2)]
+            await stage.until(
+                lambda: stage.metric("warmroute_pool_suspected_total", replica=name) == 1
+            )
+            for task in asked:
+                task.cancel()
+
+        assert stage.metric("warmroute_failovers_total") == 0

@@ -9,15 +9,48 @@ R1, R2 = CandidateId("r1"), CandidateId("r2")
 def test_a_suspect_is_not_counted_on_for_a_while_longer_each_time() -> None:
     """Reads that hung together count once; a fetch that succeeds ends it all."""
     suspects = PoolSuspects()
-    assert suspects.suspect(R1, 100.0)
-    assert not suspects.suspect(R1, 100.5)
+    assert suspects.suspect(R1, 97.0, 100.0)
+    assert not suspects.suspect(R1, 98.0, 100.5)
 
     assert suspects.is_suspect(R1, 109.9)
     assert not suspects.is_suspect(R2, 101.0)
     assert not suspects.is_suspect(R1, 110.0)
-    assert suspects.suspect(R1, 111.0)
+    assert suspects.suspect(R1, 110.5, 111.0)
     assert suspects.is_suspect(R1, 130.9)
     assert not suspects.is_suspect(R1, 131.0)
-    suspects.clear(R1)
-    suspects.suspect(R1, 200.0)
+    suspects.succeeded(R1, 132.0)
+    suspects.suspect(R1, 199.0, 200.0)
     assert not suspects.is_suspect(R1, 210.0)
+
+
+def test_one_read_tries_after_a_pause() -> None:
+    """Others do not count on one until it is over; if it hangs, the next pause begins."""
+    suspects = PoolSuspects()
+    suspects.suspect(R1, 99.0, 100.0)
+    suspects.began(R1, 111.0)
+    assert suspects.is_suspect(R1, 111.5)
+
+    assert suspects.suspect(R1, 111.0, 114.0)
+    assert suspects.is_suspect(R1, 133.9)
+    suspects.began(R1, 135.0)
+    suspects.succeeded(R1, 135.0)
+    assert not suspects.is_suspect(R1, 135.5)
+
+
+def test_a_try_that_says_nothing_is_followed_by_another() -> None:
+    """Its client may have left."""
+    suspects = PoolSuspects()
+    suspects.suspect(R1, 99.0, 100.0)
+    suspects.began(R1, 111.0)
+
+    assert not suspects.is_suspect(R1, 121.0)
+
+
+def test_a_read_that_hung_and_came_back_clears_nothing() -> None:
+    """It began before the suspicion: reads may still hang."""
+    suspects = PoolSuspects()
+    suspects.suspect(R1, 97.0, 100.0)
+    suspects.succeeded(R1, 97.0)
+
+    assert suspects.is_suspect(R1, 109.0)
+    suspects.succeeded(R2, 97.0)
