@@ -6,6 +6,7 @@ RouterError                    status  code
 │   ├── Unauthorized            401    invalid_api_key          (tenants)
 │   ├── UnknownModel            404    model_not_found
 │   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
+│   ├── QueueFull               429    queue_full               (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
 │   ├── ExpectationFailed       417    expectation_failed
@@ -94,6 +95,18 @@ class RateLimited(ClientError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
+
+
+class QueueFull(ClientError):
+    """As many prompts wait as may; see router.data_path.wait."""
+
+    status = 429
+    code = "queue_full"
+    type = "RateLimitError"
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        super().__init__("Too many requests are waiting; send it again later.")
+        self.retry_after_s = retry_after_s
 
 
 class UnsupportedBody(ClientError):

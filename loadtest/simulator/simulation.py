@@ -219,7 +219,7 @@ class _Simulation:
         queue.release(
             now_s,
             lambda waiting: self._choose(router, waiting.item.ask, now_s),
-            lambda waiting, choice: self._send(router, waiting.item, choice, now_s),
+            lambda waiting, choice, _: self._send(router, waiting.item, choice, now_s),
         )
         if queue and router not in self._looked_at:
             self._looked_at.add(router)

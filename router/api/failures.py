@@ -13,6 +13,7 @@ import orjson
 from router.errors import (
     NoReplicaAvailable,
     Overloaded,
+    QueueFull,
     RateLimited,
     RouterError,
     ShuttingDown,
@@ -65,6 +66,8 @@ def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the answer."""
     if isinstance(error, NoReplicaAvailable):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    if isinstance(error, QueueFull):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, RateLimited):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
     if error.status == 401:

@@ -27,6 +27,7 @@ from router.data_path.relay import Relay
 from router.data_path.retry import Retries
 from router.data_path.token_audit import TokenAudit
 from router.data_path.tokenize import Tokenizer
+from router.data_path.wait import WaitingRoom
 from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
 
@@ -75,6 +76,15 @@ def build_pipeline(parts: Parts) -> Pipeline:
         pool=verifier,
         metrics=metrics,
     )
+    room = None
+    if config.queue.mode == "on":
+        room = WaitingRoom(
+            config.queue,
+            fleet=parts.fleet,
+            decider=decider,
+            admission=admission,
+            metrics=metrics,
+        )
     retries = Retries(config.forward, fleet=parts.fleet, pool=verifier, metrics=metrics)
     steps = Steps(
         reader=Reader(
@@ -89,6 +99,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         matcher=matcher,
         verifier=verifier,
         decider=decider,
+        room=room,
         admission=admission,
         forwarder=Forwarder(
             parts.upstream,

@@ -71,4 +71,15 @@ def table(explained: dict[str, Any]) -> str:
         )
     console.print(grid)
     console.print(f"{decision['candidate']}: {decision['reason']}")
+    if "queue" in explained:
+        console.print(_queued(explained["queue"]))
     return out.getvalue()
+
+
+def _queued(queue: dict[str, Any]) -> str:
+    """Say whether it would wait, and why."""
+    others = f"{queue['num_waiting']:,} waiting"
+    if queue["goes_at_once"]:
+        return f"queue: would go at once ({queue['why'].replace('_', ' ')}); {others}"
+    what = {"window": "the window to open", "room": "room in the cache"}[queue["why"]]
+    return f"queue: would wait for {what}; {others}"

@@ -247,6 +247,7 @@ class Peers:
             is_from_pool=note.is_from_pool,
             streams=note.streams,
             is_ours=False,
+            session_hash=note.session_hash,
         )
         work.lease = self._fleet.admit(candidate, booking, work.begun_s)
         held = self._unpacked(note.held)

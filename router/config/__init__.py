@@ -18,7 +18,13 @@ from router.config.loader import experiment_of, explained, load, pairs, read_yam
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
 from router.config.replicas import EventsConfig, ForwardConfig, MooncakeConfig, ReplicaConfig
-from router.config.routing import IndexConfig, PolicyConfig, SessionConfig, TokensConfig
+from router.config.routing import (
+    IndexConfig,
+    PolicyConfig,
+    QueueConfig,
+    SessionConfig,
+    TokensConfig,
+)
 from router.config.tree import Config, Option, options
 
 __all__ = [
@@ -33,6 +39,7 @@ __all__ = [
     "MooncakeConfig",
     "Option",
     "PolicyConfig",
+    "QueueConfig",
     "RedisConfig",
     "ReplicaConfig",
     "SessionConfig",

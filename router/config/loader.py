@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -18,6 +18,9 @@ from router.config.redis import REDIS_PASSWORD
 from router.config.tree import Config, Option, options
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
+
+_SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
+"""What is on or off, which YAML reads as true or false where it is not in quotes."""
 
 
 def load(
@@ -39,6 +42,10 @@ def load(
         value = (flags or {}).get(option.path)
         if value is not None:
             _put(tree, option.path, value)
+    for section, key in _SWITCHES:
+        node = tree.get(section)
+        if isinstance(node, dict) and isinstance(node.get(key), bool):
+            node[key] = "on" if node[key] else "off"
     redis = tree.get("redis")
     if isinstance(redis, dict) and "password" in redis:
         raise ConfigError(

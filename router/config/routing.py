@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from router.config.ranges import Seconds
+from router.config.ranges import Count, Seconds
 from router.experiments.definition import Experiment
 
 
@@ -105,6 +105,42 @@ class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="where requests are matched: in the local copy, or in Redis itself",
         ),
     ] = "local"
+
+
+class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Annotated[
+        Literal["off", "on"],
+        Meta(
+            description="whether prompts wait in the router until an engine has room for them: "
+            "for work, and for the conversations that live in its cache (docs/policies.md)",
+            extra={"flag": "queue"},
+        ),
+    ] = "off"
+    window: Annotated[
+        int, Meta(ge=0, description="prompts that an engine has ready beside the one it computes")
+    ] = 1
+    fill: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=10,
+            description="share of a cache that may be taken by conversations that are alive",
+        ),
+    ] = 0.9
+    patience: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="an engine that was idle for so many times what a prompt takes computes "
+            "it, whether its conversation fits or not",
+        ),
+    ] = 1.0
+    max_wait_s: Annotated[
+        Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
+    ] = 60.0
+    max_requests: Annotated[
+        Count, Meta(description="prompts that may wait; further ones are answered 429")
+    ] = 10_000
 
 
 class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

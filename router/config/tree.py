@@ -25,6 +25,7 @@ from router.config.routing import (
     ExperimentConfig,
     IndexConfig,
     PolicyConfig,
+    QueueConfig,
     SessionConfig,
     ShadowConfig,
     TokensConfig,
@@ -50,6 +51,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: ListenConfig = ListenConfig()
     admin: AdminConfig = AdminConfig()
     policy: PolicyConfig = PolicyConfig()
+    queue: QueueConfig = QueueConfig()
     tokens: TokensConfig = TokensConfig()
     hash: HashConfig = HashConfig()
     events: EventsConfig = EventsConfig()

@@ -1,8 +1,7 @@
 """Admit: a decision takes effect. From here on a request's load and its blocks count.
 
-Today every request is admitted at once, unless its tenant's tokens are spent. A scheduler will
-live here: what has to wait will wait in the router, before it is matched and decided anew, by the
-caches of the moment it leaves. So `admit` stays synchronous, and waiting is the pipeline's.
+Unless its tenant's tokens are spent. A request that has to wait does so before, and is matched and
+decided by the caches of the moment it leaves: see `wait`. So `admit` is synchronous.
 
 What a request holds (load, claim on blocks) is given back by `release`, however it ends.
 """
@@ -62,6 +61,7 @@ class Admission:
             num_fetched_tokens=num_cached - view.num_gpu_tokens,
             is_from_pool=choice.num_pool_tokens > 0,
             streams=job.streams and job.prompt is not None,  # else its time teaches nothing
+            session_hash=job.session_hash if job.prompt is not None else None,
         )
         lease = self._fleet.admit(candidate.id, booking, now_s)
         contract = self._caches.contract(candidate.id)

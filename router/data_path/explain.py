@@ -41,6 +41,14 @@ class Explainer:
                 {"state": self._caches.state(view.id), "view": view} for view in snapshot.replicas
             ],
         }
+        room = self._pipeline.steps.room
+        if room is not None and room.takes(job):
+            verdict = room.judge(job, choice)
+            explained["queue"] = {
+                "goes_at_once": verdict.goes,
+                "why": verdict.why,
+                "num_waiting": room.num_waiting,
+            }
         if with_tokens and job.tokens is not None:
             contract = self._caches.contract(decision.candidate)
             keys = job.keys(contract) if contract is not None else []

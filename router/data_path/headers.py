@@ -85,4 +85,7 @@ def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> No
             f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"
             f";pool={placement.num_pool_tokens}"
         )
-    headers["x-warmroute-ms"] = f"{(job.placed_s - job.inbound.arrived_s) * 1000:.2f}"
+    router_ms = (job.placed_s - job.inbound.arrived_s) * 1000 - job.waited_ms
+    headers["x-warmroute-ms"] = f"{router_ms:.2f}"
+    if job.released is not None:
+        headers["x-warmroute-waited-ms"] = f"{job.waited_ms:.1f}"

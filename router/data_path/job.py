@@ -89,6 +89,8 @@ class Job(Struct, kw_only=True):
     kind: Kind | None = None  # how its prompt is made; None: its ids are not handed over
     handed: bytes | None = None  # the body with its ids, while it is sent
     is_handed_over: bool = False  # its last try was
+    waited_ms: float = 0.0  # until it was let go to a replica
+    released: str | None = None  # why it was: `Verdict.why`; None: it has not waited
     tokenized_s: float = 0.0
     placed_s: float = 0.0
 

@@ -7,7 +7,7 @@ import time
 
 from policies.naming import params_of
 from router.api.usage import Usage
-from router.data_path.job import Job, Placement
+from router.data_path.job import Choice, Job, Placement
 from router.data_path.shadow import Shadows
 from router.data_path.token_audit import TokenAudit
 from router.data_path.verify import PoolVerifier
@@ -94,6 +94,7 @@ class Observer:
                 "status": status,
                 "outcome": outcome.value,
                 "router_ms": round(record.router_ms, 2),
+                "waited_ms": round(record.waited_ms, 1),
                 "ttft_ms": None if record.ttft_ms is None else round(record.ttft_ms, 1),
                 "total_ms": round(record.total_ms, 1),
             },
@@ -102,6 +103,24 @@ class Observer:
             self._shadows.put(record, self._write)
         else:
             self._write(record)
+
+    def left(self, job: Job, choice: Choice, *, status: int, now_s: float) -> None:
+        """Note a request whose client left while it waited; it was never sent to `choice`."""
+        record = _record_of_waiting(job, choice, self._caches, status=status, now_s=now_s)
+        if job.tenant is not None:
+            self._metrics.tenant_requests.labels(job.tenant.label, record.outcome).inc()
+        logger.info(
+            "left while it waited",
+            extra={
+                "request": job.request_id,
+                "client": job.inbound.client.address if job.inbound.client else None,
+                "model": job.model,
+                "tenant": record.tenant,
+                "tokens": job.num_tokens,
+                "waited_ms": round(job.waited_ms, 1),
+            },
+        )
+        self._write(record)
 
     def counted(self, job: Job) -> None:
         """Note a request that was answered with the number of its prompt's tokens."""
@@ -139,8 +158,9 @@ class Observer:
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
         stages.tokenize.observe(job.tokenized_s - arrived_s)
-        stages.place.observe(job.placed_s - job.tokenized_s)
-        stages.total.observe(job.placed_s - arrived_s)
+        waited_s = job.waited_ms / 1000
+        stages.place.observe(job.placed_s - job.tokenized_s - waited_s)
+        stages.total.observe(job.placed_s - arrived_s - waited_s)
         metrics.prompt_tokens.inc(job.num_tokens)
         metrics.predicted_tokens.inc(placement.num_cached_tokens)
         metrics.cpu_tokens.inc(placement.num_cpu_tokens)
@@ -258,8 +278,44 @@ def _record(
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         num_continued_tokens=job.num_continued_tokens,
-        router_ms=(job.placed_s - arrived_s) * 1000,
+        router_ms=(job.placed_s - arrived_s) * 1000 - job.waited_ms,
+        waited_ms=job.waited_ms,
+        released=job.released,
         predicted_ttft_ms=placement.lease.predicted_ms,
         ttft_ms=ttft_ms,
         total_ms=(now_s - arrived_s) * 1000,
+    )
+
+
+def _record_of_waiting(
+    job: Job, choice: Choice, caches: CacheView, *, status: int, now_s: float
+) -> DecisionRecord:
+    view = choice.view
+    num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
+    total_ms = (now_s - job.inbound.arrived_s) * 1000
+    return DecisionRecord(
+        request_id=job.request_id,
+        at=time.time(),
+        api=job.inbound.api.name,
+        model=job.model or "",
+        tenant=job.tenant.name if job.tenant is not None else None,
+        policy=choice.policy.name,
+        policy_params=params_of(choice.policy),
+        assignment=choice.assignment,
+        state=caches.state(choice.candidate.id),
+        snapshot=choice.snapshot,
+        decision=choice.decision,
+        tries=(),
+        outcome=Outcome.CLIENT_GONE.value,
+        status=status,
+        num_prompt_tokens=job.num_tokens,
+        num_predicted_cached_tokens=num_own + choice.num_pool_tokens if job.tokens else 0,
+        num_reported_cached_tokens=None,
+        num_completion_tokens=None,
+        router_ms=total_ms - job.waited_ms,
+        waited_ms=job.waited_ms,
+        released=job.released,
+        predicted_ttft_ms=None,
+        ttft_ms=None,
+        total_ms=total_ms,
     )

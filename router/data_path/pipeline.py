@@ -6,13 +6,15 @@
                  much of it each candidate and the shared pool hold
     4 verify     what would be fetched from the pool: is it there?     verify.py
     5 decide     snapshot -> pure policy -> candidate                  decide.py
-    6 admit      a lease: its load counts from here                    admit.py
+    6 admit      wait for room where that is on; a lease: its load     wait.py, admit.py
+                 counts from here
     7 forward    bytes through; before the first byte, fail over       forward.py, retry.py
                  and the answer back, to its last byte                 relay.py
     8 observe    first token, usage, audit, record                     observe.py
 
 From match to admit it is one synchronous step: nothing changes between the look-up and the lease.
-Verifying waits for the pool's master, so it follows a first decision, and the step is taken anew.
+Verifying waits for the pool's master, so it follows a first decision, and the step is taken anew;
+so it is for a request that has waited.
 The lease and the claim on blocks belong to the request and end with it, however it ends.
 """
 
@@ -39,6 +41,7 @@ from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import Failures, Retries
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
+from router.data_path.wait import WaitingRoom
 from router.errors import (
     NoReplicaAvailable,
     OutOfConnections,
@@ -63,6 +66,7 @@ class Steps(Struct, frozen=True, kw_only=True):
     matcher: Matcher
     verifier: PoolVerifier | None  # None: there is no shared pool
     decider: Decider
+    room: WaitingRoom | None  # None: nobody waits
     admission: Admission
     forwarder: Forwarder
     retries: Retries
@@ -137,12 +141,9 @@ class Pipeline:
         Raises:
             UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
         """
-        steps = self.steps
-        choice = steps.decider.decide(job)
-        if steps.verifier is None or not (positions := steps.verifier.due(choice)):
-            return choice
-        await steps.verifier.verify(job, choice, positions)
-        return steps.decider.decide(job)
+        decide = self.steps.decider.decide
+        choice = decide(job)
+        return decide(job) if await self._verified(job, choice) else choice
 
     async def _send(self, job: Job) -> tuple[Placement, Answer]:
         """Place and forward a request; until an answer's first byte, a failing replica is left.
@@ -157,9 +158,7 @@ class Pipeline:
         steps.retries.note_request()
         failed: Failures = []
         while True:
-            choice = await self.choose(job)  # 3, 4, 5
-            placement = steps.admission.admit(job, choice)  # 6
-            steps.decider.count(job)
+            placement = await self._place(job)  # 3, 4, 5, 6
             attempt = await self._attempt(job, placement)  # 7
             objection = steps.retries.judge(job, placement, attempt.failure, failed)
             if attempt.answer is not None and (attempt.failure is None or objection is not None):
@@ -175,6 +174,36 @@ class Pipeline:
             if attempt.answer is not None:
                 attempt.answer.close()
             await steps.retries.move_on(job, placement, failed)
+
+    async def _verified(self, job: Job, choice: Choice) -> bool:
+        """Ask whether the pool has what a choice would fetch; False: there was nothing to ask."""
+        verifier = self.steps.verifier
+        if verifier is None or not (positions := verifier.due(choice)):
+            return False
+        await verifier.verify(job, choice, positions)
+        return True
+
+    async def _place(self, job: Job) -> Placement:
+        """Choose and book; where requests wait, when there is room.
+
+        Raises:
+            RouterError: as `choose` and `Admission.admit`; QueueFull.
+        """
+        steps = self.steps
+        if steps.room is None or not steps.room.takes(job):
+            placement = steps.admission.admit(job, await self.choose(job))
+            steps.decider.count(job)
+            return placement
+        if steps.verifier is not None:
+            await self._verified(job, steps.decider.decide(job))
+        return await steps.room.place(job, self._left)
+
+    def _left(self, job: Job, choice: Choice | None) -> None:
+        """Record a request whose client left while it waited, if it is known where it would go."""
+        now_s = monotonic()
+        tenancy.refund(job, now_s)
+        if choice is not None:
+            self.steps.observer.left(job, choice, status=CLIENT_LEFT, now_s=now_s)
 
     async def _attempt(self, job: Job, placement: Placement) -> Attempt:
         """Forward a request once; where it ends here, it ends with a record."""

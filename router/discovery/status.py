@@ -119,8 +119,11 @@ class Status:
     def rank_states(self) -> Iterator[RankState]:
         """Describe every candidate, for /metrics."""
         now_s = time.monotonic()
+        working_sets = self._fleet.working_sets
+        working_sets.expire(now_s)
         for status in self._fleet.status(now_s):
             stream = self._caches.stream(status.id)
+            alive, capacity = working_sets.at(status.id), self._fleet.capacity_tokens(status.id)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
@@ -136,6 +139,8 @@ class Status:
                 events=_event_counts(stream) if stream is not None else {},
                 cost_error_ms=status.cost.error_ms,
                 trust=self._caches.trust(status.id),
+                num_sessions=alive.num_sessions,
+                footprint_ratio=alive.num_tokens / capacity if capacity else None,
             )
 
     def pool_state(self) -> PoolState | None:

@@ -78,6 +78,14 @@ class Metrics:
         "Absolute difference of predicted and observed time to first token", _TTFT_BUCKETS)]
     stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",
         "Time spent in the router, by stage of a request", _STAGE_BUCKETS)]
+    waiting: Annotated[Gauge, Spec("warmroute_waiting_requests", "",
+        "Prompts that wait in the router for room at an engine (queue.mode on)")]
+    waits: Annotated[Histogram, Spec("warmroute_wait_seconds", "end",
+        "Time that a prompt waited in the router (queue.mode on), by how that ended: released, "
+        "client_gone, refused (the queue is full, or nobody can take it)", _TTFT_BUCKETS)]
+    released: Annotated[Counter, Spec("warmroute_released", "why",
+        "Prompts that the router's queue let go, by why: room, idle (an engine had compute to "
+        "spare), waited_out (queue.max_wait_s)")]
     tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",
         "Prompt tokens, by replica and kind: prompt, predicted_cached, of these predicted_cpu "
         "(its own offload) and predicted_pool (to be fetched), reported_cached")]

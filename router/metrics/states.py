@@ -22,6 +22,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     events: dict[str, int]  # counter name -> value, since the router started
     cost_error_ms: float
     trust: float  # share of recent audited predictions that were right, 1.0 before the first
+    num_sessions: int = 0  # conversations that are alive there
+    footprint_ratio: float | None = None  # what they take, of the cache; None: its size is unknown
 
 
 class SharingState(Struct, frozen=True, kw_only=True):

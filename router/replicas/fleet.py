@@ -7,7 +7,7 @@ state change is one synchronous call; `now_s` comes from the caller's monotonic 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -35,6 +35,10 @@ _MAX_RETRY_AFTER_S = 30.0
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
 
+def _ignore() -> None:
+    """Do nothing about a change."""
+
+
 class Fleet:
     """Replicas by name; see the module's charter.
 
@@ -53,6 +57,7 @@ class Fleet:
         "_restricted",
         "_rules",
         "_states",
+        "on_change",
         "working_sets",
     )
 
@@ -74,6 +79,8 @@ class Fleet:
         self._num_leases = 0
         self._order = {name: position for position, name in enumerate(order)}
         self.working_sets = WorkingSets()
+        self.on_change: Callable[[], None] = _ignore
+        """Called when a candidate may have room that it had not: what waits may go."""
 
     # Membership
 
@@ -112,6 +119,7 @@ class Fleet:
             else:
                 self._states[id_] = CandidateState(candidate, health, fit)
         self._by_model.clear()
+        self.on_change()
 
     def remove(self, name: str) -> bool:
         """Forget a replica; its open leases end without effect. False if it was unknown."""
@@ -122,6 +130,7 @@ class Fleet:
         for state in self._states_of(name):
             self._forget(state.candidate.id)
         self._by_model.clear()
+        self.on_change()
         return True
 
     def drain(self, name: str, *, draining: bool = True) -> None:
@@ -237,6 +246,7 @@ class Fleet:
         state = self._states.get(lease.candidate)
         if state is not None:
             state.first_token(lease, now_s, (now_s - lease.begun_s) * 1000.0)
+            self.on_change()
 
     def end(
         self, lease: Lease, now_s: float, outcome: Outcome | None, *, jitter: float = 0.5
@@ -253,6 +263,7 @@ class Fleet:
         self._watch(state.candidate.replica.name)
         if lease.booking.session_hash is not None:
             self.working_sets.end(lease.booking.session_hash, now_s)
+        self.on_change()
         return True
 
     def absolve(self, lease: Lease, now_s: float) -> None:
@@ -306,6 +317,7 @@ class Fleet:
         state = self._states.get(lease.candidate)
         if state is not None:
             state.first_token(lease, now_s, ttft_ms)
+            self.on_change()
 
     # Probes and readings
 
@@ -314,6 +326,7 @@ class Fleet:
         if (health := self._health.get(name)) is not None:
             health.probe_ok(now_s)
             self._watch(name)
+            self.on_change()
 
     def probe_failed(
         self, name: str, failure: ProbeFailure, now_s: float, *, jitter: float = 0.5
@@ -322,12 +335,14 @@ class Fleet:
         if (health := self._health.get(name)) is not None:
             health.probe_failed(failure, now_s, jitter)
             self._watch(name)
+            self.on_change()
 
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
         if state is not None:
             state.note_engine_load(load)
+            self.on_change()
 
     def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
         """Describe all candidates for people, eligible or not, in the order configured."""

@@ -21,8 +21,12 @@ router and the simulator use the same queue.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, Protocol, TypeVar
+from heapq import heapify, heappop, heapreplace
+from math import log2
+from operator import attrgetter
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -30,8 +34,13 @@ from policies.view import CandidateId, ReplicaView
 from router.replicas.working_sets import WorkingSets
 
 _NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
-_ORDER_S: Final = 0.05  # how old the order of a long queue may be
-_SHORT: Final = 64  # requests; a queue of so many is put in order every time
+_NUM_GONE: Final = 64  # likewise requests that nobody can place
+_STEPS: Final = 4  # in a factor of 2: requests that take as long, to a fifth, go in their order
+_number = attrgetter("number")
+
+
+Group = tuple[CandidateId | None, bool, int]
+"""Those that want to go to one candidate, live there or not, and take about as long."""
 
 
 class QueueRules(Struct, frozen=True, kw_only=True):
@@ -57,8 +66,21 @@ class Waiting(Struct):
     session: int | None
     num_tokens: int
     since_s: float
+    number: int = 0  # in the order of arrival
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
+    lives_there: bool = True  # likewise; until then it is looked at soon
+    group: Group = (None, True, 0)
+
+
+class Verdict(NamedTuple):
+    """Whether a request may go, and why.
+
+    `why` it goes: room, idle (compute to spare), waited_out; what it waits for: window, room.
+    """
+
+    goes: bool
+    why: str
 
 
 C = TypeVar("C", bound=Choice)
@@ -67,6 +89,9 @@ C = TypeVar("C", bound=Choice)
 class Queue(Generic[C]):
     """The requests that wait.
 
+    Those of a group (candidate, lives there, time it takes) are in the order of their arrival, so a
+    release compares the first of each: what it does depends on who goes, not on how many wait.
+
     Args:
         rules: When one may go.
         working_sets: What lives where.
@@ -74,7 +99,7 @@ class Queue(Generic[C]):
         capacity: A candidate's cache in tokens; None: not known, and everything fits.
     """
 
-    __slots__ = ("_capacity", "_idle_s", "_order", "_order_s", "_rules", "_waiting",
+    __slots__ = ("_capacity", "_groups", "_idle_s", "_num_added", "_rules", "_waiting",
                  "_working_sets")  # fmt: skip
 
     def __init__(
@@ -89,112 +114,155 @@ class Queue(Generic[C]):
         self._working_sets = working_sets
         self._idle_s = idle_s
         self._capacity = capacity
-        self._waiting: dict[int, Waiting] = {}  # by identity, oldest first
-        self._order: list[Waiting] = []
-        self._order_s = 0.0
+        self._waiting: set[int] = set()  # numbers
+        self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
+        self._num_added = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, item: Any, session: int | None, num_tokens: int, now_s: float) -> Waiting:
         """Let a request wait."""
-        waiting = Waiting(item=item, session=session, num_tokens=num_tokens, since_s=now_s)
-        self._waiting[id(waiting)] = waiting
-        self._order.append(waiting)
+        self._num_added += 1
+        waiting = Waiting(
+            item=item,
+            session=session,
+            num_tokens=num_tokens,
+            since_s=now_s,
+            number=self._num_added,
+        )
+        self._waiting.add(waiting.number)
+        self._groups.setdefault(waiting.group, []).append(waiting)
         return waiting
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request: it is sent, or its client has left. Once more has no effect."""
-        self._waiting.pop(id(waiting), None)
+        if waiting.number in self._waiting:
+            self._waiting.discard(waiting.number)
+            self._leave_group(waiting)
 
     def release(
         self,
         now_s: float,
         choose: Callable[[Waiting], C | None],
-        send: Callable[[Waiting, C], None],
+        send: Callable[[Waiting, C, str], None],
     ) -> None:
         """Send all that may go.
 
         Args:
             now_s: Now.
             choose: Places a request by what is known now; None: it is of no concern any more.
-            send: Books a request at the candidate chosen; it has left the queue then.
+            send: Books a request at the candidate chosen, and is told why it may go; it has left
+                the queue then.
         """
         self._working_sets.expire(now_s)
-        while self._release_one(now_s, choose, send):
-            pass
-
-    def _release_one(
-        self,
-        now_s: float,
-        choose: Callable[[Waiting], C | None],
-        send: Callable[[Waiting, C], None],
-    ) -> bool:
-        num_tries = 0
-        full: set[CandidateId] = set()
-        for waiting in self._ordered(now_s):
-            if waiting.candidate in full:
-                continue
+        num_tries = num_gone = 0
+        full: set[CandidateId | None] = set()
+        seen: set[int] = set()
+        for waiting in self._ordered(now_s, full):
+            if waiting.number in seen:
+                continue  # it was put into another group
+            seen.add(waiting.number)
             choice = choose(waiting)
             if choice is None:
                 self.remove(waiting)
+                num_gone += 1
+                if num_gone >= _NUM_GONE:
+                    break
                 continue
             view = choice.view
-            waiting.candidate = view.id
-            waiting.compute_ms = max(1.0, _compute_ms(view, waiting.num_tokens))
-            if view.num_waiting > self._rules.window:
+            self._put(waiting, view)
+            verdict = self.judge(waiting, view, now_s)
+            if verdict.goes:
+                self.remove(waiting)
+                send(waiting, choice, verdict.why)
+                num_tries = 0
+                continue
+            if verdict.why == "window" and view.id not in full:
                 full.add(view.id)
                 continue
-            if self._fits(waiting, view, now_s):
-                self.remove(waiting)
-                send(waiting, choice)
-                return True
             num_tries += 1
             if num_tries >= _NUM_TRIES:
                 break
-        return False
 
-    def _fits(self, waiting: Waiting, view: ReplicaView, now_s: float) -> bool:
-        if now_s - waiting.since_s >= self._rules.max_wait_s:
-            return True
+    def judge(self, waiting: Waiting, view: ReplicaView, now_s: float) -> Verdict:
+        """Return whether a request may go to a candidate now; it need not be in the queue."""
+        if view.num_waiting > self._rules.window:
+            return Verdict(False, "window")
         capacity = self._capacity(view.id)
         session, working_sets = waiting.session, self._working_sets
         if capacity is None or session is None:
-            return True
+            return Verdict(True, "room")
         room = self._rules.fill * capacity
         num_own = working_sets.num_own_tokens(session, waiting.num_tokens, view.num_gpu_tokens)
         there = working_sets.at(view.id)
-        if working_sets.home(session) == view.id:
-            if there.num_tokens <= room:
-                return True
-            num_before = working_sets.num_tokens_before(session)
-        else:
+        if working_sets.home(session) != view.id:
             num_before = there.num_tokens
+        elif there.num_tokens <= room:
+            return Verdict(True, "room")
+        else:
+            num_before = working_sets.num_tokens_before(session)
         if not num_before or num_before + num_own <= room:
-            return True
+            return Verdict(True, "room")
+        if now_s - waiting.since_s >= self._rules.max_wait_s:
+            return Verdict(True, "waited_out")
         idle_s = self._idle_s(view.id, now_s)
-        return 1e3 * idle_s >= self._rules.patience * waiting.compute_ms
+        compute_ms = _compute_ms(view, waiting.num_tokens)
+        if 1e3 * idle_s >= self._rules.patience * compute_ms:
+            return Verdict(True, "idle")
+        return Verdict(False, "room")
 
-    def _ordered(self, now_s: float) -> Iterator[Waiting]:
-        """List who waits, first who is to go first.
+    def _ordered(self, now_s: float, full: set[CandidateId | None]) -> Iterator[Waiting]:
+        """List who waits, first who is to go first, but those for candidates that are `full`.
 
-        The order of a long queue is kept for a moment; who came since then is at its end.
+        The queue and `full` may change meanwhile.
         """
-        waiting, home = self._waiting, self._working_sets.home
-        if len(waiting) <= _SHORT or now_s >= self._order_s + _ORDER_S:
-            max_wait_s = self._rules.max_wait_s
+        max_wait_s = self._rules.max_wait_s
 
-            def key(each: Waiting) -> tuple[bool, bool, float]:
-                waited_s = now_s - each.since_s
-                lives = each.session is not None and home(each.session) == each.candidate
-                return waited_s < max_wait_s, not lives, -waited_s / each.compute_ms
+        def key(each: Waiting) -> tuple[bool, bool, float, int]:
+            waited_s = now_s - each.since_s
+            is_in_time = waited_s < max_wait_s
+            return is_in_time, not each.lives_there, -waited_s / each.compute_ms, each.number
 
-            self._order = sorted(waiting.values(), key=key)
-            self._order_s = now_s
-        return (each for each in self._order if id(each) in waiting)
+        heads = [(key(group[0]), group[0], name) for name, group in self._groups.items()]
+        heapify(heads)
+        while heads:
+            _, waiting, name = heads[0]
+            if name[0] in full:
+                heappop(heads)
+                continue
+            if waiting.number in self._waiting and waiting.group == name:
+                yield waiting
+            group = self._groups.get(name, ())
+            index = bisect_right(group, waiting.number, key=_number)
+            if index < len(group):
+                heapreplace(heads, (key(group[index]), group[index], name))
+            else:
+                heappop(heads)
+
+    def _put(self, waiting: Waiting, view: ReplicaView) -> None:
+        """Note where a request would go now, and how long it would take there."""
+        session = waiting.session
+        home = self._working_sets.home(session) if session is not None else None
+        waiting.candidate = view.id
+        waiting.lives_there = home == view.id
+        waiting.compute_ms = _compute_ms(view, waiting.num_tokens)
+        name = (view.id, waiting.lives_there, int(_STEPS * log2(waiting.compute_ms)))
+        if name != waiting.group:
+            self._leave_group(waiting)
+            waiting.group = name
+            group = self._groups.setdefault(name, [])
+            group.insert(bisect_left(group, waiting.number, key=_number), waiting)
+
+    def _leave_group(self, waiting: Waiting) -> None:
+        group = self._groups[waiting.group]
+        del group[bisect_left(group, waiting.number, key=_number)]
+        if not group:
+            del self._groups[waiting.group]
 
 
 def _compute_ms(view: ReplicaView, num_tokens: int) -> float:
+    """Predict how long a prompt keeps an engine; at least 1 ms."""
     num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
     cost = view.cost
-    return cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms
+    return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)

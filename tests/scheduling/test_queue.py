@@ -30,6 +30,7 @@ class Stage:
         self.wants: dict[str, CandidateId] = {}
         self.cached: dict[str, int] = {}
         self.sent: list[str] = []
+        self.why: list[str] = []
         self.num_choices = 0
         self.queue: Queue[Chosen] = Queue(
             QueueRules(**rules),
@@ -47,7 +48,9 @@ class Stage:
     def release(self, now_s: float = 0.0) -> list[str]:
         """Release, and return who was sent."""
         before = len(self.sent)
-        self.queue.release(now_s, self._choose, lambda waiting, choice: self._send(waiting, now_s))
+        self.queue.release(
+            now_s, self._choose, lambda waiting, choice, why: self._send(waiting, why, now_s)
+        )
         return self.sent[before:]
 
     def lives(self, session: int, candidate: CandidateId, num_tokens: int, at_s: float) -> None:
@@ -63,7 +66,8 @@ class Stage:
                                   num_cpu_tokens=self.cached[waiting.item],
                                   num_waiting=self.num_waiting[to]))  # fmt: skip
 
-    def _send(self, waiting: Waiting, now_s: float) -> None:
+    def _send(self, waiting: Waiting, why: str, now_s: float) -> None:
+        self.why.append(why)
         to = self.wants[waiting.item]
         self.sent.append(waiting.item)
         self.num_waiting[to] += 1

@@ -1,0 +1,215 @@
+"""Wait: prompts stay in the router until an engine has room for them (`queue.mode: on`).
+
+Which one may go, and in what order, is `router.scheduling.queue`'s. Here is when it is asked: when
+a request comes, when a candidate may have got room (a first token, a lease's end, ours or another
+router's, a change of health), and every `LOOK_S` while any wait. Choosing and booking are one step
+within a release, so what one takes the next one sees. A request waits once: a retry does not, nor a
+stream that goes on elsewhere, nor what only one replica can answer.
+
+An error is the one request's that it befalls. No task runs: while nothing waits, nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import exp
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from router.config import QueueConfig
+from router.data_path.admit import Admission
+from router.data_path.decide import Decider
+from router.data_path.job import Choice, Job, Placement
+from router.errors import QueueFull
+from router.metrics import Metrics
+from router.records.outcome import Outcome
+from router.replicas.fleet import Fleet
+from router.scheduling.queue import Queue, QueueRules, Verdict, Waiting
+
+LOOK_S: Final = 0.05
+"""How often those who wait are looked at, if nothing else happens: time makes room, too."""
+
+_PACE_S: Final = 30.0  # time constant of the pace at which requests leave
+_MAX_RETRY_AFTER_S: Final = 60.0
+
+
+class _Seat(Struct):
+    """One job that waits, and what will become of it."""
+
+    job: Job
+    placed: asyncio.Future[Placement]
+    choice: Choice | None = None  # the last one
+
+
+class WaitingRoom:
+    """Where prompts wait; on a router's event loop."""
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        *,
+        fleet: Fleet,
+        decider: Decider,
+        admission: Admission,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._decider = decider
+        self._admission = admission
+        self._metrics = metrics
+        self._queue: Queue[Choice] = Queue(
+            QueueRules(
+                window=config.window,
+                fill=config.fill,
+                patience=config.patience,
+                max_wait_s=config.max_wait_s,
+            ),
+            fleet.working_sets,
+            idle_s=fleet.idle_s,
+            capacity=fleet.capacity_tokens,
+        )
+        self._pace = _Pace()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next: asyncio.Handle | None = None
+        fleet.on_change = self._wake
+        metrics.waiting.set_function(lambda: float(len(self._queue)))
+
+    @property
+    def num_waiting(self) -> int:
+        """Count those who wait."""
+        return len(self._queue)
+
+    @staticmethod
+    def takes(job: Job) -> bool:
+        """Return whether a request has to wait here before it is placed."""
+        if job.prompt is None or job.owner is not None:
+            return False
+        return job.released is None and not job.tries and not job.is_continuation
+
+    async def place(self, job: Job, on_left: Callable[[Job, Choice | None], None]) -> Placement:
+        """Wait until a request may go, and book it.
+
+        Args:
+            job: Whose.
+            on_left: Called with its last choice if its client leaves before it was placed.
+
+        Raises:
+            QueueFull: too many wait already.
+            RouterError: it cannot be placed, as `Decider.decide` and `Admission.admit` say.
+        """
+        now_s = monotonic()
+        if len(self._queue) >= self._config.max_requests:
+            self._observe("refused", 0.0)
+            raise QueueFull(retry_after_s=self._retry_after_s(now_s))
+        seat = _Seat(job, asyncio.get_running_loop().create_future())
+        waiting = self._queue.add(seat, job.session_hash, job.num_tokens, now_s)
+        self._release()
+        try:
+            placement = await seat.placed
+        except asyncio.CancelledError:
+            self._left(waiting, seat, on_left)
+            raise
+        except Exception:
+            self._observe("refused", monotonic() - now_s)
+            raise
+        self._observe("released", job.waited_ms / 1e3)
+        return placement
+
+    def judge(self, job: Job, choice: Choice) -> Verdict:
+        """Return whether a request that comes now would go at once to where it was chosen to go."""
+        now_s = monotonic()
+        asked = Waiting(
+            item=None, session=job.session_hash, num_tokens=job.num_tokens, since_s=now_s
+        )
+        return self._queue.judge(asked, choice.view, now_s)
+
+    # Releases
+
+    def _wake(self) -> None:
+        """Have a release soon: one for all that happens until then."""
+        if self._queue and self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        """Send all that may go, and look again in a while at those who stay."""
+        for handle in (self._next, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._next = self._timer = None
+        try:
+            self._queue.release(monotonic(), self._choose, self._send)
+        finally:
+            if self._queue:
+                self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
+
+    def _choose(self, waiting: Waiting) -> Choice | None:
+        seat: _Seat = waiting.item
+        if seat.placed.done():
+            return None
+        try:
+            seat.choice = self._decider.decide(seat.job)
+        except Exception as exc:
+            seat.placed.set_exception(exc)
+            return None
+        return seat.choice
+
+    def _send(self, waiting: Waiting, choice: Choice, why: str) -> None:
+        seat: _Seat = waiting.item
+        job, now_s = seat.job, monotonic()
+        job.waited_ms = (now_s - waiting.since_s) * 1e3
+        job.released = why
+        try:
+            placement = self._admission.admit(job, choice)
+        except Exception as exc:
+            seat.placed.set_exception(exc)
+            return
+        self._decider.count(job)
+        self._pace.note(now_s)
+        self._metrics.released.labels(why).inc()
+        seat.placed.set_result(placement)
+
+    def _left(
+        self, waiting: Waiting, seat: _Seat, on_left: Callable[[Job, Choice | None], None]
+    ) -> None:
+        """Let go of a request whose client has left, or which this router's end cuts."""
+        self._queue.remove(waiting)
+        seat.job.waited_ms = (monotonic() - waiting.since_s) * 1e3
+        self._observe("client_gone", seat.job.waited_ms / 1e3)
+        placed = seat.placed
+        if placed.done() and not placed.cancelled() and placed.exception() is None:
+            self._admission.release(placed.result(), Outcome.CLIENT_GONE)
+        on_left(seat.job, seat.choice)
+
+    def _observe(self, end: str, waited_s: float) -> None:
+        self._metrics.waits.labels(end).observe(waited_s)
+
+    def _retry_after_s(self, now_s: float) -> float:
+        """Return after how long those who wait now will have gone, at the pace of late."""
+        per_s = self._pace.per_s(now_s)
+        if per_s <= 0.0:
+            return _MAX_RETRY_AFTER_S
+        return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
+
+
+class _Pace:
+    """How many requests a second have left of late."""
+
+    __slots__ = ("_at_s", "_begun_s", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at_s = self._begun_s = monotonic()
+
+    def note(self, now_s: float) -> None:
+        self._sum = self._decayed(now_s) + 1.0
+        self._at_s = now_s
+
+    def per_s(self, now_s: float) -> float:
+        since_begin = 1.0 - exp(-max(1e-3, now_s - self._begun_s) / _PACE_S)
+        return self._decayed(now_s) / (_PACE_S * since_begin)
+
+    def _decayed(self, now_s: float) -> float:
+        return self._sum * exp(-max(0.0, now_s - self._at_s) / _PACE_S)

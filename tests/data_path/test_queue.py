@@ -1,0 +1,409 @@
+"""router.data_path.wait in a whole router: who waits, who goes next, and how waiting ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+
+from policies.view import CandidateId, ReplicaView
+from router.config import QueueConfig
+from router.data_path.wait import WaitingRoom
+from router.errors import NoReplicaAvailable
+from router.metrics import Metrics
+from router.records.outcome import Outcome
+from router.records.record import DecisionRecord
+from router.replicas.cost_fit import PRIOR
+from router.replicas.fleet import Fleet
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import (
+    SECRET,
+    STUCK,
+    Engines,
+    Reply,
+    Stage,
+    chat,
+    num_running,
+    on_stage,
+    on_stages,
+    streamed,
+    words,
+)
+from tests.redis_servers import Start
+
+ON = {"queue__mode": "on", "health__interval_s": 60.0}
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+
+
+class Gate:
+    """An engine that begins and ends its answers when it is told to; requests have names."""
+
+    def __init__(self) -> None:
+        self.arrived: list[str] = []
+        self._begins: dict[str, asyncio.Event] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        name = orjson.loads(await request.read())["user"]
+        begins = self._begins.setdefault(name, asyncio.Event())
+        ends = self._ends.setdefault(name, asyncio.Event())
+        self.arrived.append(name)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await begins.wait()
+        await response.prepare(request)
+        await response.write(TOKEN)
+        await ends.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def begin(self, *names: str) -> None:
+        for name in names:
+            self._begins.setdefault(name, asyncio.Event()).set()
+
+    def end(self, *names: str) -> None:
+        self.begin(*names)
+        for name in names:
+            self._ends.setdefault(name, asyncio.Event()).set()
+
+
+class Asking:
+    """Requests under way by name; who still is at the end has left."""
+
+    def __init__(self, stage: Stage, tg: asyncio.TaskGroup) -> None:
+        self.stage = stage
+        self._tg = tg
+
+    def ask(self, name: str, num_words: int = 5, path: str = "/v1/chat/completions",
+            **fields: Any) -> asyncio.Task[Reply]:  # fmt: skip
+        body = streamed(chat(words(sum(name.encode()), num_words), user=name)) | fields
+        headers = {"X-Session-ID": f"{SECRET} {name}"}
+        return self._tg.create_task(self.stage.ask(body, path, headers=headers))
+
+    async def waits(self, number: int) -> None:
+        await self.stage.until(lambda: num_waiting(self.stage) == number)
+
+
+def num_waiting(stage: Stage) -> int:
+    return int(stage.metric("warmroute_waiting_requests"))
+
+
+async def has(stage: Stage, gate: Gate, *names: str) -> None:
+    """Wait until an engine has got just these requests, in this order."""
+    await stage.until(lambda: len(gate.arrived) >= len(names))
+    assert gate.arrived == list(names)
+
+
+async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
+    """One to compute and one ready; the next goes at a first token, another at a lease's end."""
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        tasks = []
+        for number, name in enumerate("abcd"):
+            tasks.append(asking.ask(name))
+            await asking.waits(max(0, number - 1))
+            await stage.until(lambda n=number: len(gate.arrived) == min(n + 1, 2))  # type: ignore[misc]
+        gate.begin("a")
+        await has(stage, gate, "a", "b", "c")
+        gate.end("b")
+        await has(stage, gate, "a", "b", "c", "d")
+        gate.end("a", "c", "d")
+        replies = [await task for task in tasks]
+
+        assert {reply.status for reply in replies} == {200}
+        waited = [float(reply.headers["x-warmroute-waited-ms"]) for reply in replies]
+        assert max(waited[:2]) < min(waited[2:])
+        assert all(float(reply.headers["x-warmroute-ms"]) >= 0 for reply in replies)
+        assert stage.metric("warmroute_released_total", why="room") == 4
+        assert stage.metric("warmroute_wait_seconds_count", end="released") == 4
+
+
+async def test_short_ones_do_not_wait_for_long_ones() -> None:
+    """The order is waiting over computing."""
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        asking.ask("long", 3_000)
+        await asking.waits(1)
+        asking.ask("short")
+        await asking.waits(2)
+        gate.begin("a")
+        await has(stage, gate, "a", "short")
+        gate.end("a", "short", "long")
+
+
+async def test_what_has_no_prompt_does_not_wait() -> None:
+    """Nor does anything where the queue is off."""
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer, **{"v1/embeddings": {"data": []}}) as engine,
+        on_stage(engine, **ON, queue__window=0) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        asking.ask("b")
+        await asking.waits(1)
+        assert (await stage.ask({"model": "tiny"}, "/v1/embeddings")).status == 200
+        gate.end("a", "b")
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        tasks = [Asking(stage, tg).ask(name) for name in "abc"]
+        await stage.until(lambda: len(gate.arrived) == 3)
+        gate.end(*"abc")
+        for task in tasks:
+            assert "x-warmroute-waited-ms" not in (await task).headers
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ({"queue__patience": 0.0}, "idle"),
+        ({"queue__patience": 1e6, "queue__max_wait_s": 0.1}, "waited_out"),
+        ({"queue__patience": 1e6, "queue__fill": 2.0}, "room"),
+    ],
+)
+async def test_a_session_that_does_not_fit_goes_for_a_reason(
+    tmp_path: Path, rules: dict[str, Any], why: str
+) -> None:
+    """An engine with time to spare, the bound on waiting, or room; the record says which."""
+    file = tmp_path / "decisions.jsonl"
+    async with (
+        Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
+        on_stage(*engines, **ON, **rules, log__decisions=file) as stage,
+    ):
+        for number in (1, 2):
+            body = streamed(chat(words(number, 300)))
+            reply = await stage.ask(body, headers={"X-Session-ID": f"{SECRET} {number}"})
+            assert 1_250 < reply.usage["prompt_tokens"] < 2_300
+        assert stage.metric("warmroute_released_total", why=why) == (2 if why == "room" else 1)
+
+    record = msgspec.json.decode(file.read_bytes().splitlines()[1], type=DecisionRecord)
+    assert record.released == why
+    assert (record.waited_ms >= 100) is (why == "waited_out")
+    assert 0 < record.router_ms <= record.total_ms - record.waited_ms
+
+
+async def test_a_session_waits_for_room() -> None:
+    """It goes when those that live there are over; nothing has to happen for that."""
+    async with (
+        Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
+        on_stage(*engines, **ON, queue__patience=1e6) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        await stage.ask(chat(words(1, 300)), headers={"X-Session-ID": f"{SECRET} 1"})
+        task = tg.create_task(
+            stage.ask(chat(words(2, 300)), headers={"X-Session-ID": f"{SECRET} 2"})
+        )
+        await stage.until(lambda: num_waiting(stage) == 1)
+        stage.router.fleet.working_sets.remove(CandidateId("r1"))
+
+        assert (await task).status == 200
+
+
+async def test_a_client_that_leaves_while_it_waits_costs_nothing(tmp_path: Path) -> None:
+    """Its place is another's at once; the record says that it left."""
+    gate, file = Gate(), tmp_path / "decisions.jsonl"
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, log__decisions=file) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        async with stage.hanging_up(streamed(chat(words(1), user="gone"))):
+            await asking.waits(1)
+        await asking.waits(0)
+        asking.ask("b")
+        await asking.waits(1)
+        gate.end("a", "b")
+        await has(stage, gate, "a", "b")
+        await stage.until(lambda: not stage.leftovers())
+
+        assert stage.metric("warmroute_wait_seconds_count", end="client_gone") == 1
+    records = [
+        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
+    ]
+    [gone] = [record for record in records if record.outcome == "client_gone"]
+    assert (gone.status, gone.tries, gone.released) == (499, (), None)
+    assert gone.waited_ms > 0
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
+    """429, in the shape of the API; who waits already is not concerned."""
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, queue__max_requests=1) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        asking.ask("b")
+        await asking.waits(1)
+        refused = await asking.ask("c")
+        message = await asking.ask("d", path="/v1/messages")
+        gate.end("a", "b")
+        await has(stage, gate, "a", "b")
+
+        assert (refused.status, refused.error["type"]) == (429, "RateLimitError")
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert (message.status, message.error["type"]) == (429, "rate_limit_error")
+        assert stage.metric("warmroute_refused_total", code="queue_full") == 2
+        assert stage.metric("warmroute_wait_seconds_count", end="refused") == 2
+
+
+async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
+    """What it had in flight is tried again without another wait."""
+    gates = [Gate(), Gate()]
+    async with FakeEngine(gates[0].answer) as first, FakeEngine(gates[1].answer) as second:
+        policy = {"policy__name": "least_loaded", "forward__retry_backoff_s": 0.0}
+        settings = {**ON, **policy, "queue__window": 0, "listen__drain_s": 0.1}
+        async with on_stage(first, second, **settings) as stage, asyncio.TaskGroup() as tg:
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+            await stage.ready()
+            asking = Asking(stage, tg)
+            tasks = [asking.ask(name) for name in "abcd"]
+            await asking.waits(2)
+            await second._runner.cleanup()
+            gates[0].end(*"abcd")
+            replies = [await task for task in tasks]
+
+            assert [reply.status for reply in replies] == [200] * 4
+
+
+async def test_the_end_of_the_router_is_one_for_those_who_wait() -> None:
+    """When the time to drain is over they are told to send it again."""
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, listen__drain_s=0.1, is_idle=False) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        waiting = asking.ask("b")
+        await asking.waits(1)
+        stage.stop.set()
+        reply = await waiting
+
+        assert (reply.status, reply.error["code"]) == (503, 503)
+        assert reply.headers["Retry-After"] == "1"
+        assert gate.arrived == ["a"]
+
+
+async def test_routers_share_windows(start_redis: Start) -> None:
+    """What one has sent fills the window of the other, and what it gives up opens it."""
+    async with (
+        Engines(1, time_model=STUCK) as engines,
+        on_stages(*engines, redis=start_redis(), queue__mode="on") as (one, two),
+    ):
+        async with asyncio.TaskGroup() as tg:
+            first = [tg.create_task(one.ask(streamed(chat(words(number))))) for number in (1, 2)]
+            await two.until(lambda: two.metric("warmroute_inflight_requests_elsewhere") == 2)
+            last = tg.create_task(two.ask(streamed(chat(words(3)))))
+            await two.until(lambda: num_waiting(two) == 1)
+            assert num_running(engines[0]) == 2
+            for task in first:
+                task.cancel()
+            await two.until(lambda: num_waiting(two) == 0)
+            await two.until(lambda: num_running(engines[0]) == 1)
+            last.cancel()
+
+
+# -- the room alone --------------------------------------------------------------------------
+
+
+class Placing:
+    """A decider and an admission that do what a test says."""
+
+    def __init__(self) -> None:
+        self.released: list[Any] = []
+        self.error: Exception | None = None
+
+    def decide(self, job: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return job.choice
+
+    def admit(self, job: Any, choice: Any) -> str:
+        return "placement"
+
+    def count(self, job: Any) -> None:
+        pass
+
+    def release(self, placement: str, outcome: Outcome) -> None:
+        self.released.append((placement, outcome))
+
+
+def room_of(placing: Placing) -> WaitingRoom:
+    return WaitingRoom(
+        QueueConfig(mode="on"),
+        fleet=Fleet(),
+        decider=placing,  # type: ignore[arg-type]
+        admission=placing,  # type: ignore[arg-type]
+        metrics=Metrics(),
+    )
+
+
+def a_job(num_waiting: int = 0) -> Any:
+    view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
+    choice = SimpleNamespace(view=view)
+    return SimpleNamespace(
+        session_hash=None, num_tokens=10, choice=choice, waited_ms=0.0, released=None
+    )
+
+
+async def test_a_client_that_leaves_as_it_is_placed_gives_its_place_back() -> None:
+    """The lease was made, and nobody is there to end it."""
+    placing, left = Placing(), []
+    room = room_of(placing)
+    job = a_job(num_waiting=2)
+    async with asyncio.TaskGroup() as tg:
+        task = tg.create_task(room.place(job, lambda job, choice: left.append(job)))
+        await asyncio.sleep(0)
+        assert room.num_waiting == 1
+        job.choice = a_job().choice
+        room._release()
+        assert room.num_waiting == 0
+        task.cancel()
+
+    assert placing.released == [("placement", Outcome.CLIENT_GONE)]
+    assert left == [job]
+
+
+@pytest.mark.parametrize("error", [NoReplicaAvailable("none"), ZeroDivisionError()])
+async def test_an_error_is_the_one_requests_that_it_befalls(error: Exception) -> None:
+    """Foreseen or not; those behind it are placed."""
+    placing = Placing()
+    room = room_of(placing)
+    placing.error = error
+    with pytest.raises(type(error)):
+        await room.place(a_job(), lambda job, choice: None)
+    placing.error = None
+
+    assert await room.place(a_job(), lambda job, choice: None) == "placement"
+    assert room.num_waiting == 0
