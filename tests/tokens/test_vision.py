@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, parse_chat
@@ -17,7 +20,8 @@ from router.contracts import HashContract, block_key
 from router.data_path import media_tokens
 from router.data_path.media_tokens import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
-from router.tokens.conversation import media_items
+from router.tokens.conversation import build_conversation, has_media, media_items
+from router.tokens.json_memo import JsonMemo
 from router.tokens.media_book import MediaBook, media_key, tokens_between
 from router.tokens.media_names import MediaItem, name_of
 from tests.tokens.record_vision import BLOCK_SIZE, bodies
@@ -231,6 +235,30 @@ def test_other_media_are_for_the_engine(part: dict[str, Any]) -> None:
     """Whatever is not exactly an image as clients send it."""
     with pytest.raises(NeedsEngine):
         media_items([{"role": "user", "content": [part]}])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just("image_url"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "image_url", "url", "uuid", "text", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.hypothesis
+@given(st.lists(JSON, max_size=4))
+def test_any_json_is_images_or_for_the_engine(content: list[Any]) -> None:
+    """Whatever stands in a message's content."""
+    messages = [{"role": "user", "content": content}]
+    with suppress(NeedsEngine):
+        items = media_items(messages)
+        assert bool(items) == has_media(messages)
+    with suppress(NeedsEngine):
+        build_conversation(messages, "openai", JsonMemo(), shows_images=True)
 
 
 def test_images_render_only_where_they_are_understood(setup: Setup) -> None:
