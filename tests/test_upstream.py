@@ -153,8 +153,7 @@ async def test_a_cut_connection_is_broken(serve: Serve, after: bytes) -> None:
             assert answer.is_event_stream
             assert answer.first == after
             try:
-                async for _ in answer.chunks():
-                    pass
+                await answer.pour(lambda piece: True)
             finally:
                 answer.close()
 
@@ -198,29 +197,6 @@ async def test_an_answer_may_take_longer_than_its_idle_deadline(serve: Serve) ->
         answer.close()
 
     assert answer.first == b"aaaaa"
-
-
-async def test_a_slow_reader_is_no_silence(serve: Serve) -> None:
-    """The deadline runs only while the replica is waited for."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for piece in (b"a", b"b", b"c"):
-            await response.write(piece)
-            await asyncio.sleep(0.01)
-        return response
-
-    url = await serve(handler)
-    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
-        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
-        pieces = [answer.first]
-        async for piece in answer.chunks():
-            pieces.append(piece)
-            await asyncio.sleep(0.25)  # longer than the deadline
-        answer.close()
-
-    assert b"".join(pieces) == b"abc"
 
 
 async def test_closing_an_unread_answer_cuts_its_connection(serve: Serve) -> None:
@@ -365,3 +341,94 @@ async def test_requests_at_replicas_are_capped(serve: Serve) -> None:
         with pytest.raises(UpstreamUnreachable):
             await ask(upstream, f"http://127.0.0.1:{free_port()}/")
         assert (await ask(upstream, url)).first == b"ok"
+
+
+async def _letters(request: web.Request) -> web.StreamResponse:
+    """Write a, b, c, each by itself, then what the query says: end, abort or sleep."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for letter in (b"a", b"b", b"c"):
+        await response.write(letter)
+        await asyncio.sleep(0.02)
+    if request.query_string == "abort":
+        assert request.transport is not None
+        request.transport.abort()
+    elif request.query_string == "sleep":
+        await asyncio.sleep(60)
+    return response
+
+
+async def _get(upstream: Upstream, url: str) -> Answer:
+    return await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
+
+
+async def test_a_body_is_poured_as_it_comes(serve: Serve) -> None:
+    """Piece by piece; the connection then serves other requests as if nothing had been."""
+    url = await serve(_letters)
+    async with Upstream(ForwardConfig()) as upstream:
+        for _ in range(3):
+            answer = await _get(upstream, url)
+            pieces = [answer.first]
+
+            def take(piece: bytes, pieces: list[bytes] = pieces) -> bool:
+                pieces.append(piece)
+                return True
+
+            await answer.pour(take)
+            assert answer.complete
+            assert b"".join(pieces) == b"abc"
+            answer.close()
+
+
+async def test_pouring_stops_where_no_more_is_wanted_and_goes_on(serve: Serve) -> None:
+    """What comes in between waits; the deadline does not run meanwhile."""
+    url = await serve(_letters)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
+        answer = await _get(upstream, url)
+        pieces = [answer.first]
+
+        def take(piece: bytes) -> bool:
+            pieces.append(piece)
+            return False
+
+        while not answer.complete:
+            await answer.pour(take)
+            await asyncio.sleep(0.25)  # longer than the deadline
+        answer.close()
+
+    assert b"".join(pieces) == b"abc"
+
+
+@pytest.mark.parametrize(("end", "error"), [("abort", UpstreamBroken), ("sleep", UpstreamTimeout)])
+async def test_what_is_poured_breaks_off(
+    serve: Serve, end: str, error: type[UpstreamBroken] | type[UpstreamTimeout]
+) -> None:
+    """By name, after all that came before."""
+    url = await serve(_letters)
+    async with Upstream(ForwardConfig(idle_timeout_s=0.2)) as upstream:
+        answer = await _get(upstream, f"{url}?{end}")
+        pieces = [answer.first]
+
+        def take(piece: bytes) -> bool:
+            pieces.append(piece)
+            return True
+
+        with pytest.raises(error):
+            await answer.pour(take)
+        answer.close()
+
+    assert b"".join(pieces) == b"abc"
+
+
+async def test_who_takes_may_fail(serve: Serve) -> None:
+    """Its error is the caller's, and the replica's connection is not to blame."""
+    url = await serve(_letters)
+    async with Upstream(ForwardConfig()) as upstream:
+        answer = await _get(upstream, url)
+
+        def take(piece: bytes) -> bool:
+            raise ConnectionResetError("the client has left")
+
+        with pytest.raises(ConnectionResetError, match="the client has left"):
+            await answer.pour(take)
+        answer.close()

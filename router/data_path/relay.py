@@ -52,7 +52,17 @@ class Reply(Protocol):
         """Begin an answer of unknown length."""
 
     async def write(self, chunk: bytes) -> None:
-        """Send the next piece, at once."""
+        """Send the next piece, at once; wait for a client that is behind."""
+
+    def put(self, chunk: bytes) -> bool:
+        """Send the next piece, at once; False: the client is behind, see `catch_up`.
+
+        Raises:
+            ConnectionError: the client has left.
+        """
+
+    async def catch_up(self) -> None:
+        """Wait until a client that was behind has taken most of what waits for it."""
 
 
 class Passage(Struct, kw_only=True):
@@ -111,16 +121,22 @@ class Relay:
                 passage.last_usage = stream.usage if stream.is_whole else None
                 raise
         tail = bytearray(answer.first)
+
+        def take(chunk: bytes) -> bool:
+            is_taken = reply.put(chunk)
+            if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
+                passage.first_s = answer.first_s = monotonic()
+                self._admission.answered(job, passage.placement, answer)
+            tail.extend(chunk)
+            if len(tail) > 4 * TAIL_BYTES:  # now and then: moving it for each event is dear
+                del tail[:-TAIL_BYTES]
+            return is_taken
+
         try:
             await reply.write(answer.first)
-            async for chunk in answer.chunks():
-                await reply.write(chunk)
-                if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
-                    passage.first_s = answer.first_s = monotonic()
-                    self._admission.answered(job, passage.placement, answer)
-                tail += chunk
-                if len(tail) > 4 * TAIL_BYTES:  # now and then: moving it for each event is dear
-                    del tail[:-TAIL_BYTES]
+            while not answer.complete:
+                await answer.pour(take)
+                await reply.catch_up()
         except UpstreamError as exc:
             if answer.is_event_stream:
                 self._metrics.continuations.labels("refused", str(terms)).inc()
@@ -177,16 +193,18 @@ class Relay:
             NotContinued: it does not go on with the answer that it was given.
         """
         answer, name = passage.answer, passage.placement.candidate.replica.name
+
+        def take(chunk: bytes) -> bool:
+            whole = stream.feed(chunk)
+            is_taken = reply.put(whole) if whole else True
+            return is_taken and not stream.failure
+
         whole = stream.feed(answer.first)
         if whole:
             await reply.write(whole)
-        if not stream.failure:
-            async for chunk in answer.chunks():
-                whole = stream.feed(chunk)
-                if whole:
-                    await reply.write(whole)
-                if stream.failure:
-                    break
+        while not stream.failure and not answer.complete:
+            await answer.pour(take)
+            await reply.catch_up()
         if stream.failure:
             raise UpstreamBroken(name, f"replica {name} reported an error inside its answer")
         if not stream.is_whole:

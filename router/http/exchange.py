@@ -18,13 +18,22 @@ from router.errors import ShuttingDown
 from router.tenants import Tenant
 
 _LAST_WORD_S: Final = 0.5
+_BEHIND_BYTES: Final = 64 * 1024  # waiting for a client: as much as a transport takes by default
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Exchange:
     """A request with its id and sender; the pipeline writes the answer to it."""
 
-    __slots__ = ("arrived_s", "client", "request", "request_id", "response", "tenant")
+    __slots__ = (
+        "_is_chunked",
+        "arrived_s",
+        "client",
+        "request",
+        "request_id",
+        "response",
+        "tenant",
+    )
 
     def __init__(self, request: web.Request, client: Client) -> None:
         given = request.headers.get("X-Request-Id", "")
@@ -34,6 +43,7 @@ class Exchange:
         self.client = client
         self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
         self.response: web.StreamResponse | None = None
+        self._is_chunked = False
 
     async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Send a whole answer."""
@@ -43,12 +53,31 @@ class Exchange:
         """Begin an answer of unknown length."""
         self.response = web.StreamResponse(status=status, headers=headers)
         await self.response.prepare(self.request)
+        self._is_chunked = "Transfer-Encoding" in self.response.headers
 
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once."""
         assert self.response is not None
         if chunk:
             await self.response.write(chunk)
+
+    def put(self, chunk: bytes) -> bool:
+        """Send the next piece, at once; False: the client is behind, see `catch_up`.
+
+        As aiohttp would write it, without its three coroutines.
+
+        Raises:
+            ConnectionError: the client has left.
+        """
+        transport = self.request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        return transport.get_write_buffer_size() <= _BEHIND_BYTES
+
+    async def catch_up(self) -> None:
+        """Wait until a client that was behind has taken most of what waits for it."""
+        await self.request.writer.drain()
 
     @property
     def is_stream(self) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import aiohttp
 
 from router.upstream.failures import upstream_error
+from router.upstream.tap import tapped
 
 
 class Answer:
@@ -16,6 +17,7 @@ class Answer:
     __slots__ = (
         "_idle_s",
         "_idle_timer",
+        "_look",
         "_loop",
         "_on_close",
         "_replica",
@@ -43,6 +45,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._waits_since_s: float | None = None  # None: no one waits for the next bytes
+        self._look: Callable[[], bool] | None = None  # takes what has come; None: a task does
         self.status = response.status
         self.headers = response.headers
         self.first = first
@@ -94,27 +97,69 @@ class Answer:
             return False
         return True
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body after `first`, as it arrives.
+    async def pour(self, take: Callable[[bytes], bool]) -> None:
+        """Hand the body after `first` to `take` as it arrives, until that returns False.
+
+        For streams: `take` is called as bytes come, not by this task.
 
         Raises:
-            UpstreamBroken, UpstreamTimeout: after what was yielded the answer broke off.
+            UpstreamBroken, UpstreamTimeout: after what was taken the answer broke off.
+            Exception: what `take` raised.
         """
-        while not self.complete:
-            chunk = await self._next()
-            if chunk:
-                yield chunk
+        over: asyncio.Future[None] = self._loop.create_future()
+        failure: Exception | None = None
+
+        def look() -> bool:
+            nonlocal failure
+            if over.done():
+                return True
+            self._waits_since_s = self._loop.time()
+            try:
+                is_over = not self._take(take) or self.complete
+            except Exception as exc:  # this task's, not the connection's
+                failure, is_over = exc, True
+            if is_over:
+                over.set_result(None)
+            return is_over
+
+        try:
+            if not look():
+                self._look = look
+                self._watch()
+                with tapped(self._response, look):
+                    await over
+        finally:
+            self._look = self._waits_since_s = None
+        if failure is not None:
+            raise failure
+
+    def _take(self, take: Callable[[bytes], bool]) -> bool:
+        """Hand over what is here; False: no more is wanted."""
+        content = self._response.content
+        while True:
+            num_bytes = content.total_bytes
+            try:
+                chunk = content.read_nowait()
+            except (TimeoutError, aiohttp.ClientError, OSError) as exc:
+                raise upstream_error(exc, self._replica, "inside its answer") from exc
+            if chunk and not take(chunk):
+                return False
+            if content.total_bytes == num_bytes:  # else reading let more in
+                return True
 
     async def _next(self) -> bytes:
         self._waits_since_s = self._loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
+        self._watch()
         try:
             return await self._response.content.readany()
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
             raise upstream_error(exc, self._replica, "inside its answer") from exc
         finally:
             self._waits_since_s = None
+
+    def _watch(self) -> None:
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
 
     def _check_idle(self) -> None:
         """Fail a read that has waited for too long, else check again when it would have.
@@ -129,6 +174,8 @@ class Answer:
             self._idle_timer = self._loop.call_later(left_s, self._check_idle)
         else:
             self._response.content.set_exception(TimeoutError())
+            if self._look is not None:
+                self._look()
 
     def close(self) -> None:
         """Give the connection back, or cut it where the answer was not read to its end."""
