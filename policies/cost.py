@@ -14,11 +14,8 @@ TIE_MS = 1.0
 TIE_RATIO = 0.01
 """Totals closer than 1 ms or 1 % are alike: no cost model predicts better than that."""
 
-MIN_BUSY = 0.1
-"""Least share of `busy`: on an idle fleet, too, computing a prefix twice must save more than a
-little. Sub-agents that start together then join the first of them (see `KvAware`), a queue of
-less than alpha x 0.1 times the work saved is waited for, and mean times do not change: queue
-model, conversation trace, load 0.3: 0.53 s with and without."""
+MAX_BUSY = 0.95
+"""Most of a candidate's time that is taken to be busy: beyond, queues grow without bound."""
 
 
 class MinTtft(Policy, frozen=True, kw_only=True):
@@ -31,78 +28,38 @@ class MinTtft(Policy, frozen=True, kw_only=True):
     name: ClassVar[str] = "min_ttft"
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return cheapest(snapshot, GREEDY)
+        return cheapest(snapshot, 0.0)
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """The lowest cost to all requests: `queue + (1 + alpha x busy) x (fetch + prefill) + (gamma x
-    waiting + delta x decoding + beta x pressure) x compute`, `compute` being the prefill without
-    its constant part. The request's own work delays the requests behind it, so under load
-    recomputing what another candidate holds costs more than this request's own wait. `busy` is the
-    share of recent time with a prefill at work, in the mean of the candidates and at least 0.1, and
-    alpha the number of requests a fully busy candidate makes wait: prompts stay at their caches
-    until the queue there exceeds (1 + alpha x busy) times the work saved. `waiting` and `decoding`
-    are the candidate's own requests before and after their first token. Requests come in bursts, to
-    the cache they share: each one that waits here announces gamma others that will wait for this
-    one too, so what a request brings of its own goes where fewer wait, and hot prefixes get copies
-    before their first holder is overrun. Those that decode are slowed by delta of it: a prefill
-    shares their steps. What is computed also pushes something out: `pressure` is the share of the
-    candidate's cache that was overwritten lately, less that of the candidate with the least, beta
-    the price of a token pushed out, in tokens computed: without it a fleet with little to do would
-    fill one cache over and over and leave the others empty. alpha = beta = gamma = delta = 0 is
-    `min_ttft`."""
+    """The lowest cost to all requests: `ttft + alpha x work x arrivals x (queue + work / 2) / (1 -
+    busy)`. The first part is the request's own wait, as `min_ttft` predicts it. The second is what
+    it makes others wait: its `work` (the prefill without its constant part) delays each request
+    that comes to the candidate before the queue there, this one included, is done; the requests of
+    those make that later still (`busy`: the share of the last minute with a prefill at work).
+    `arrivals` are requests a second: the fleet's, of which a candidate gets the share that it has
+    of the conversations that live in the fleet, this request's own left out. So a prompt stays at
+    its cache until the queue there costs more than computing it anew costs everybody, and a new
+    conversation goes where fewer live. alpha = 0 is `min_ttft`."""
 
     name: ClassVar[str] = "kv_aware"
 
     alpha: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=100.0,
-            description="Weight of the delay to others when always busy, in units of own work",
-        ),
+        float, Meta(ge=0.0, le=100.0, description="Weight of the delay to other requests")
     ] = 2.0
-    beta: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=100.0,
-            description="Weight of what the request evicts, in the same units",
-        ),
-    ] = 2.0
-    gamma: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=100.0,
-            description="Requests to come for each that waits at the candidate, in the same units",
-        ),
-    ] = 3.0
-    delta: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=100.0,
-            description="Weight of the delay to each request that decodes there, in the same units",
-        ),
-    ] = 0.1
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return cheapest(snapshot, self)
+        return cheapest(snapshot, self.alpha)
 
 
-GREEDY = KvAware(alpha=0.0, beta=0.0, gamma=0.0, delta=0.0)
-"""No other request counts."""
-
-
-def cheapest(snapshot: Snapshot, prices: KvAware) -> Decision:
+def cheapest(snapshot: Snapshot, alpha: float) -> Decision:
     """Choose the lowest total; alike totals go to the longest match, then to the least busy.
 
     The longest match before the least busy: among equals, moving a conversation away from its
     cache buys nothing and leaves two copies of it. Cold and short prompts match alike
     everywhere, so they spread by requests in flight, then by a draw.
     """
-    costs = candidate_costs(snapshot, prices)
+    costs = candidate_costs(snapshot, alpha)
     lowest = min([cost.total_ms for cost in costs])
     bound = lowest + max(TIE_MS, TIE_RATIO * lowest)
     ranked = [
@@ -115,41 +72,42 @@ def cheapest(snapshot: Snapshot, prices: KvAware) -> Decision:
     return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
 
 
-def candidate_costs(snapshot: Snapshot, prices: KvAware = GREEDY) -> tuple[CandidateCost, ...]:
+def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCost, ...]:
     """Price every candidate; shape (num_replicas,), in the snapshot's order.
 
     The engine fetches whatever its cpu tier or the pool holds, it does not weigh that against
-    computing; so the prediction does the same. Busy is the mean of all: work that an idle
-    candidate takes off a busy one makes fewer requests wait, not more. `CostModel.prefill_ms` is
-    written out: 64 calls would be half of the time of a decision.
+    computing; so the prediction does the same. `CostModel.prefill_ms` is written out: 64 calls
+    would be half of the time of a decision.
     """
     num_tokens = snapshot.request.num_tokens
     num_pool_tokens = snapshot.num_pool_tokens or 0
-    busy_ratio = sum([replica.busy_ratio for replica in snapshot.replicas])
-    delayed = prices.alpha * max(MIN_BUSY, busy_ratio / len(snapshot.replicas))
-    beta, gamma, delta = prices.beta, prices.gamma, prices.delta
-    lowest_pressure = min(1.0, min([replica.cache_pressure for replica in snapshot.replicas]))
+    arrivals = _arrivals_per_ms(snapshot) if alpha else [0.0] * len(snapshot.replicas)
     costs: list[CandidateCost] = []
-    for replica in snapshot.replicas:
+    for replica, arrivals_per_ms in zip(snapshot.replicas, arrivals, strict=True):
         model = replica.cost
         num_gpu = replica.num_gpu_tokens
-        num_held = max(num_gpu, replica.num_cpu_tokens)
-        if replica.reads_pool and num_pool_tokens > num_held:
+        num_own = num_held = max(num_gpu, replica.num_cpu_tokens)
+        if replica.reads_pool and num_pool_tokens > num_own:
             num_held = num_pool_tokens
         num_uncached = num_tokens - num_held
         num_fetched = num_held - num_gpu
         num_decoding = replica.num_requests - replica.num_waiting
         queue_ms = replica.queue_ms + model.ms_per_running * num_decoding
-        fetch_ms = model.ms_per_fetched_token * num_fetched
+        fetch_ms = others_ms = 0.0
+        if num_fetched:
+            fetch_ms = model.fetch_ms(num_fetched, from_pool=num_held > num_own)
+            if num_held > num_own:  # a prompt leaves a cache that has it for more than an error
+                others_ms = model.fetch_margin_ms(num_fetched)
         compute_ms = (
             model.ms_per_token * num_uncached
             + model.ms_per_mtoken2 * num_uncached * (num_held + 0.5 * num_uncached) * 1e-6
         )
         prefill_ms = model.base_ms + compute_ms
-        price = gamma * replica.num_waiting + delta * num_decoding
-        if replica.cache_pressure > lowest_pressure:
-            price += beta * (min(1.0, replica.cache_pressure) - lowest_pressure)
-        others_ms = delayed * (fetch_ms + prefill_ms) + price * compute_ms
+        if arrivals_per_ms:
+            num_delayed = arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
+            others_ms += (
+                alpha * compute_ms * num_delayed / (1.0 - min(MAX_BUSY, replica.busy_ratio))
+            )
         costs.append(
             CandidateCost(
                 id=replica.id,
@@ -163,6 +121,16 @@ def candidate_costs(snapshot: Snapshot, prices: KvAware = GREEDY) -> tuple[Candi
             )
         )
     return tuple(costs)
+
+
+def _arrivals_per_ms(snapshot: Snapshot) -> list[float]:
+    """Share the fleet's requests out to candidates, by the conversations that live there."""
+    num_sessions = snapshot.num_sessions or (0,) * len(snapshot.replicas)
+    total = sum(num_sessions)
+    if not total:
+        return [1e-3 * snapshot.arrivals_per_s / len(num_sessions)] * len(num_sessions)
+    of_one = 1e-3 * snapshot.arrivals_per_s / total
+    return [of_one * num for num in num_sessions]
 
 
 def _reason(snapshot: Snapshot, chosen: ReplicaView) -> str:

@@ -115,6 +115,9 @@ class Snapshot(Struct, frozen=True, kw_only=True, gc=False):
     request: RequestView
     replicas: tuple[ReplicaView, ...]
     num_pool_tokens: int | None = None  # leading tokens in the shared pool; None: no pool asked
+    # Conversations that live at each replica, in the same order, the request's own left out.
+    num_sessions: tuple[int, ...] = ()  # empty: not known
+    arrivals_per_s: float = 0.0  # requests to all of them, in the last minute or so
 
 
 class CandidateCost(Struct, frozen=True, kw_only=True, gc=False):

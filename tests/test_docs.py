@@ -378,10 +378,7 @@ def test_tables_are_complete() -> None:
 
 def test_the_formula_is_the_policys() -> None:
     """The formula of kv_aware that is explained by hand is the one in its docstring."""
-    formula = (
-        "queue + (1 + alpha x busy) x (fetch + prefill) + "
-        "(gamma x waiting + delta x decoding + beta x pressure) x compute"
-    )
+    formula = "ttft + alpha x work x arrivals x (queue + work / 2) / (1 - busy)"
 
     assert formula in " ".join((KvAware.__doc__ or "").split())
     assert formula in " ".join(DOCUMENTS["docs/policies.md"].split())

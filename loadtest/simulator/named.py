@@ -1,4 +1,4 @@
-"""Policies as a command line names them: `kv_aware`, `kv_aware:alpha=4,beta=0`, `all`."""
+"""Policies as a command line names them: `kv_aware`, `prefix_hash:num_points=9`, `all`."""
 
 from __future__ import annotations
 

@@ -206,6 +206,8 @@ class Router:
         candidates = self._fleet.candidates(self._model, now_s)
         session = self._sessions.get(ask.session_hash, now_s)
         first_blocks = ask.keys[: self._num_first_blocks]
+        sets = self._fleet.working_sets
+        sets.expire(now_s)
         return Snapshot(
             now_s=now_s,
             number=self.num_decisions,
@@ -218,6 +220,8 @@ class Router:
             ),
             replicas=self._fleet.views(candidates, self._match(ask), now_s),
             num_pool_tokens=None if num_pool_blocks is None else num_pool_blocks * size,
+            num_sessions=sets.num_sessions([each.id for each in candidates], ask.session_hash),
+            arrivals_per_s=sets.arrivals_per_s(now_s),
         )
 
     def _match(self, ask: Ask) -> dict[CandidateId, Match]:

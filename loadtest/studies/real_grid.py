@@ -40,7 +40,7 @@ from loadtest.studies.pair import Arm
 from policies import naming
 
 ARMS: Final = (
-    "session_hash", "session_sticky", "kv_aware", "kv_aware:gamma=0:beta=0", "least_loaded",
+    "session_hash", "session_sticky", "kv_aware", "kv_aware:alpha=0", "least_loaded",
     "min_ttft", "mooncake",
 )  # fmt: skip
 TUNING_SEEDS: Final = (1, 2, 3)

@@ -87,6 +87,8 @@ class Decider:
         if session is not None and job.tokens is None and job.prompt is not None:
             matches = {session.candidate: _likely_match(session, job.num_tokens)}
         views = self._fleet.views(candidates, matches, now_s)
+        sets = self._fleet.working_sets
+        sets.expire(now_s)
         snapshot = Snapshot(
             now_s=now_s,
             number=self._num_decisions[job.model],
@@ -100,6 +102,8 @@ class Decider:
             ),
             replicas=views if pool is None else self._matcher.mark_readers(views, pool),
             num_pool_tokens=pool.num_tokens if pool is not None else None,
+            num_sessions=sets.num_sessions([each.id for each in candidates], job.session_hash),
+            arrivals_per_s=sets.arrivals_per_s(now_s),
         )
         policy = self._policy if job.prompt is not None else self._plain_policy
         if assigned is not None and assigned.policy is not None:

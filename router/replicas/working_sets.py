@@ -9,11 +9,14 @@ Other routers' turns count as ours do, as their notes come.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from math import exp
 from typing import Final
 
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.replicas.recent import RecentSum
 
 PATIENCE: Final = 3.0
 """Usual pauses after which a silent conversation is taken to be over, until it goes on."""
@@ -25,6 +28,8 @@ _FIRST_PAUSE_S: Final = (
 _PAUSE_DECAY: Final = 0.95
 _LONGEST_TURN_S: Final = 3600.0  # who ran for longer has lost its end
 _MAX_OVER: Final = 100_000
+_MIN_SEEN: Final = 0.1
+_ARRIVALS_S: Final = 30.0  # time constant of the pace at which turns come
 
 
 class WorkingSet(Struct, gc=False):
@@ -50,13 +55,15 @@ class _Session(Struct, gc=False):
 class WorkingSets:
     """Live conversations by digest; every operation is O(1) amortised, unless it says otherwise."""
 
-    __slots__ = ("_over", "_pause_s", "_sessions", "_sets")
+    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets", "_since_s")
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # silent for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
         self._pause_s = _FIRST_PAUSE_S
+        self._arrivals = RecentSum(_ARRIVALS_S)
+        self._since_s: float | None = None  # the first turn
 
     @property
     def patience_s(self) -> float:
@@ -73,6 +80,9 @@ class WorkingSets:
     ) -> None:
         """Note a turn that is sent: `num_tokens` of prompt, of which so many are cached there."""
         self.expire(now_s)
+        self._arrivals.add(1.0, now_s)
+        if self._since_s is None:
+            self._since_s = now_s
         known = self._take(session)
         if known is None:
             num_shared = self._over.pop(session, num_cached_tokens)
@@ -95,6 +105,20 @@ class WorkingSets:
             entry.num_running = max(0, entry.num_running - 1)
             entry.last_s = now_s
             self._put(session, entry)
+
+    def arrivals_per_s(self, now_s: float) -> float:
+        """Return the pace at which turns come lately, to all candidates."""
+        if self._since_s is None or now_s <= self._since_s:
+            return 0.0
+        seen = 1.0 - exp((self._since_s - now_s) / _ARRIVALS_S)  # of the whole past's weight
+        return self._arrivals.at(now_s) / (_ARRIVALS_S * max(seen, _MIN_SEEN))
+
+    def num_sessions(self, candidates: Iterable[CandidateId], but: int | None) -> tuple[int, ...]:
+        """Count who lives at each candidate, `but` left out; empty: nobody anywhere."""
+        if not self._sets:
+            return ()
+        home = self.home(but) if but is not None else None
+        return tuple([self.at(id_).num_sessions - (id_ == home) for id_ in candidates])
 
     def at(self, candidate: CandidateId) -> WorkingSet:
         """Return what lives at a candidate; not to be changed. `expire` first."""

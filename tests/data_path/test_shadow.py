@@ -41,7 +41,7 @@ async def sessions(stage: Stage, num: int = 4, num_turns: int = 3) -> None:
 async def test_a_record_is_decided_again_identically(name: str, tmp_path: Path) -> None:
     """Offline, from the file alone: by the live policy and by all others that were asked."""
     file = tmp_path / "decisions.jsonl"
-    others = [*[other for other in ALL if other != name][:7], "kv_aware:alpha=0.5:beta=4"]
+    others = [*[other for other in ALL if other != name][:7], "kv_aware:alpha=0.5"]
     settings = {"policy__name": name, "shadow__policies": others, "log__decisions": file}
     async with Engines(3) as engines, on_stage(*engines, **settings) as stage:
         await sessions(stage)

@@ -50,6 +50,8 @@ def snapshot(
     home: str | None = None,
     first_blocks: int | None = None,
     pool: int | None = None,
+    sessions: tuple[int, ...] = (),
+    arrivals_per_s: float = 0.0,
     number: int = 0,
     seed: int = 0,
 ) -> Snapshot:
@@ -65,6 +67,8 @@ def snapshot(
         ),
         replicas=replicas,
         num_pool_tokens=pool,
+        num_sessions=sessions,
+        arrivals_per_s=arrivals_per_s,
     )
 
 
@@ -115,4 +119,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         ),
         replicas=tuple(replicas),
         num_pool_tokens=draw(st.none() | st.integers(0, num_tokens - 1)),
+        num_sessions=draw(st.sampled_from([(), tuple(range(num_replicas))])),
+        arrivals_per_s=draw(st.floats(0.0, 1e4)),
     )

@@ -11,13 +11,18 @@ from policies import POLICIES
 
 def test_policies_with_their_parameters() -> None:
     """A comma before NAME=VALUE belongs to the policy before it."""
-    arms = parse_policies(["kv_aware, kv_aware:alpha=2,beta=4", "least_loaded"])
+    arms = parse_policies(["kv_aware, prefix_hash:load_factor=2,num_points=4", "least_loaded"])
 
-    assert [arm.label for arm in arms] == ["kv_aware", "kv_aware:alpha=2,beta=4", "least_loaded"]
-    assert arms[1].params == {"alpha": "2", "beta": "4"}
+    assert [arm.label for arm in arms] == [
+        "kv_aware",
+        "prefix_hash:load_factor=2,num_points=4",
+        "least_loaded",
+    ]
+    assert arms[1].params == {"load_factor": "2", "num_points": "4"}
     assert arms[1].make_policy() != arms[0].make_policy()
     assert serve_flags(arms[1]) == [
-        "--policy", "kv_aware", "--policy-param", "alpha=2", "--policy-param", "beta=4",
+        "--policy", "prefix_hash",
+        "--policy-param", "load_factor=2", "--policy-param", "num_points=4",
     ]  # fmt: skip
     assert [arm.policy for arm in parse_policies(["all"])] == list(POLICIES)
 

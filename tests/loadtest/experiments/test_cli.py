@@ -137,14 +137,14 @@ def test_redeciding(file: Path, tmp_path: Path) -> None:
     """Records agree with their policies; another one is asked along."""
     data = tmp_path / "again.json"
 
-    policy = ("--policy", "kv_aware:alpha=7", "--param", "beta=0.5")
+    policy = ("--policy", "prefix_hash:num_points=7", "--param", "load_factor=1.5")
     result = call(cli.redecide, file, *policy, "--json", data)
 
     report = json.loads(data.read_text())
     assert result.exit_code == 0, result.output
     assert "every record was decided again as it was" in result.stdout
     assert report["num_same"] == len(MADE)
-    assert report["what_if"]["policy"] == "kv_aware:alpha=7:beta=0.5"
+    assert report["what_if"]["policy"] == "prefix_hash:load_factor=1.5:num_points=7"
 
 
 def test_redeciding_otherwise_is_status_one(tmp_path: Path) -> None:

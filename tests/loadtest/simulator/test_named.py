@@ -16,8 +16,11 @@ def test_all_are_all() -> None:
     ("texts", "labels"),
     [
         (["kv_aware,random"], ["kv_aware", "random"]),
-        (["kv_aware:alpha=8,beta=4,random"], ["kv_aware:alpha=8,beta=4", "random"]),
-        (["kv_aware:alpha=2.0", "kv_aware:beta=1"], ["kv_aware", "kv_aware:beta=1"]),
+        (
+            ["prefix_hash:load_factor=8,num_points=4,random"],
+            ["prefix_hash:load_factor=8,num_points=4", "random"],
+        ),
+        (["kv_aware:alpha=2.0", "kv_aware:alpha=1"], ["kv_aware", "kv_aware:alpha=1"]),
         (["mooncake:kvcache_balancing_threshold=4"], ["mooncake:kvcache_balancing_threshold=4"]),
     ],
 )

@@ -103,17 +103,17 @@ def test_the_command_simulates_and_writes(
 
     code = main(
         ["--simulate", "--working-set", "0.3", "--think", "short", "--pool", "no", "--shared",
-         "small", "--arms", "session_hash", "kv_aware:gamma=0:beta=0", "--seeds", "1", "101",
+         "small", "--arms", "session_hash", "kv_aware:alpha=0", "--seeds", "1", "101",
          "--json", str(path)]
     )  # fmt: skip
 
     assert code == 0
     found = msgspec.json.decode(path.read_bytes(), type=GridFile)
     assert [(r.arm, r.seed, r.is_report) for r in found.runs] == [
-        ("session_hash", 1, False), ("kv_aware:gamma=0:beta=0", 1, False),
-        ("session_hash", 101, True), ("kv_aware:gamma=0:beta=0", 101, True),
+        ("session_hash", 1, False), ("kv_aware:alpha=0", 1, False),
+        ("session_hash", 101, True), ("kv_aware:alpha=0", 101, True),
     ]  # fmt: skip
-    assert "`kv_aware:gamma=0:beta=0`" in capsys.readouterr().out
+    assert "`kv_aware:alpha=0`" in capsys.readouterr().out
 
 
 def test_tables_are_made_again_from_a_file(
@@ -136,10 +136,10 @@ def test_arms_are_policies_and_commands() -> None:
     """Another router's command says where it listens and where the engines are."""
     command = "vllm-router --port {port} --worker-urls {url1} {url2}"
 
-    arms = arms_of(["kv_aware:beta=0"], [f"hash={command}"])
+    arms = arms_of(["kv_aware:alpha=0"], [f"hash={command}"])
 
     assert [(arm.label, arm.command) for arm in arms] == [
-        ("kv_aware:beta=0", None),
+        ("kv_aware:alpha=0", None),
         ("hash", command),
     ]
 
