@@ -197,6 +197,8 @@ ROWS = [
                 "Error of the cost model", "Mean absolute difference of predicted and observed time to first token. Compare with TTFT: far above it, decisions are guesses.",
                 [Query(gauge("cost_model_error_seconds", "replica"), "{{replica}}")], "s",
             ),
+            Panel("Waiting in the router", "Prompts that wait for room at an engine (queue.mode on).", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=12, height=5),
+            Panel("Live conversations, of the cache", "What conversations that are alive take of each cache: above 1 they throw out one another.", [Query(gauge("footprint_ratio", "replica"), "{{replica}}")], "percentunit", width=12, height=5),
             Panel(
                 "In use", "0: down, tripped, or draining, as any router sees it.",
                 [Query(gauge("replica_healthy", "replica", "min"), "{{replica}}")], kind="state-timeline", width=12, height=5,

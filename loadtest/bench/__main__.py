@@ -31,6 +31,7 @@ BENCHMARKS: Final = (
     "streaming",
     "cpu",
     "decision",
+    "queue",
     "match",
     "ingest",
     "tokenization",

@@ -240,6 +240,7 @@ class Peers:
         if candidate is None:
             return False
         work.unbooked = None
+        num_tokens = note.num_uncached_tokens + note.num_cached_tokens
         booking = Booking(
             num_uncached_tokens=note.num_uncached_tokens,
             num_cached_tokens=note.num_cached_tokens,
@@ -247,7 +248,7 @@ class Peers:
             is_from_pool=note.is_from_pool,
             streams=note.streams,
             is_ours=False,
-            session_hash=note.session_hash,
+            session_hash=note.session_hash if num_tokens else None,  # else it had no prompt
         )
         work.lease = self._fleet.admit(candidate, booking, work.begun_s)
         held = self._unpacked(note.held)

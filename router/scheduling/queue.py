@@ -35,7 +35,7 @@ from router.replicas.working_sets import WorkingSets
 
 _NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
 _NUM_GONE: Final = 64  # likewise requests that nobody can place
-_STEPS: Final = 4  # in a factor of 2: requests that take as long, to a fifth, go in their order
+_STEPS: Final = 2  # in a factor of 2: requests that take about as long go in their order
 _number = attrgetter("number")
 
 
@@ -224,21 +224,28 @@ class Queue(Generic[C]):
             is_in_time = waited_s < max_wait_s
             return is_in_time, not each.lives_there, -waited_s / each.compute_ms, each.number
 
-        heads = [(key(group[0]), group[0], name) for name, group in self._groups.items()]
-        heapify(heads)
-        while heads:
-            _, waiting, name = heads[0]
-            if name[0] in full:
-                heappop(heads)
+        heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
+        for name, group in self._groups.items():
+            heaps.setdefault(name[0], []).append((key(group[0]), group[0], name))
+        for heap in heaps.values():
+            heapify(heap)
+        while heaps:
+            candidate = min(heaps, key=lambda each: heaps[each][0][0])
+            if candidate in full:
+                del heaps[candidate]
                 continue
+            heap = heaps[candidate]
+            _, waiting, name = heap[0]
             if waiting.number in self._waiting and waiting.group == name:
                 yield waiting
-            group = self._groups.get(name, ())
-            index = bisect_right(group, waiting.number, key=_number)
-            if index < len(group):
-                heapreplace(heads, (key(group[index]), group[index], name))
+            behind = self._groups.get(name, ())
+            index = bisect_right(behind, waiting.number, key=_number)
+            if index < len(behind):
+                heapreplace(heap, (key(behind[index]), behind[index], name))
             else:
-                heappop(heads)
+                heappop(heap)
+                if not heap:
+                    del heaps[candidate]
 
     def _put(self, waiting: Waiting, view: ReplicaView) -> None:
         """Note where a request would go now, and how long it would take there."""

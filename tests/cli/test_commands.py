@@ -21,7 +21,7 @@ from policies.registry import POLICIES
 from router import config
 from router.cli import main
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import SLOW, Engines, chat, on_stage, streamed, words
+from tests.faults.stage import SLOW, STUCK, Engines, chat, on_stage, streamed, words
 
 REPLICA = ("--replica", "http://127.0.0.1:9")
 
@@ -208,6 +208,23 @@ async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
     assert (refused.exit_code, refused.stderr) == (1, "Error: admin token missing or wrong\n")
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
     assert "not JSON" in wrong.stderr
+
+
+async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None:
+    """And for what."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(chat(words(9))))
+    async with (
+        Engines(1, time_model=STUCK) as engines,
+        on_stage(*engines, queue__mode="on", queue__window=0) as stage,
+    ):
+        goes = await explain(str(file), "--admin", stage.admin_url)
+        async with stage.hanging_up(streamed(chat(words(1)))):
+            await stage.until(lambda: stage.metric("warmroute_inflight_requests") == 1)
+            waits = await explain(str(file), "--admin", stage.admin_url)
+
+    assert "queue: would go at once (room); 0 waiting" in goes.stdout
+    assert "queue: would wait for the window to open; 0 waiting" in waits.stdout
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])

@@ -56,7 +56,8 @@ def test_a_request_counts_at_both_routers() -> None:
     assert b.held("r2", chain) == a.held("r1", chain) == 10
     session = b.sessions.get(5, 1.0)
     assert session is not None
-    assert session.candidate == "r2"
+    assert session.candidate == b.fleet.working_sets.home(5) == "r2"
+    assert b.fleet.working_sets.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
 
     a.first_token(lease, 1.2)
     b.receive(a, now_s=1.2)

@@ -43,6 +43,12 @@ def test_replicas_may_be_bare_urls_everywhere(tmp_path: Path) -> None:
     assert [r.url for r in by_flag.replicas] == ["http://a:1", "http://b:2"]
 
 
+@pytest.mark.parametrize("text", ["on", "'on'", "off", "'off'"])
+def test_a_switch_needs_no_quotes(tmp_path: Path, text: str) -> None:
+    """YAML takes on and off for true and false."""
+    assert load(write(tmp_path, f"queue: {{mode: {text}}}")).queue.mode == text.strip("'")
+
+
 def test_mappings_come_as_pairs() -> None:
     """NAME=VALUE pairs keep numbers as numbers."""
     loaded = load(environ={"WARMROUTE_POLICY_PARAMS": "alpha=1.5,mode=x"})
@@ -81,6 +87,15 @@ def test_mappings_come_as_pairs() -> None:
         ("redis: {password: hunter2}", "redis.password", "WARMROUTE_REDIS_PASSWORD"),
         ("index: {mode: global}", "index.mode", "local|redis"),
         ("index: {mode: redis}", "index.mode", "needs redis.url"),
+        ("queue: {mode: sometimes}", "queue.mode", "Invalid enum value 'sometimes'"),
+        ("queue: {window: -1}", "queue.window", ">= 0"),
+        ("queue: {fill: 0}", "queue.fill", ">= 0.1"),
+        ("queue: {fill: 11}", "queue.fill", "<= 10"),
+        ("queue: {fill: .nan}", "queue.fill", ">= 0.1"),
+        ("queue: {patience: -0.1}", "queue.patience", ">= 0"),
+        ("queue: {max_wait_s: 0}", "queue.max_wait_s", "> 0"),
+        ("queue: {max_requests: 0}", "queue.max_requests", ">= 1"),
+        ("queue: {widow: 1}", "queue.widow", "did you mean 'window'"),
         ("log: {level: loud}", "log.level", "debug|info|warning|error"),
     ],
 )

@@ -15,7 +15,7 @@ from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.report import Machine, Report, Section
 from loadtest.bench.setting import Setting
 
-IN_PROCESS = ("decision", "match", "ingest", "tokenization", "redis")
+IN_PROCESS = ("decision", "queue", "match", "ingest", "tokenization", "redis")
 WITH_PROCESSES = tuple(name for name in BENCHMARKS if name not in IN_PROCESS)
 
 MACHINE = Machine(cpu="a CPU", num_cores=2, system="Linux", python="CPython 3.11", load_average=0.5)

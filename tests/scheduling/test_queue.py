@@ -139,6 +139,7 @@ def test_compute_to_spare_does_instead_of_room(idle_s: float, goes: bool) -> Non
     stage.idle_s[A] = idle_s
 
     assert bool(stage.release(0.1)) is goes
+    assert stage.why == ["idle"] * goes
 
 
 def test_a_cache_of_one_is_never_too_small() -> None:
@@ -166,6 +167,7 @@ def test_nobody_waits_for_room_for_ever() -> None:
     assert stage.release(10.0) == []
     stage.num_waiting[A] = 0
     assert stage.release(10.0) == ["new"]
+    assert stage.why == ["waited_out"]
 
 
 def test_who_has_left_is_not_sent() -> None:
@@ -188,3 +190,36 @@ def test_a_long_queue_is_not_placed_whole() -> None:
 
     assert stage.release(0.1) == []
     assert stage.num_choices < 20
+
+
+def test_a_release_is_bounded_where_all_want_to_go_elsewhere() -> None:
+    """Their candidate is gone, and the other one is full: they are not placed whole, either."""
+    stage = Stage()
+    stage.num_waiting = {A: 2, B: 2}
+    for number in range(200):
+        stage.ask(f"n{number}", 100, at_s=number / 10)
+        stage.release(number / 10)
+    for number in range(200):
+        stage.wants[f"n{number}"] = B
+    stage.num_choices = 0
+
+    assert stage.release(30.0) == []
+    assert stage.num_choices < 20
+
+
+def test_who_goes_elsewhere_now_is_among_those_who_want_to_go_there() -> None:
+    """In the order of arrival among those that take as long."""
+    stage = Stage(window=0)
+    stage.num_waiting = {A: 1, B: 1}
+    for number, to in enumerate((A, B, A)):
+        stage.ask(f"n{number}", 100, at_s=number / 10, to=to)
+        stage.release(number / 10)
+    for at_s in (1.0, 1.1, 1.2):
+        stage.wants["n0"] = stage.wants["n2"] = B
+        stage.release(at_s)
+    sent = []
+    for at_s in (2.0, 2.1, 2.2):
+        stage.num_waiting[B] = 0
+        sent += stage.release(at_s)
+
+    assert sent == ["n0", "n1", "n2"]

@@ -1,0 +1,100 @@
+"""A release of the router's queue with 10,000 requests waiting, its core alone.
+
+Eight candidates, as many sessions as requests, prompts of 100 to 50,000 tokens, all looked at
+before. A release sends what fits: at one candidate a lease has just ended, so its window is open
+for one more; the other seven are full. Placing a request is the decision's own figure, and takes no
+time here. Each release is one sample, in CPU time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+from msgspec import Struct
+
+from loadtest.bench.measures import Budget, Line, distribution
+from loadtest.bench.setting import Setting
+from policies.view import CandidateId, ReplicaView
+from router.replicas.cost_fit import PRIOR
+from router.replicas.working_sets import WorkingSets
+from router.scheduling.queue import Queue, QueueRules, Waiting
+
+_NUM_WAITING: Final = 10_000
+_NUM_CANDIDATES: Final = 8
+_CAPACITY: Final = 1_000_000
+_EVERY_S: Final = 0.01
+
+
+def run(setting: Setting) -> list[Line]:
+    """Measure."""
+    releases = Releases(_NUM_WAITING)
+    number = setting.size(3_000, 50)
+    taken_us = [releases.release() for _ in setting.track(range(number), "releases")]
+    return [
+        distribution(
+            f"release, {_NUM_WAITING:,} waiting, {_NUM_CANDIDATES} candidates",
+            "µs",
+            taken_us,
+            Budget("p99", 1_000.0),
+        )
+    ]
+
+
+class _Chosen(Struct, frozen=True):
+    view: ReplicaView
+
+
+class Releases:
+    """A queue that stays as long as it is: who goes is followed by another."""
+
+    def __init__(self, num_waiting: int) -> None:
+        self._dice = random.Random(7)
+        self._ids = [CandidateId(f"r{number + 1}") for number in range(_NUM_CANDIDATES)]
+        self._num_ahead = dict.fromkeys(self._ids, 2)
+        self._working_sets = WorkingSets()
+        self._now_s = 1_000.0
+        self.num_sent = 0
+        self.queue: Queue[_Chosen] = Queue(
+            QueueRules(max_wait_s=1e9),
+            self._working_sets,
+            idle_s=lambda candidate, now_s: 0.0,
+            capacity=lambda candidate: _CAPACITY,
+        )
+        for _ in range(num_waiting):
+            self._add()
+        for _ in range(2 * num_waiting // 8):  # until each has been looked at
+            self.release()
+
+    def release(self) -> float:
+        """Have a candidate get room for one more; return the time in µs."""
+        self._now_s += _EVERY_S
+        open_one = self._dice.choice(self._ids)
+        self._num_ahead[open_one] = 1
+        start_s = time.thread_time()
+        self.queue.release(self._now_s, self._choose, self._send)
+        taken_s = time.thread_time() - start_s
+        while len(self.queue) < _NUM_WAITING:
+            self._add()
+        return taken_s * 1e6
+
+    def _add(self) -> None:
+        session = self._dice.getrandbits(60)
+        num_tokens = int(100 * 500 ** self._dice.random())
+        wants = self._dice.choice(self._ids)
+        self.queue.add(wants, session, num_tokens, self._now_s)
+
+    def _choose(self, waiting: Waiting) -> _Chosen:
+        candidate = waiting.item
+        return _Chosen(
+            ReplicaView(id=candidate, num_waiting=self._num_ahead[candidate], cost=PRIOR)
+        )
+
+    def _send(self, waiting: Waiting, choice: _Chosen, why: str) -> None:
+        self.num_sent += 1
+        candidate = choice.view.id
+        self._num_ahead[candidate] = 2
+        assert waiting.session is not None
+        self._working_sets.begin(waiting.session, candidate, waiting.num_tokens, 0, self._now_s)
+        self._working_sets.end(waiting.session, self._now_s)
