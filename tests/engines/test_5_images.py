@@ -1,0 +1,74 @@
+"""Images in front of a real engine: turns of a conversation, predicted as they are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.harness import BLOCK_SIZE, Engine, Router, all_up, wait_until
+from tests.vision_model import image_part, make_vision_model, png
+
+SYSTEM = {"role": "system", "content": "You look at pictures. " * 20}
+
+
+@pytest.fixture(scope="module")
+def seeing(log_dir: Path) -> Iterator[Router]:
+    """Run a router in front of an engine whose model sees."""
+    model = make_vision_model(log_dir / "vision")
+    engine = Engine("r1", log_dir, options=("--model", str(model)))
+    with all_up((engine,)), Router((engine,), log_dir) as router:
+        yield router
+
+
+def ask(router: Router, body: dict[str, Any]) -> tuple[int, int, int]:
+    """Send a turn; return its tokens, how many were predicted to be cached, how many were.
+
+    Ends when what the turn stored is known.
+    """
+    answer = router.chat({**body, "max_tokens": 1, "temperature": 0})
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    num_tokens, reported = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    predicted = int(answer.headers["x-warmroute-cached"].split(";")[0].removeprefix("gpu="))
+    settled = (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+    wait_until(
+        lambda: router.num_known_tokens(body)["r1"] == settled, 20, f"{settled} tokens to be known"
+    )
+    return num_tokens, predicted, reported
+
+
+def turns(*parts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Write a conversation that grows by a picture a turn."""
+    messages: list[dict[str, Any]] = [SYSTEM]
+    for number, part in enumerate(parts):
+        text = {"type": "text", "text": f"What is on picture {number}? " * 5}
+        messages = [*messages, {"role": "user", "content": [text, part]}]
+        yield {"model": "tiny", "messages": messages}
+        messages = [*messages, {"role": "assistant", "content": "A colour."}]
+
+
+def test_turns_with_images_are_predicted(seeing: Router) -> None:
+    """Tiles, transparency, a name of the client's own: all of every turn before is reused."""
+    sizes = ((30, 20), (200, 100), (64, 64), (100, 260), (30, 20), (200, 100))
+    parts = [
+        image_part(
+            png(*size, seed, is_rgba=seed % 2 == 1), **({"uuid": "mine"} if seed == 3 else {})
+        )
+        for seed, size in enumerate(sizes)
+    ]
+    before = 0
+    for number, body in enumerate(turns(*parts)):
+        num_tokens, predicted, reported = ask(seeing, body)
+
+        assert predicted == reported
+        if number:
+            assert reported >= before // BLOCK_SIZE * BLOCK_SIZE - 2 * BLOCK_SIZE
+        assert len(seeing.explain(body)["token_ids"]) == num_tokens
+        before = num_tokens
+    assert seeing.metric("warmroute_tokenized_requests_total", way="media") >= len(parts)
+    assert not seeing.metric("warmroute_tokenized_requests_total", way="prefix")
+    assert seeing.metric("warmroute_token_mismatches_total") == 0
+    assert seeing.metric("warmroute_audited_total", result="exact") == len(parts)
