@@ -216,6 +216,8 @@ async def test_a_session_waits_for_room() -> None:
             stage.ask(chat(words(2, 300)), headers={"X-Session-ID": f"{SECRET} 2"})
         )
         await stage.until(lambda: num_waiting(stage) == 1)
+        assert stage.metric("warmroute_live_sessions", replica="r1") == 1
+        assert 0.5 < stage.metric("warmroute_footprint_ratio", replica="r1") < 0.9
         stage.router.fleet.working_sets.remove(CandidateId("r1"))
 
         assert (await task).status == 200
