@@ -35,7 +35,8 @@ from router.replicas.working_sets import WorkingSets
 
 _NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
 _NUM_GONE: Final = 64  # likewise requests that nobody can place
-_STEPS: Final = 2  # in a factor of 2: requests that take about as long go in their order
+_SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
+_STEPS: Final = 2  # of groups in a factor of 2
 _number = attrgetter("number")
 
 
@@ -69,7 +70,6 @@ class Waiting(Struct):
     number: int = 0  # in the order of arrival
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
-    lives_there: bool = True  # likewise; until then it is looked at soon
     group: Group = (None, True, 0)
 
 
@@ -89,8 +89,9 @@ C = TypeVar("C", bound=Choice)
 class Queue(Generic[C]):
     """The requests that wait.
 
-    Those of a group (candidate, lives there, time it takes) are in the order of their arrival, so a
-    release compares the first of each: what it does depends on who goes, not on how many wait.
+    Those of a group (candidate, lives there, time it takes) are in the order of their arrival. In a
+    long queue a release compares the first of each group alone: what that takes depends on who
+    goes, not on how many wait.
 
     Args:
         rules: When one may go.
@@ -217,16 +218,19 @@ class Queue(Generic[C]):
 
         The queue and `full` may change meanwhile.
         """
-        max_wait_s = self._rules.max_wait_s
+        max_wait_s, home = self._rules.max_wait_s, self._working_sets.home
 
         def key(each: Waiting) -> tuple[bool, bool, float, int]:
             waited_s = now_s - each.since_s
             is_in_time = waited_s < max_wait_s
-            return is_in_time, not each.lives_there, -waited_s / each.compute_ms, each.number
+            lives_there = each.session is not None and home(each.session) == each.candidate
+            return is_in_time, not lives_there, -waited_s / each.compute_ms, each.number
 
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
+        is_short = len(self._waiting) <= _SHORT
         for name, group in self._groups.items():
-            heaps.setdefault(name[0], []).append((key(group[0]), group[0], name))
+            first = group if is_short else group[:1]
+            heaps.setdefault(name[0], []).extend([(key(each), each, name) for each in first])
         for heap in heaps.values():
             heapify(heap)
         while heaps:
@@ -238,7 +242,7 @@ class Queue(Generic[C]):
             _, waiting, name = heap[0]
             if waiting.number in self._waiting and waiting.group == name:
                 yield waiting
-            behind = self._groups.get(name, ())
+            behind = () if is_short else self._groups.get(name, ())
             index = bisect_right(behind, waiting.number, key=_number)
             if index < len(behind):
                 heapreplace(heap, (key(behind[index]), behind[index], name))
@@ -252,9 +256,8 @@ class Queue(Generic[C]):
         session = waiting.session
         home = self._working_sets.home(session) if session is not None else None
         waiting.candidate = view.id
-        waiting.lives_there = home == view.id
         waiting.compute_ms = _compute_ms(view, waiting.num_tokens)
-        name = (view.id, waiting.lives_there, int(_STEPS * log2(waiting.compute_ms)))
+        name = (view.id, home == view.id, int(_STEPS * log2(waiting.compute_ms)))
         if name != waiting.group:
             self._leave_group(waiting)
             waiting.group = name
