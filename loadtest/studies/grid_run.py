@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
 from loadtest.studies.cells import NUM_ENGINES, Cell
 from loadtest.studies.draw import Draw
-from policies import naming
+from policies import Policy, naming
+from router.scheduling.queue import QueueRules
 
 SCHEMA: Final = "warmroute.grid/1"
 ENGINE: Final = "cpu-tiny"
@@ -22,6 +24,9 @@ _BATCH_REQUESTS: Final = 128
 _POOL_SPEED: Final = 6.0  # a fetched token over a computed one, over TCP
 _EVENT_LAG_S: Final = 0.01
 _TO_ENGINE_S: Final = 0.1  # rendering, tokenizing, queueing; fitted likewise
+
+WITH_QUEUE: Final = "+queue"
+"""Behind a policy's label: the router has its queue, with its defaults."""
 
 Kind = Literal["real", "simulated"]
 
@@ -62,6 +67,15 @@ class GridFile(Struct, frozen=True, kw_only=True):
     machine: Machine
     command: str
     runs: tuple[GridRun, ...]
+
+
+def policy_of(arm: str) -> tuple[Policy, bool]:
+    """Take an arm of ours apart: its policy, and whether the router has its queue.
+
+    Raises:
+        ValueError: it names no policy.
+    """
+    return naming.parse(arm.removesuffix(WITH_QUEUE)), arm.endswith(WITH_QUEUE)
 
 
 def run_of(
@@ -153,8 +167,11 @@ def simulated(
     Raises:
         ValueError: `arm` names no policy.
     """
-    policy = naming.parse(arm)
-    found = simulate(draw.workload, policy, setup_of(draw, repeat), label=arm, advance=advance)
+    policy, has_queue = policy_of(arm)
+    setup = setup_of(draw, repeat)
+    if has_queue:
+        setup = replace(setup, queue=QueueRules())
+    found = simulate(draw.workload, policy, setup, label=arm, advance=advance)
     turns = found.run.turns
     num_exact = len(turns) - found.num_mispredicted
     return run_of(

@@ -24,6 +24,7 @@ from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
 from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES
 from loadtest.studies.draw import Draw
+from loadtest.studies.grid_run import policy_of
 from policies import naming
 
 SESSION_HEADER: Final = "x-session-id"
@@ -90,10 +91,12 @@ class Pair:
     async def _in_front(self, arm: Arm) -> AsyncIterator[str]:
         urls = [engine.url for engine in self._engines]
         if arm.command is None:
-            name, params = naming.split(arm.label)
-            flags = ["--policy", name, *self._options]
-            for key, value in params.items():
+            policy, has_queue = policy_of(arm.label)
+            flags = ["--policy", policy.name, *self._options]
+            for key, value in naming.params_of(policy).items():
                 flags += ["--policy-param", f"{key}={value}"]
+            if has_queue:
+                flags += ["--queue", "on"]
             async with start_router(urls, flags, self._log_dir) as router:
                 yield router.url
         else:

@@ -34,14 +34,13 @@ from loadtest.runner.children import ChildDied
 from loadtest.studies import cells as grid
 from loadtest.studies import pair
 from loadtest.studies.draw import draw
-from loadtest.studies.grid_run import SCHEMA, GridFile, GridRun, run_of, simulated
+from loadtest.studies.grid_run import SCHEMA, GridFile, GridRun, policy_of, run_of, simulated
 from loadtest.studies.grid_table import BASELINE, comparison, report
 from loadtest.studies.pair import Arm
-from policies import naming
 
 ARMS: Final = (
-    "session_hash", "session_sticky", "kv_aware", "kv_aware:alpha=0", "least_loaded",
-    "min_ttft", "mooncake",
+    "session_hash", "session_sticky", "kv_aware", "kv_aware+queue", "kv_aware:alpha=0",
+    "least_loaded", "min_ttft", "mooncake",
 )  # fmt: skip
 TUNING_SEEDS: Final = (1, 2, 3)
 REPORT_SEEDS: Final = (101, 102, 103)
@@ -151,7 +150,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="tables of these runs")
     made.add_argument(
-        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE]", help="policies by label"
+        "--arms",
+        nargs="+",
+        default=ARMS,
+        metavar="POLICY[:PARAM=VALUE][+queue]",
+        help="policies by label; +queue: with the router's queue on",
     )
     made.add_argument(
         "--router", action="append", default=[], metavar="LABEL=COMMAND",
@@ -232,7 +235,7 @@ def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
     """
     made = []
     for label in labels:
-        naming.parse(label)
+        policy_of(label)
         made.append(Arm(label=label))
     for text in routers:
         label, equals, command = text.partition("=")
@@ -248,7 +251,7 @@ def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
 
 def _is_policy(label: str) -> bool:
     try:
-        naming.parse(label)
+        policy_of(label)
     except ValueError:
         return False
     return True

@@ -9,9 +9,10 @@ from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult
 from loadtest.studies.cells import Cell
 from loadtest.studies.draw import draw
-from loadtest.studies.grid_run import GridFile, GridRun, num_moved, run_of, simulated
+from loadtest.studies.grid_run import GridFile, GridRun, num_moved, policy_of, run_of, simulated
 from loadtest.studies.grid_table import comparison, ratios, report
 from loadtest.studies.real_grid import arms_of, main
+from policies.cost import KvAware
 
 CELL = Cell(working_set=0.3)
 
@@ -142,6 +143,14 @@ def test_arms_are_policies_and_commands() -> None:
         ("kv_aware:alpha=0", None),
         ("hash", command),
     ]
+
+
+def test_an_arm_may_have_the_queue() -> None:
+    """It is a policy's label with `+queue` behind it."""
+    assert policy_of("kv_aware:alpha=0+queue") == (KvAware(alpha=0.0), True)
+    assert policy_of("kv_aware") == (KvAware(), False)
+    with pytest.raises(ValueError, match="unknown policy"):
+        policy_of("+queue")
 
 
 @pytest.mark.parametrize(
