@@ -19,7 +19,7 @@ import base64
 import binascii
 from typing import Final, NamedTuple
 
-from router.tokens.blake3 import blake3_hex
+from blake3 import blake3
 
 MAX_URL_CHARS: Final = 16 << 20
 """Of an image: a larger one is not named here."""
@@ -39,7 +39,7 @@ class MediaItem(NamedTuple):
 
 
 def name_of(item: MediaItem, model_id: str) -> str | None:
-    """Find an image's identifier; None: it is not known here. Blocking: some 40 ms a megabyte."""
+    """Find an image's identifier; None: it is not known here. Blocking: some ms a megabyte."""
     if item.uuid is not None:
         return item.uuid
     data = _bytes_of(item.url) if item.url is not None else None
@@ -50,7 +50,7 @@ def name_of(item: MediaItem, model_id: str) -> str | None:
         return None
     image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
     model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
-    return blake3_hex(_framed(b"image") + _LEAF + image + model)
+    return blake3(_framed(b"image") + _LEAF + image + model).hexdigest()
 
 
 def _bytes_of(url: str) -> bytes | None:
