@@ -46,7 +46,7 @@ class KvAware(Policy, frozen=True, kw_only=True):
 
     alpha: Annotated[
         float, Meta(ge=0.0, le=100.0, description="Weight of the delay to other requests")
-    ] = 2.0
+    ] = 4.0
 
     def decide(self, snapshot: Snapshot) -> Decision:
         return cheapest(snapshot, self.alpha)

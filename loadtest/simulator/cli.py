@@ -33,7 +33,7 @@ _SETUP = Setup()
     multiple=True,
     default=("all",),
     metavar="all|NAME[:PARAM=VALUE,...]",
-    help="Repeatable, or with commas between: `--policies kv_aware:alpha=4,least_loaded`.",
+    help="Repeatable, or with commas between: `--policies kv_aware:alpha=8,least_loaded`.",
 )
 @click.option("--replicas", type=_COUNT, default=_SETUP.num_replicas, help="In the fleet.")
 @click.option("--blocks", type=_COUNT, help="One replica's cache, in blocks.  [default: 3M tokens]")

@@ -10,7 +10,7 @@ from policies.registry import DEFAULT_POLICY
 def test_defaults() -> None:
     """Every policy can be made without parameters, and the default is one of them."""
     assert [create(name).name for name in POLICIES] == list(POLICIES)
-    assert create(DEFAULT_POLICY) == KvAware(alpha=2.0)
+    assert create(DEFAULT_POLICY) == KvAware(alpha=4.0)
 
 
 def test_parameters_may_be_text() -> None:

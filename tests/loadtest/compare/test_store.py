@@ -13,8 +13,8 @@ from loadtest.compare.store import StoreError, load, prepare, run_path, save_run
 from loadtest.results import Run
 from tests.loadtest.compare.samples import TTFTS, made_run, made_runs, made_setting
 
-SETTING = made_setting(("kv_aware", "kv_aware:alpha=4"))
-RUNS = made_runs(SETTING, {"kv_aware": 0.1, "kv_aware:alpha=4": 0.2})
+SETTING = made_setting(("kv_aware", "kv_aware:alpha=8"))
+RUNS = made_runs(SETTING, {"kv_aware": 0.1, "kv_aware:alpha=8": 0.2})
 
 
 def kept(out: Path, runs: list[Run] = RUNS) -> Path:

@@ -20,7 +20,7 @@ def test_all_are_all() -> None:
             ["prefix_hash:load_factor=8,num_points=4,random"],
             ["prefix_hash:load_factor=8,num_points=4", "random"],
         ),
-        (["kv_aware:alpha=2.0", "kv_aware:alpha=1"], ["kv_aware", "kv_aware:alpha=1"]),
+        (["kv_aware:alpha=4.0", "kv_aware:alpha=1"], ["kv_aware", "kv_aware:alpha=1"]),
         (["mooncake:kvcache_balancing_threshold=4"], ["mooncake:kvcache_balancing_threshold=4"]),
     ],
 )
