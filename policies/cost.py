@@ -57,18 +57,21 @@ def cheapest(snapshot: Snapshot, alpha: float) -> Decision:
 
     The longest match before the least busy: among equals, moving a conversation away from its
     cache buys nothing and leaves two copies of it. Cold and short prompts match alike
-    everywhere, so they spread by requests in flight, then by a draw.
+    everywhere, so they spread by requests in flight, then by conversations, then by a draw.
     """
     costs = candidate_costs(snapshot, alpha)
     lowest = min([cost.total_ms for cost in costs])
     bound = lowest + max(TIE_MS, TIE_RATIO * lowest)
+    sessions = snapshot.num_sessions or (0,) * len(costs)
     ranked = [
-        (cost.num_uncached_tokens, cost.num_fetched_tokens, replica.num_requests, index)
-        for index, (cost, replica) in enumerate(zip(costs, snapshot.replicas, strict=True))
+        (cost.num_uncached_tokens, cost.num_fetched_tokens, replica.num_requests, num, index)
+        for index, (cost, replica, num) in enumerate(
+            zip(costs, snapshot.replicas, sessions, strict=True)
+        )
         if cost.total_ms <= bound
     ]
-    best = min(ranked)[:3]
-    chosen = pick(snapshot, [snapshot.replicas[r[3]] for r in ranked if r[:3] == best])
+    best = min(ranked)[:4]
+    chosen = pick(snapshot, [snapshot.replicas[r[4]] for r in ranked if r[:4] == best])
     return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
 
 

@@ -193,8 +193,14 @@ def test_redis_killed_is_not_missed(stack: Stack, front: str, http: httpx.Client
     def shared(value: float) -> Callable[[], bool]:
         return lambda: all(metric(url, "warmroute_redis_up") == value for url in routers)
 
+    def know_alike() -> bool:
+        known = {metric(url, "warmroute_index_blocks") for url in routers}
+        return len(known) == 1 and known != before
+
     session = Session(MODEL, "A story about a server that forgets. " * 120)
+    before = {metric(routers[0], "warmroute_index_blocks")}
     first = session.turn(front, http)
+    wait_until(know_alike, "both know what the first turn left")
     stack.kill("redis")
     try:
         wait_until(shared(0.0), "the routers notice")

@@ -331,7 +331,7 @@ def test_one_replica_is_a_queue_first_come_first_served() -> None:
 def test_order_of_the_rules() -> None:
     """Load beats chance, sessions beat load, and cost in milliseconds needs no sessions."""
     given = conversations(120, seed=3)
-    fleet = replace(SMALL, num_blocks=300, decodes=False)
+    fleet = replace(SMALL, num_blocks=600, decodes=False)
 
     found = {
         name: simulate(given, create(name), fleet)
