@@ -355,7 +355,11 @@ async def kill_engine(load: Load, engine: Engine) -> None:
     await asyncio.to_thread(engine.wait_ready, "/health", ENGINE_READY_S)
     await until(lambda: all(is_up(r, "r2") for r in load.routers))
     load.pause_s = 0.0
+    for router in load.routers:  # three sessions have room at the other one, and would stay there
+        router.drain("r1")
     await until(lambda: any(r.replica == "r2" for r in load.results[-8:]))
+    for router in load.routers:
+        router.drain("r1", draining=False)
 
     for router in load.routers:
         log = router.log_path.read_text()
