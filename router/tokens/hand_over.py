@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
+from router.backoff import Suspension
 from router.tokens.prompters import Prompters
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,7 @@ _MIN_OF_KIND: Final = 2
 _MAX_KINDS: Final = 256  # of a model
 _MAX_FAILED: Final = 3  # in a row
 _AS_TEXT: Final = 32
-_FIRST_PAUSE_S: Final = 60.0
-_MAX_PAUSE_S: Final = 3600.0
+_PAUSE_S: Final = (60.0, 3600.0)
 
 
 class Kind(NamedTuple):
@@ -49,11 +49,10 @@ class Kind(NamedTuple):
 class _Model:
     """The evidence for one model."""
 
-    __slots__ = ("kinds", "num_agreed", "num_due", "num_failed", "paths", "pause_s", "until_s")
+    __slots__ = ("kinds", "num_agreed", "num_due", "num_failed", "paths", "suspension")
 
     def __init__(self) -> None:
-        self.pause_s = _FIRST_PAUSE_S
-        self.until_s = 0.0
+        self.suspension = Suspension(*_PAUSE_S)
         self.num_due = 0
         self.reset()
 
@@ -133,13 +132,12 @@ class HandOver:
             return
         state = self._model(base)
         self._takes = {key: takes for key, takes in self._takes.items() if key[1] != base}
-        state.until_s = now_s + state.pause_s
+        pause_s = state.suspension.begin(now_s)
         self._on_suspended(base, reason)
         logger.error(
             "token ids are not handed over for a while",
-            extra={"model": base, "reason": reason, "seconds": state.pause_s},
+            extra={"model": base, "reason": reason, "seconds": pause_s},
         )
-        state.pause_s = min(2 * state.pause_s, _MAX_PAUSE_S)
 
     # ---------------------------------------------------------------- replicas
 
@@ -169,7 +167,7 @@ class HandOver:
         prompter, state = self._prompters.get(base), self._models.get(base)
         if prompter is None or prompter.engine_only is not None or state is None:
             return False
-        if now_s < state.until_s:
+        if state.suspension.is_on(now_s):
             return False
         if self._mode == "on":
             return True

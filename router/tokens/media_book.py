@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.openai import TokenIds
+from router.backoff import Suspension
 from router.tokens.media_names import MediaItem
 
 _MAX_BYTES: Final = 32 << 20
 _ENTRY_BYTES: Final = 400
-_RETRY_S: Final = 60.0  # an image that the engine would not tell
-_FIRST_PAUSE_S: Final = 30.0
-_MAX_PAUSE_S: Final = 3600.0
+_RETRY_S: Final = 60.0  # for an image whose tokens no engine gave
+_PAUSE_S: Final = (30.0, 3600.0)
 _MAX_AGAINST: Final = 8
 
 
@@ -46,10 +46,9 @@ class MediaBook:
     __slots__ = (
         "_known",
         "_num_against",
-        "_pause_s",
         "_refused",
         "_size_bytes",
-        "_until_s",
+        "_suspension",
         "is_proven",
         "model_id",
         "placeholder",
@@ -65,12 +64,11 @@ class MediaBook:
         self._size_bytes = 0
         self._refused: OrderedDict[int, float] = OrderedDict()  # until when not to ask again
         self._num_against = 0
-        self._pause_s = _FIRST_PAUSE_S
-        self._until_s = 0.0
+        self._suspension = Suspension(*_PAUSE_S)
 
     def is_off(self, now_s: float) -> bool:
         """Return whether images are not believed now: engines counted other tokens."""
-        return now_s < self._until_s
+        return self._suspension.is_on(now_s)
 
     def get(self, key: int) -> KnownMedia | None:
         """Look an image up; None: it is not known."""
@@ -94,7 +92,7 @@ class MediaBook:
         return self._refused.get(key, 0.0) <= now_s
 
     def refuse(self, key: int, now_s: float) -> None:
-        """Note that no engine told of an image."""
+        """Note that no engine gave an image's tokens."""
         self._refused[key] = now_s + _RETRY_S
         if len(self._refused) > 1024:
             self._refused.popitem(last=False)
@@ -102,10 +100,9 @@ class MediaBook:
     def observe_count(self, is_same: bool, now_s: float) -> None:
         """Note whether an engine counted a prompt with images as it was counted here."""
         if is_same:
-            self._pause_s = _FIRST_PAUSE_S
+            self._suspension.reset()
             return
-        self._until_s = now_s + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._suspension.begin(now_s)
         self._known.clear()
         self._size_bytes = 0
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.backoff import Suspension
+
 _MIN_AGAINST: Final = 2  # replicas; fewer where fewer serve the model
-_FIRST_PAUSE_S: Final = 30.0
-_MAX_PAUSE_S: Final = 3600.0
+_PAUSE_S: Final = (30.0, 3600.0)
 _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is short again
 
 
@@ -26,8 +27,7 @@ class TokenTrust:
     __slots__ = (
         "_agrees",
         "_num_in_a_row",
-        "_pause_s",
-        "_until_s",
+        "_suspension",
         "num_matches",
         "num_mismatches",
         "num_proofs",
@@ -43,8 +43,7 @@ class TokenTrust:
         self.proven: set[tuple[str, bool]] = set()
         self._agrees: dict[str, bool] = {}  # by replica: its last answer
         self._num_in_a_row = 0
-        self._pause_s = _FIRST_PAUSE_S
-        self._until_s = 0.0
+        self._suspension = Suspension(*_PAUSE_S)
 
     def disagrees(self, replica: str) -> bool:
         """Return whether the replica's last answer counted other tokens."""
@@ -79,7 +78,7 @@ class TokenTrust:
 
     def try_again(self, now_s: float) -> bool:
         """Use our tokens again once the pause is over; True: from now on."""
-        if self.reason is None or now_s < self._until_s:
+        if self.reason is None or self._suspension.is_on(now_s):
             return False
         self.reason = None
         self._agrees.clear()
@@ -98,11 +97,10 @@ class TokenTrust:
         self.num_matches += 1
         self._num_in_a_row += 1
         if self._num_in_a_row >= _NUM_PROVEN:
-            self._pause_s = _FIRST_PAUSE_S
+            self._suspension.reset()
 
     def _end(self, reason: str, now_s: float) -> None:
         if self.reason is None:  # requests of before may still come to the same end
             self.reason = reason
             self.proven.clear()
-            self._until_s = now_s + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            self._suspension.begin(now_s)
