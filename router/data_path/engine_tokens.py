@@ -11,7 +11,7 @@ import orjson
 from router.api.openai import CompletionRequest, tokenize_chat
 from router.data_path.job import Job
 from router.discovery.engine_api import EngineApi
-from router.errors import BadRequest, UpstreamError
+from router.errors import BadRequest, RouterError, UpstreamError
 from router.tokens import NeedsEngine, Prompter
 
 logger = logging.getLogger(__name__)
@@ -32,34 +32,43 @@ class EngineTokenizer:
 
     async def ids_of(self, model: str, body: bytes) -> list[int] | None:
         """Ask for the ids of a body that was made for it, likewise."""
+        try:
+            return await self._ask(model, body)
+        except BadRequest as exc:
+            _log_failure(model, exc)
+            return None
+
+    async def ids(self, job: Job, prompter: Prompter) -> list[int] | None:
+        """Ask within a deadline; late or failing means unknown (None), never an error."""
+        if job.inbound.body is None or len(job.inbound.body) > _MAX_BYTES:
+            return None
+        if job.completion is not None and not _is_one_text(job.completion):
+            return None  # `/tokenize` takes one text
+        try:
+            return await self._ask(job.model or "", orjson.dumps(_body(job, prompter)))
+        except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
+            return None  # forwarded, it will be refused in the engine's own words
+        except NeedsEngine:  # what that route would have to be sent depends on the template
+            return None
+
+    async def _ask(self, model: str, body: bytes) -> list[int] | None:
+        """Ask a replica; None: none is up, or it did not answer.
+
+        Raises:
+            BadRequest: it refuses the body.
+        """
         address = self._address(model)
         if address is None:
             return None
         try:
             return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
-        except (BadRequest, UpstreamError) as exc:
-            logger.warning("no engine tokenized", extra={"model": model, "reason": exc.message})
+        except UpstreamError as exc:
+            _log_failure(model, exc)
             return None
 
-    async def ids(self, job: Job, prompter: Prompter) -> list[int] | None:
-        """Ask within a deadline; late or failing means unknown (None), never an error."""
-        address = self._address(job.model or "")
-        if address is None or job.inbound.body is None:
-            return None
-        if len(job.inbound.body) > _MAX_BYTES:
-            return None
-        if job.completion is not None and not _is_one_text(job.completion):
-            return None  # `/tokenize` takes one text
-        try:
-            body = orjson.dumps(_body(job, prompter))
-            return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
-        except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
-            return None  # forwarded, it will be refused in the engine's own words
-        except NeedsEngine:  # what that route would have to be sent depends on the template
-            return None
-        except UpstreamError as exc:
-            logger.warning("no engine tokenized", extra={"model": job.model, "reason": exc.message})
-            return None
+
+def _log_failure(model: str, error: RouterError) -> None:
+    logger.warning("no engine tokenized", extra={"model": model, "reason": error.message})
 
 
 def _body(job: Job, prompter: Prompter) -> dict[str, Any]:
