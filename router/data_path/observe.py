@@ -258,32 +258,18 @@ def _record(
     ttft_ms = None
     if first_s is not None and job.streams and status == 200 and not job.is_continuation:
         ttft_ms = (first_s - job.placed_s) * 1000
-    return DecisionRecord(
-        request_id=job.request_id,
-        at=time.time(),
-        api=job.inbound.api.name,
-        model=job.model or "",
-        tenant=job.tenant.name if job.tenant is not None else None,
-        policy=placement.policy.name,
-        policy_params=params_of(placement.policy),
-        assignment=placement.assignment,
+    return _record_of(
+        job,
+        placement,
         state=placement.state,
-        snapshot=placement.snapshot,
-        decision=placement.decision,
-        tries=tuple(job.tries),
-        outcome=outcome.value,
         status=status,
-        num_prompt_tokens=job.num_tokens,
-        num_predicted_cached_tokens=placement.num_cached_tokens,
-        num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
-        num_completion_tokens=usage.completion_tokens if usage is not None else None,
-        num_continued_tokens=job.num_continued_tokens,
-        router_ms=(job.placed_s - arrived_s) * 1000 - job.waited_ms,
-        waited_ms=job.waited_ms,
-        released=job.released,
+        outcome=outcome,
+        num_cached_tokens=placement.num_cached_tokens,
+        usage=usage,
         predicted_ttft_ms=placement.lease.predicted_ms,
         ttft_ms=ttft_ms,
-        total_ms=(now_s - arrived_s) * 1000,
+        router_s=job.placed_s - arrived_s,
+        now_s=now_s,
     )
 
 
@@ -292,30 +278,60 @@ def _record_of_waiting(
 ) -> DecisionRecord:
     view = choice.view
     num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
-    total_ms = (now_s - job.inbound.arrived_s) * 1000
+    return _record_of(
+        job,
+        choice,
+        state=caches.state(choice.candidate.id),
+        status=status,
+        outcome=Outcome.CLIENT_GONE,
+        num_cached_tokens=num_own + choice.num_pool_tokens if job.tokens else 0,
+        usage=None,
+        predicted_ttft_ms=None,
+        ttft_ms=None,
+        router_s=now_s - job.inbound.arrived_s,
+        now_s=now_s,
+    )
+
+
+def _record_of(
+    job: Job,
+    chosen: Placement | Choice,
+    *,
+    state: str,
+    status: int,
+    outcome: Outcome,
+    num_cached_tokens: int,
+    usage: Usage | None,
+    predicted_ttft_ms: float | None,
+    ttft_ms: float | None,
+    router_s: float,
+    now_s: float,
+) -> DecisionRecord:
+    arrived_s = job.inbound.arrived_s
     return DecisionRecord(
         request_id=job.request_id,
         at=time.time(),
         api=job.inbound.api.name,
         model=job.model or "",
         tenant=job.tenant.name if job.tenant is not None else None,
-        policy=choice.policy.name,
-        policy_params=params_of(choice.policy),
-        assignment=choice.assignment,
-        state=caches.state(choice.candidate.id),
-        snapshot=choice.snapshot,
-        decision=choice.decision,
-        tries=(),
-        outcome=Outcome.CLIENT_GONE.value,
+        policy=chosen.policy.name,
+        policy_params=params_of(chosen.policy),
+        assignment=chosen.assignment,
+        state=state,
+        snapshot=chosen.snapshot,
+        decision=chosen.decision,
+        tries=tuple(job.tries),
+        outcome=outcome.value,
         status=status,
         num_prompt_tokens=job.num_tokens,
-        num_predicted_cached_tokens=num_own + choice.num_pool_tokens if job.tokens else 0,
-        num_reported_cached_tokens=None,
-        num_completion_tokens=None,
-        router_ms=total_ms - job.waited_ms,
+        num_predicted_cached_tokens=num_cached_tokens,
+        num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
+        num_completion_tokens=usage.completion_tokens if usage is not None else None,
+        num_continued_tokens=job.num_continued_tokens,
+        router_ms=router_s * 1000 - job.waited_ms,
         waited_ms=job.waited_ms,
         released=job.released,
-        predicted_ttft_ms=None,
-        ttft_ms=None,
-        total_ms=total_ms,
+        predicted_ttft_ms=predicted_ttft_ms,
+        ttft_ms=ttft_ms,
+        total_ms=(now_s - arrived_s) * 1000,
     )
