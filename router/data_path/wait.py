@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from math import exp
 from time import monotonic
 from typing import Final
 
@@ -27,12 +26,13 @@ from router.errors import QueueFull
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
+from router.replicas.recent import RecentRate
 from router.scheduling.queue import Queue, QueueRules, Verdict, Waiting
 
 LOOK_S: Final = 0.05
 """How often those who wait are looked at, if nothing else happens: time makes room, too."""
 
-_PACE_S: Final = 30.0  # time constant of the pace at which requests leave
+_PACE_S: Final = (30.0, 1e-3)  # at which requests leave: time constant, and least to judge by
 _MAX_RETRY_AFTER_S: Final = 60.0
 
 
@@ -71,7 +71,8 @@ class WaitingRoom:
             idle_s=fleet.idle_s,
             capacity=fleet.capacity_tokens,
         )
-        self._pace = _Pace()
+        constant_s, least_s = _PACE_S
+        self._pace = RecentRate(constant_s, least_s=least_s, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None
         fleet.on_change = self._wake
@@ -167,7 +168,7 @@ class WaitingRoom:
             seat.placed.set_exception(exc)
             return
         self._decider.count(job)
-        self._pace.note(now_s)
+        self._pace.add(now_s)
         self._metrics.released.labels(why).inc()
         seat.placed.set_result(placement)
 
@@ -188,28 +189,7 @@ class WaitingRoom:
 
     def _retry_after_s(self, now_s: float) -> float:
         """Return after how long those who wait now will have gone, at the pace of late."""
-        per_s = self._pace.per_s(now_s)
+        per_s = self._pace.at(now_s)
         if per_s <= 0.0:
             return _MAX_RETRY_AFTER_S
         return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
-
-
-class _Pace:
-    """How many requests a second have left of late."""
-
-    __slots__ = ("_at_s", "_begun_s", "_sum")
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._at_s = self._begun_s = monotonic()
-
-    def note(self, now_s: float) -> None:
-        self._sum = self._decayed(now_s) + 1.0
-        self._at_s = now_s
-
-    def per_s(self, now_s: float) -> float:
-        since_begin = 1.0 - exp(-max(1e-3, now_s - self._begun_s) / _PACE_S)
-        return self._decayed(now_s) / (_PACE_S * since_begin)
-
-    def _decayed(self, now_s: float) -> float:
-        return self._sum * exp(-max(0.0, now_s - self._at_s) / _PACE_S)

@@ -1,4 +1,4 @@
-"""Two figures about the recent past, each in O(1): old times fade, nothing is kept."""
+"""Figures about the recent past, each in O(1): old times fade, nothing is kept."""
 
 from __future__ import annotations
 
@@ -24,6 +24,34 @@ class RecentSum:
         if self._sum == 0.0:
             return 0.0
         return self._sum * exp(min(0.0, self._at_s - now_s) / self._constant_s)
+
+
+class RecentRate:
+    """How often something happens, a second.
+
+    What was before `begun_s` is not known, so the time seen since then is what counts; less than
+    `least_s` of it counts as so much: one event at the start is no pace.
+    """
+
+    __slots__ = ("_begun_s", "_constant_s", "_least_s", "_sum")
+
+    def __init__(self, constant_s: float, *, least_s: float, begun_s: float | None = None) -> None:
+        self._constant_s = constant_s
+        self._least_s = least_s
+        self._begun_s = begun_s  # None: with the first event
+        self._sum = RecentSum(constant_s)
+
+    def add(self, now_s: float) -> None:
+        if self._begun_s is None:
+            self._begun_s = now_s
+        self._sum.add(1.0, now_s)
+
+    def at(self, now_s: float) -> float:
+        """Return the rate as of `now_s`; 0.0 until time has passed."""
+        if self._begun_s is None or now_s <= self._begun_s:
+            return 0.0
+        seen_s = max(self._least_s, now_s - self._begun_s)
+        return self._sum.at(now_s) / (self._constant_s * (1.0 - exp(-seen_s / self._constant_s)))
 
 
 class RecentShare:

@@ -10,26 +10,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from math import exp
 from typing import Final
 
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.replicas.recent import RecentSum
+from router.replicas.recent import RecentRate
 
 PATIENCE: Final = 3.0
 """Usual pauses after which a silent conversation is taken to be over, until it goes on."""
 
 MIN_PATIENCE_S: Final = 0.5
-_FIRST_PAUSE_S: Final = (
-    5.0  # until one was seen; an agent's tool takes about that (loadtest.agents)
-)
+_FIRST_PAUSE_S: Final = 5.0  # until one was seen: about what an agent's tool takes
 _PAUSE_DECAY: Final = 0.95
 _LONGEST_TURN_S: Final = 3600.0  # who ran for longer has lost its end
 _MAX_OVER: Final = 100_000
-_MIN_SEEN: Final = 0.1
-_ARRIVALS_S: Final = 30.0  # time constant of the pace at which turns come
+_ARRIVALS_S: Final = (30.0, 3.0)  # of their pace: time constant, and least time to judge by
 
 
 class WorkingSet(Struct, gc=False):
@@ -55,15 +51,15 @@ class _Session(Struct, gc=False):
 class WorkingSets:
     """Live conversations by digest; every operation is O(1) amortised, unless it says otherwise."""
 
-    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets", "_since_s")
+    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets")
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # silent for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
         self._pause_s = _FIRST_PAUSE_S
-        self._arrivals = RecentSum(_ARRIVALS_S)
-        self._since_s: float | None = None  # the first turn
+        constant_s, least_s = _ARRIVALS_S
+        self._arrivals = RecentRate(constant_s, least_s=least_s)
 
     @property
     def patience_s(self) -> float:
@@ -80,9 +76,7 @@ class WorkingSets:
     ) -> None:
         """Note a turn that is sent: `num_tokens` of prompt, of which so many are cached there."""
         self.expire(now_s)
-        self._arrivals.add(1.0, now_s)
-        if self._since_s is None:
-            self._since_s = now_s
+        self._arrivals.add(now_s)
         known = self._take(session)
         if known is None:
             num_shared = self._over.pop(session, num_cached_tokens)
@@ -108,13 +102,10 @@ class WorkingSets:
 
     def arrivals_per_s(self, now_s: float) -> float:
         """Return the pace at which turns come lately, to all candidates."""
-        if self._since_s is None or now_s <= self._since_s:
-            return 0.0
-        seen = 1.0 - exp((self._since_s - now_s) / _ARRIVALS_S)  # of the whole past's weight
-        return self._arrivals.at(now_s) / (_ARRIVALS_S * max(seen, _MIN_SEEN))
+        return self._arrivals.at(now_s)
 
     def num_sessions(self, candidates: Iterable[CandidateId], but: int | None) -> tuple[int, ...]:
-        """Count who lives at each candidate, `but` left out; empty: nobody anywhere."""
+        """Count who lives at each candidate, `but` left out; empty: none lives."""
         if not self._sets:
             return ()
         home = self.home(but) if but is not None else None
@@ -181,7 +172,7 @@ class WorkingSets:
         return entry
 
     def _put(self, session: int, entry: _Session) -> None:
-        """Put a session behind all others: it was heard of last."""
+        """Put a session behind all others: it is the last to be silent."""
         self._sessions[session] = entry
         found = self._sets.get(entry.candidate)
         if found is None:
