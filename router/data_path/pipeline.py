@@ -66,7 +66,7 @@ class Steps(Struct, frozen=True, kw_only=True):
     matcher: Matcher
     verifier: PoolVerifier | None  # None: there is no shared pool
     decider: Decider
-    room: WaitingRoom | None  # None: nobody waits
+    room: WaitingRoom | None  # None: no prompt waits
     admission: Admission
     forwarder: Forwarder
     retries: Retries

@@ -82,7 +82,7 @@ class Metrics:
         "Prompts that wait in the router for room at an engine (queue.mode on)")]
     waits: Annotated[Histogram, Spec("warmroute_wait_seconds", "end",
         "Time that a prompt waited in the router (queue.mode on), by how that ended: released, "
-        "client_gone, refused (the queue is full, or nobody can take it)", _TTFT_BUCKETS)]
+        "client_gone, refused (the queue is full, or no replica can take it)", _TTFT_BUCKETS)]
     released: Annotated[Counter, Spec("warmroute_released", "why",
         "Prompts that the router's queue let go, by why: room, idle (an engine had compute to "
         "spare), waited_out (queue.max_wait_s)")]

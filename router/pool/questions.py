@@ -6,10 +6,10 @@ under way the blocks that come meanwhile gather for the next one; and while the 
 loses nothing, what was found there is not asked for again so soon.
 
 No request waits for more than its own deadline. A question that takes longer goes on without it:
-what it finds is news for the next. After late answers and failures nobody waits for a while, then
-one request at a time does, until as many answers came in time. Whose fault a late answer is does
-not matter: on a loop that has too much to do, too, each wait takes several times its deadline
-(measured with 16 requests in flight: 134 ms instead of 25), and asking makes it worse.
+what it finds is news for the next. After late answers and failures no request waits for a while,
+then one at a time does, until as many answers came in time. Whose fault a late answer is does not
+matter: on a loop that has too much to do, too, each wait takes several times its deadline (measured
+with 16 requests in flight: 134 ms instead of 25), and asking makes it worse.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from policies.view import CandidateId, ReplicaView
 from router.replicas.working_sets import WorkingSets
 
 _NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
-_NUM_GONE: Final = 64  # likewise requests that nobody can place
+_NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
 _STEPS: Final = 2  # of groups in a factor of 2
 _number = attrgetter("number")
@@ -153,7 +153,7 @@ class Queue(Generic[C]):
         Args:
             now_s: Now.
             choose: Places a request by what is known now; None: it is of no concern any more.
-            send: Books a request at the candidate chosen, and is told why it may go; it has left
+            send: Takes a request, the candidate chosen and why it may go, and books it; it has left
                 the queue then.
         """
         self._working_sets.expire(now_s)

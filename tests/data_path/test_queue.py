@@ -42,7 +42,7 @@ TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":n
 
 
 class Gate:
-    """An engine that begins and ends its answers when it is told to; requests have names."""
+    """An engine that begins and ends its answers on command; requests have names."""
 
     def __init__(self) -> None:
         self.arrived: list[str] = []
@@ -297,7 +297,7 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
 
 
 async def test_the_end_of_the_router_is_one_for_those_who_wait() -> None:
-    """When the time to drain is over they are told to send it again."""
+    """When the time to drain is over they are asked to send it again."""
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
@@ -380,7 +380,7 @@ def a_job(num_waiting: int = 0) -> Any:
 
 
 async def test_a_client_that_leaves_as_it_is_placed_gives_its_place_back() -> None:
-    """The lease was made, and nobody is there to end it."""
+    """The lease was made, and must not stay."""
     placing, left = Placing(), []
     room = room_of(placing)
     job = a_job(num_waiting=2)

@@ -200,7 +200,7 @@ async def test_what_was_found_is_not_asked_for_again_while_nothing_is_lost() -> 
 
 
 async def test_a_master_that_is_gone_takes_the_pool_with_it() -> None:
-    """The request that asked is told, and no other counts on the pool."""
+    """The request that asked learns of it, and no other counts on the pool."""
     async with running() as asked:
         asked.master.error = PoolGone("nothing listens")
         with pytest.raises(PoolGone):

@@ -171,7 +171,7 @@ def test_nobody_waits_for_room_for_ever() -> None:
 
 
 def test_who_has_left_is_not_sent() -> None:
-    """A request whose client is gone costs nothing, nor one that nobody can place."""
+    """A request whose client is gone costs nothing, nor one that cannot be placed."""
     stage = Stage()
     stage.queue.remove(stage.ask("left", 100))
     stage.ask("unplaced", 100)

@@ -1,4 +1,4 @@
-"""Prompts with images: vLLM's ids, names and block digests; it told of each image once."""
+"""Prompts with images: vLLM's ids, names and block digests; it is asked once about an image."""
 
 from __future__ import annotations
 
