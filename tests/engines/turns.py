@@ -48,13 +48,11 @@ Without `seed`: in vLLM 0.32.0 a seeded request whose prefill is chunked kills a
 
 def mixed_sessions(**changes: object) -> list[Session]:
     """Build two preambles' sessions: one model that repeats itself, one that talks wild."""
-    calm: Profile = replace(PROFILE, seed=1, **changes)
-    wild: Profile = replace(PROFILE, seed=2, extra_body=WILD, **changes)
-    return [
-        session
-        for pair in zip(make_sessions(calm), make_sessions(wild), strict=True)
-        for session in pair
-    ]
+    calm = make_sessions(replace(PROFILE, seed=1, **changes))
+    wild = make_sessions(replace(PROFILE, seed=2, extra_body=WILD, **changes))
+    for session in wild:
+        session.id = f"wild-{session.id}"
+    return [session for pair in zip(calm, wild, strict=True) for session in pair]
 
 
 async def take_turns(

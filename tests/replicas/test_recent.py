@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.replicas.recent import RecentShare, RecentSum
+from router.replicas.recent import RecentRate, RecentShare, RecentSum
 
 
 def test_terms_fade() -> None:
@@ -43,3 +43,29 @@ def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
         now_s += pause_s
         recent.switch(is_on, now_s)
         assert 0.0 <= recent.at(now_s + 1.0) <= 1.0
+
+
+def test_rate_counts_what_it_has_seen() -> None:
+    """Even events show their rate at once and later; what was before the first is not known."""
+    recent = RecentRate(30.0, least_s=3.0)
+    assert recent.at(1e9) == 0.0
+    for second in range(1000, 1200):
+        recent.add(float(second))
+        if second > 1010:
+            assert recent.at(second + 0.5) == pytest.approx(1.0, rel=0.15)
+    assert recent.at(1300.0) < 0.1
+
+
+def test_rate_of_little_time_is_moderate() -> None:
+    """One event is no pace: it counts as one in `least_s`."""
+    recent = RecentRate(30.0, least_s=3.0)
+    recent.add(10.0)
+    assert recent.at(10.0) == 0.0
+    assert recent.at(10.001) == pytest.approx(1 / 3, rel=0.1)
+
+
+def test_rate_that_began_without_events() -> None:
+    """Time without events before the first one counts where its beginning is known."""
+    recent = RecentRate(30.0, least_s=1e-3, begun_s=0.0)
+    recent.add(10.0)
+    assert recent.at(10.0) == pytest.approx(1 / 10, rel=0.2)
