@@ -20,7 +20,7 @@ from hypothesis import given
 
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
-from loadtest.studies import real_grid
+from loadtest.studies import cliff, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -312,7 +312,9 @@ def flags() -> frozenset[str]:
     for command in (*commands(), chaos):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
-    parsers: list[argparse.ArgumentParser] = [docs.argument_parser(), real_grid.parser()]
+    parsers: list[argparse.ArgumentParser] = [
+        docs.argument_parser(), cliff.parser(), real_grid.parser(),
+    ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)
     return frozenset(known)

@@ -46,6 +46,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     pool: PoolSetup | None = None
     load: float | None = 0.9
     loop: Loop = "open"
+    concurrency: int | None = None  # sessions alive at once, in a closed loop; None: as they come
     decodes: bool = True  # False: every reply is one token, as on a prefill instance
     to_engine_s: float = 0.0  # from a decision until the engine has queued the request
     event_lag_s: float = 0.1  # from a step's end until the router has its events

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter, deque
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
@@ -131,6 +132,8 @@ class _Simulation:
         self._num_events = 0
         self._waiting_for: dict[TurnKey, list[Turn]] = {}
         self._num_awaited: dict[TurnKey, int] = {}
+        self._num_left = Counter(turn.session_id for turn in workload.turns)
+        self._not_started: deque[Turn] = deque()  # first turns of sessions, once others are over
         self._num_reads_seen = 0
         self._looked_at: set[Router] = set()  # whose queues will be looked at again
         self._results: list[TurnResult] = []
@@ -169,6 +172,7 @@ class _Simulation:
 
     def _plan_turns(self) -> None:
         closed = self._setup.loop == "closed"
+        num_free = self._setup.concurrency if closed else None
         for turn in self._workload.turns:
             if closed and turn.after:
                 awaited = set(turn.after)
@@ -177,7 +181,10 @@ class _Simulation:
                     if key in awaited:
                         awaited.discard(key)
                         self._waiting_for.setdefault(key, []).append(turn)
+            elif num_free == 0:
+                self._not_started.append(turn)
             else:
+                num_free = None if num_free is None else num_free - 1
                 self._plan(turn.arrival_s * self._stretch, _Kind.TURN, partial(self._arrive, turn))
 
     def _plan(self, at_s: float, kind: _Kind, happen: Callable[[float], None]) -> None:
@@ -306,11 +313,15 @@ class _Simulation:
         self._plan(now_s, _Kind.TURN, partial(self._release, ticket.router))
 
     def _go_on(self, turn: Turn, now_s: float) -> None:
-        """Plan the turns that waited for this one alone."""
+        """Plan the turns that waited for this one alone, or else for its session's end."""
         for waiting in self._waiting_for.pop(turn.key, ()):
             self._num_awaited[waiting.key] -= 1
             if not self._num_awaited[waiting.key]:
                 self._plan(now_s + waiting.wait_s, _Kind.TURN, partial(self._arrive, waiting))
+        self._num_left[turn.session_id] -= 1
+        if not self._num_left[turn.session_id] and self._not_started:
+            following = self._not_started.popleft()
+            self._plan(now_s, _Kind.TURN, partial(self._arrive, following))
 
     # -- other routers -----------------------------------------------------------------------
 

@@ -138,19 +138,28 @@ def setup_of(draw: Draw, repeat: int = 0) -> Setup:
     Which request comes first decides what is evicted, and milliseconds decide who comes first: one
     run of an overrun cell says little, simulated or real.
     """
+    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed)
+    return replace(
+        setup,
+        pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
+        to_engine_s=setup.to_engine_s * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
+    )
+
+
+def fleet(num_replicas: int, num_blocks: int, seed: int) -> Setup:
+    """Describe engines as the real ones were fitted, and sessions in a closed loop."""
     return Setup(
-        num_replicas=NUM_ENGINES,
-        num_blocks=draw.num_blocks,
+        num_replicas=num_replicas,
+        num_blocks=num_blocks,
         engine=ENGINE,
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
-        pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
         load=None,
         loop="closed",
-        to_engine_s=_TO_ENGINE_S * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
+        to_engine_s=_TO_ENGINE_S,
         event_lag_s=_EVENT_LAG_S,
         model=MODEL,
-        seed=draw.seed,
+        seed=seed,
     )
 
 

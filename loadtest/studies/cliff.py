@@ -1,0 +1,222 @@
+"""The cliff: what a fleet gets done against how many agent sessions are alive at once.
+
+    python -m loadtest.studies.cliff                             8 replicas, simulated; minutes
+    python -m loadtest.studies.cliff --replicas 64 --sessions 384 768 --arms kv_aware+queue
+    python -m loadtest.studies.cliff --read FILE... --out docs   tables and picture of earlier runs
+
+When the contexts of all sessions outgrow the caches, each turn throws out what the next one needs.
+Sessions as those of the grid on real engines, engines as they were fitted there, in a closed loop:
+so many are alive at once, and each that is over is followed by another. Goodput is turns a second
+with a first token in time (`cliff_run`): a turn is what an agent waits for, and a session of which
+some turns were late is still of use.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from loadtest.extras import need
+from loadtest.markdown import table
+from loadtest.studies.cells import BLOCK_SIZE, NUM_USABLE_BLOCKS, THINKS, Think
+from loadtest.studies.cliff_map import Point, draw_cliff
+from loadtest.studies.cliff_run import SLO_TTFT_S, CliffRun, run
+from loadtest.studies.grid_run import policy_of
+
+ARMS: Final = ("session_hash", "kv_aware", "kv_aware+queue")
+SESSIONS: Final = (24, 32, 40, 48, 56, 64, 80, 96, 128)  # with 8 replicas; with more, more
+SEEDS: Final = (101, 102)  # nothing is tuned on those from 100 on
+
+Found = Callable[[CliffRun], None]
+
+
+def run_all(
+    num_replicas: int,
+    sessions: Sequence[int],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    think: Think = "short",
+    found: Found,
+    started: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Simulate every arm with every number of sessions and every seed."""
+    for num_sessions, arm, seed in product(sessions, arms, seeds):
+        started(f"{num_sessions} sessions: {arm}")
+        found(run(num_replicas, num_sessions, arm, seed, think=think))
+
+
+def points_of(runs: Sequence[CliffRun]) -> list[Point]:
+    """Take the mean of all seeds, number of sessions by number of sessions."""
+    places = sorted({run.num_sessions for run in runs})
+    arms = dict.fromkeys(run.arm for run in runs)
+    found = []
+    for arm, num_sessions in product(arms, places):
+        ours = [r for r in runs if r.arm == arm and r.num_sessions == num_sessions]
+        if ours:
+            found.append(_point(ours))
+    return found
+
+
+def twice_the_peak(points: Sequence[Point], arm: str) -> tuple[Point, Point] | None:
+    """Find an arm's peak of goodput, and its point at twice so many sessions or the next above.
+
+    None: there is no such point.
+    """
+    ours = sorted((p for p in points if p.arm == arm), key=lambda point: point.num_sessions)
+    peak = max(ours, key=lambda point: point.goodput)
+    beyond = [point for point in ours if point.num_sessions >= 2 * peak.num_sessions]
+    return (peak, beyond[0]) if beyond else None
+
+
+def report(runs: Sequence[CliffRun]) -> str:
+    """Lay runs of one fleet out as Markdown: every point, then what twice the peak leaves."""
+    points = points_of(runs)
+    first = runs[0]
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    caption = (
+        f"{first.num_replicas} replicas (`cpu-tiny`) of {NUM_USABLE_BLOCKS:,} blocks of "
+        f"{BLOCK_SIZE}, {first.think} think; seeds {seeds}. Goodput: turns a second with a first "
+        f"token within {SLO_TTFT_S:g} s. Uncached: tokens computed per turn. Times in seconds."
+    )
+    header = (
+        "sessions", "arm", "goodput", "turns/s", "uncached", "TTFT mean", "P90", "P99",
+        "longest wait", "session done in",
+    )  # fmt: skip
+    rows = [
+        (
+            f"{p.num_sessions}", f"`{p.arm}`", f"{p.goodput:.1f}", f"{p.throughput:.1f}",
+            f"{p.num_uncached_tokens:,.0f}", f"{p.ttft_mean_s:.2f}", f"{p.ttft_p90_s:.2f}",
+            f"{p.ttft_p99_s:.2f}", f"{p.longest_wait_s:.1f}", f"{p.completion_mean_s:.1f}",
+        )
+        for p in sorted(points, key=lambda point: point.num_sessions)
+    ]  # fmt: skip
+    return "\n\n".join([caption, table(header, rows), _peaks(points)]).strip()
+
+
+def _peaks(points: Sequence[Point]) -> str:
+    rows = []
+    for arm in dict.fromkeys(point.arm for point in points):
+        pair = twice_the_peak(points, arm)
+        if pair is not None:
+            peak, beyond = pair
+            rows.append(
+                (
+                    f"`{arm}`", f"{peak.goodput:.1f} at {peak.num_sessions}",
+                    f"{beyond.goodput:.1f} at {beyond.num_sessions}",
+                    f"{beyond.goodput / peak.goodput:.0%}" if peak.goodput else "",
+                )
+            )  # fmt: skip
+    return table(("arm", "peak", "at twice the sessions", "of the peak"), rows) if rows else ""
+
+
+def _point(runs: Sequence[CliffRun]) -> Point:
+    def mean(value: Callable[[CliffRun], float]) -> float:
+        return fmean(map(value, runs))
+
+    return Point(
+        num_sessions=runs[0].num_sessions,
+        arm=runs[0].arm,
+        goodput=mean(lambda run: run.goodput),
+        throughput=mean(lambda run: run.throughput),
+        num_uncached_tokens=mean(lambda run: run.num_uncached_tokens / max(1, run.num_turns)),
+        ttft_mean_s=mean(lambda run: run.ttft_mean_s),
+        ttft_p90_s=mean(lambda run: run.ttft_p90_s),
+        ttft_p99_s=mean(lambda run: run.ttft_p99_s),
+        longest_wait_s=max(run.longest_wait_s for run in runs),
+        completion_mean_s=mean(lambda run: run.completion_mean_s),
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m loadtest.studies.cliff", description=(__doc__ or "").split("\n")[0]
+    )
+    made.add_argument("--replicas", type=int, default=8)
+    made.add_argument("--sessions", nargs="+", type=int, help="alive at once; default by replicas")
+    made.add_argument(
+        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE][+queue]",
+        help="policies by label; +queue: with the router's queue on",
+    )  # fmt: skip
+    made.add_argument("--think", choices=THINKS, default="short")
+    made.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="runs of --json instead")
+    made.add_argument("--json", type=Path, help="write every run there")
+    made.add_argument("--out", type=Path, help="directory for cliff.svg")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, print the tables, draw the picture; after Ctrl-C those of what is done."""
+    asked = parser()
+    args = asked.parse_args(argv)
+    if args.out is not None:
+        need("matplotlib")
+    for name, values in (("--replicas", [args.replicas]), ("--sessions", args.sessions or [1])):
+        if min(values) < 1:
+            asked.error(f"{name} {min(values)}: must be at least 1")
+    try:
+        for arm in args.arms:
+            policy_of(arm)
+        runs = [run for path in args.read or () for run in _read(path)]
+    except (OSError, ValueError) as exc:
+        asked.error(str(exc))
+    if len({(run.num_replicas, run.think) for run in runs}) > 1:
+        asked.error("--read: runs of several fleets")
+
+    def found(run: CliffRun) -> None:
+        runs.append(run)
+        if args.json is not None:
+            args.json.write_bytes(msgspec.json.encode(runs) + b"\n")
+
+    code = 0
+    if args.read is None:
+        sessions = args.sessions or [num * args.replicas // 8 for num in SESSIONS]
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+            total = len(sessions) * len(args.arms) * len(args.seeds)
+            task = progress.add_task("simulating", total=total)
+
+            def done(run: CliffRun) -> None:
+                found(run)
+                progress.advance(task)
+
+            try:
+                run_all(
+                    args.replicas, sessions, args.arms, args.seeds, think=args.think, found=done,
+                    started=lambda name: progress.update(task, description=name),
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                console.print("stopped: what is done follows", style="yellow")
+                code = 130
+    if runs:
+        print(report(runs))
+        if args.out is not None:
+            (args.out / "cliff.svg").write_bytes(draw_cliff(points_of(runs)))
+    return code
+
+
+def _read(path: Path) -> list[CliffRun]:
+    """Read the runs of an earlier command.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or holds none.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[CliffRun])
+    except msgspec.DecodeError as exc:
+        raise ValueError(f"{path}: {exc}") from exc
+
+
+if __name__ == "__main__":  # pragma: no cover
+    raise SystemExit(main())

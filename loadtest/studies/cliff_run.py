@@ -1,0 +1,144 @@
+"""One point of the cliff: so many agent sessions alive at once, under one arm, simulated.
+
+What must live here: the sessions, the fleet, what is counted. What must not: which points there
+are (cliff), the picture (cliff_map).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from loadtest.generated.agents import agent_sessions
+from loadtest.results import TurnResult, percentile
+from loadtest.simulator import Setup, simulate
+from loadtest.studies.cells import BLOCK_SIZE, NUM_USABLE_BLOCKS, Cell, Think
+from loadtest.studies.grid_run import fleet, policy_of
+from loadtest.workload import Workload
+from router.scheduling.queue import QueueRules
+
+SLO_TTFT_S: Final = 1.0
+"""A first token later than this is not counted: so long takes an idle engine to compute the longest
+contexts here from nothing, and nobody needs a cache for that."""
+
+NUM_EACH: Final = 3  # sessions, one after the other, in the place of each that is alive
+RAMP_S: Final = 4.0  # the first ones start spread over it
+_SETTLED_S: Final = 6.0  # nothing before is counted
+
+
+class CliffRun(Struct, frozen=True, kw_only=True):
+    """What one run found.
+
+    Turns are counted by their first token, from when the sessions have started until the last one
+    starts: so many are alive all the time. Waits and completion times are of all sessions, the
+    last ones included. Times in seconds.
+    """
+
+    num_replicas: int
+    num_sessions: int  # alive at once
+    arm: str
+    seed: int
+    think: Think = "short"
+    counted_s: float
+    num_turns: int
+    num_good: int  # first token within SLO_TTFT_S
+    num_uncached_tokens: int
+    ttft_mean_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    longest_wait_s: float
+    completion_mean_s: float
+    completion_max_s: float
+
+    @property
+    def goodput(self) -> float:
+        """Good turns per second."""
+        return self.num_good / self.counted_s
+
+    @property
+    def throughput(self) -> float:
+        """Turns per second."""
+        return self.num_turns / self.counted_s
+
+
+def sessions(num_sessions: int, seed: int, think: Think = "short") -> Workload:
+    """Draw sessions as those of the grid on real engines, `NUM_EACH` for each that is alive."""
+    num_all = NUM_EACH * num_sessions
+    profile = Cell(working_set=1.0, think=think).profile(seed)
+    starts = iter([RAMP_S * index / num_sessions for index in range(num_all)])
+    script = agent_sessions(replace(profile, num_sessions=num_all), BLOCK_SIZE, starts)
+    return script.workload(f"{num_sessions} sessions at once, seed {seed}")
+
+
+def setup_of(num_replicas: int, num_sessions: int, seed: int) -> Setup:
+    """Describe the fleet: engines as the grid's."""
+    return replace(fleet(num_replicas, NUM_USABLE_BLOCKS, seed), concurrency=num_sessions)
+
+
+def run(
+    num_replicas: int,
+    num_sessions: int,
+    arm: str,
+    seed: int,
+    *,
+    think: Think = "short",
+    advance: Callable[[int], None] = lambda num: None,
+) -> CliffRun:
+    """Simulate one point.
+
+    Raises:
+        ValueError: `arm` names no policy.
+    """
+    policy, has_queue = policy_of(arm)
+    setup = setup_of(num_replicas, num_sessions, seed)
+    if has_queue:
+        setup = replace(setup, queue=QueueRules())
+    found = simulate(sessions(num_sessions, seed, think), policy, setup, label=arm, advance=advance)
+    return run_of(found.run.turns, num_replicas, num_sessions, arm, seed, think)
+
+
+def run_of(
+    turns: Sequence[TurnResult],
+    num_replicas: int,
+    num_sessions: int,
+    arm: str,
+    seed: int,
+    think: Think = "short",
+) -> CliffRun:
+    """Sum a run up."""
+    starts = {turn.session_id: turn.start_s for turn in turns if turn.number == 0}
+    ends: dict[str, float] = {}
+    for turn in turns:
+        ends[turn.session_id] = max(ends.get(turn.session_id, 0.0), turn.start_s + turn.total_s)
+    last_s = max(starts.values())
+    begin_s = min(_SETTLED_S, 0.5 * last_s)
+    counted = [turn for turn in turns if begin_s <= turn.start_s + _ttft(turn) < last_s]
+    ttfts = sorted(map(_ttft, counted))
+    completions = [ends[session] - start_s for session, start_s in starts.items()]
+    return CliffRun(
+        num_replicas=num_replicas,
+        num_sessions=num_sessions,
+        arm=arm,
+        seed=seed,
+        think=think,
+        counted_s=last_s - begin_s,
+        num_turns=len(counted),
+        num_good=sum(ttft_s <= SLO_TTFT_S for ttft_s in ttfts),
+        num_uncached_tokens=sum(
+            (turn.num_prompt_tokens or 0) - (turn.num_cached_tokens or 0) for turn in counted
+        ),
+        ttft_mean_s=fmean(ttfts) if ttfts else 0.0,
+        ttft_p90_s=percentile(ttfts, 0.9),
+        ttft_p99_s=percentile(ttfts, 0.99),
+        longest_wait_s=max(map(_ttft, turns)),
+        completion_mean_s=fmean(completions),
+        completion_max_s=max(completions),
+    )
+
+
+def _ttft(turn: TurnResult) -> float:
+    return turn.ttft_s or 0.0

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from loadtest.results import TurnResult
+from loadtest.simulator import simulate
+from loadtest.studies.cliff import main, points_of, report, twice_the_peak
+from loadtest.studies.cliff_map import draw_cliff
+from loadtest.studies.cliff_run import NUM_EACH, CliffRun, run_of, sessions, setup_of
+from policies import create
+
+RUN = CliffRun(
+    num_replicas=8,
+    num_sessions=10,
+    arm="kv_aware",
+    seed=1,
+    counted_s=10.0,
+    num_turns=200,
+    num_good=100,
+    num_uncached_tokens=20_000,
+    ttft_mean_s=0.5,
+    ttft_p90_s=1.0,
+    ttft_p99_s=2.0,
+    longest_wait_s=3.0,
+    completion_mean_s=20.0,
+    completion_max_s=30.0,
+)
+
+
+def turn(session: str, number: int, start_s: float, ttft_s: float = 0.5) -> TurnResult:
+    return TurnResult(
+        session_id=session,
+        number=number,
+        start_s=start_s,
+        total_s=ttft_s + 0.5,
+        ttft_s=ttft_s,
+        num_prompt_tokens=100,
+        num_cached_tokens=40,
+    )
+
+
+def test_so_many_sessions_are_alive_all_the_time() -> None:
+    """A session begins when another one is over, until the last one has begun."""
+    drawn = sessions(3, seed=1)
+
+    turns = simulate(drawn, create("kv_aware"), setup_of(1, 3, seed=1)).run.turns
+
+    starts = sorted(turn.start_s for turn in turns if turn.number == 0)
+    ends: dict[str, float] = {}
+    for each in turns:
+        ends[each.session_id] = max(ends.get(each.session_id, 0.0), each.start_s + each.total_s)
+    assert len(starts) == 3 * NUM_EACH
+    assert starts[3:] == pytest.approx(sorted(ends.values())[: len(starts) - 3])
+
+
+def test_turns_count_while_all_sessions_are_alive() -> None:
+    """A turn counts by its first token: not before it settled, not after the last one started."""
+    turns = [
+        turn("a", 0, 1.0),
+        turn("a", 1, 7.0),
+        turn("a", 2, 8.0, ttft_s=1.5),
+        turn("b", 0, 20.0),
+        turn("a", 3, 19.0, ttft_s=4.0),
+    ]
+
+    found = run_of(turns, 1, 1, "kv_aware", 1)
+
+    assert (found.counted_s, found.num_turns, found.num_good) == (14.0, 2, 1)
+    assert found.num_uncached_tokens == 120
+    assert found.longest_wait_s == 4.0
+    assert found.completion_mean_s == pytest.approx((22.5 + 1.0) / 2)
+
+
+def test_twice_the_peak_is_found_arm_by_arm() -> None:
+    """The next point at or above twice the sessions of the most goodput; else none."""
+    runs = [
+        replace(RUN, num_sessions=10),
+        replace(RUN, num_sessions=20, num_good=50),
+        replace(RUN, num_sessions=10, arm="session_hash", num_good=10),
+        replace(RUN, num_sessions=20, arm="session_hash", num_good=20),
+        replace(RUN, num_sessions=20, arm="session_hash", num_good=40, seed=2),
+    ]
+    points = points_of(runs)
+
+    pair = twice_the_peak(points, "kv_aware")
+
+    assert pair is not None
+    assert [point.goodput for point in pair] == [10.0, 5.0]
+    assert twice_the_peak(points, "session_hash") is None
+    assert "| `kv_aware` | 10.0 at 10 | 5.0 at 20 | 50% |" in report(runs)
+    assert "| 20 | `session_hash` | 3.0 | 20.0 | 100 |" in report(runs)
+
+
+def test_command_simulates_and_reads_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tiny run's table can be made again from its file."""
+    file = tmp_path / "runs.json"
+    words = ["--replicas", "1", "--sessions", "2", "4", "--arms", "kv_aware", "kv_aware+queue"]
+
+    assert main([*words, "--seeds", "1", "--json", str(file)]) == 0
+
+    table = capsys.readouterr().out
+    assert table.count("`kv_aware+queue`") >= 2
+    assert main(["--read", str(file)]) == 0
+    assert capsys.readouterr().out == table
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--replicas", "0"], ["--sessions", "0"], ["--arms", "nonsense"], ["--read", "/nowhere"]],
+)
+def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
+    """A command line that asks for nothing possible ends with a usage error."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    assert ended.value.code == 2
+
+
+def test_a_panel_for_each_figure() -> None:
+    """The picture has a panel for each figure; same points, same bytes."""
+    pytest.importorskip("matplotlib")
+    points = points_of([replace(RUN, num_sessions=num) for num in (10, 20, 40)])
+
+    drawn = draw_cliff(points)
+
+    assert drawn == draw_cliff(points)
+    assert drawn.count(b'id="axes_') == 3
