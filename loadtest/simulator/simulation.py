@@ -209,7 +209,7 @@ class _Simulation:
         if router.queue is None:
             self._send(router, arrival, self._choose(router, ask, now_s), now_s)
         else:
-            router.queue.add(arrival, ask.session_hash, num_tokens, now_s)
+            router.queue.add(arrival, ask.session_hash, num_tokens, now_s, is_batch=turn.is_batch)
             self._release(router, now_s)
 
     def _choose(self, router: Router, ask: Ask, now_s: float) -> Choice:

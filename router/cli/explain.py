@@ -79,7 +79,8 @@ def table(explained: dict[str, Any]) -> str:
 def _queued(queue: dict[str, Any]) -> str:
     """Say whether it would wait, and why."""
     others = f"{queue['num_waiting']:,} waiting"
+    name = f"{queue['class']}, " if queue.get("class") is not None else ""
     if queue["goes_at_once"]:
-        return f"queue: would go at once ({queue['why'].replace('_', ' ')}); {others}"
+        return f"queue: {name}would go at once ({queue['why'].replace('_', ' ')}); {others}"
     what = {"window": "the window to open", "room": "room in the cache"}[queue["why"]]
-    return f"queue: would wait for {what}; {others}"
+    return f"queue: {name}would wait for {what}; {others}"

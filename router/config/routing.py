@@ -138,6 +138,13 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
     ] = 60.0
+    batch_max_wait_s: Annotated[
+        Seconds,
+        Meta(
+            description="the same of a prompt of class batch; until then it goes behind all "
+            "interactive ones, afterwards before"
+        ),
+    ] = 600.0
     max_requests: Annotated[
         Count, Meta(description="prompts that may wait; further ones are answered 429")
     ] = 10_000

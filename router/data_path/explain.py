@@ -47,6 +47,7 @@ class Explainer:
             explained["queue"] = {
                 "goes_at_once": verdict.goes,
                 "why": verdict.why,
+                "class": job.service_class,
                 "num_waiting": room.num_waiting,
             }
         if with_tokens and job.tokens is not None:

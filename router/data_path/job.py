@@ -24,6 +24,7 @@ from router.records.record import AssignmentRecord, Try
 from router.replicas.fleet import Match
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
+from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
@@ -89,6 +90,7 @@ class Job(Struct, kw_only=True):
     kind: Kind | None = None  # how its prompt is made; None: its ids are not handed over
     handed: bytes | None = None  # the body with its ids, while it is sent
     is_handed_over: bool = False  # its last try was
+    service_class: ServiceClass | None = None  # None: no prompt of it waits
     waited_ms: float = 0.0  # until it was let go to a replica
     released: str | None = None  # why it was: `Verdict.why`; None: it has not waited
     tokenized_s: float = 0.0

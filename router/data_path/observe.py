@@ -329,6 +329,7 @@ def _record_of(
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         num_continued_tokens=job.num_continued_tokens,
         router_ms=router_s * 1000 - job.waited_ms,
+        service_class=job.service_class,
         waited_ms=job.waited_ms,
         released=job.released,
         predicted_ttft_ms=predicted_ttft_ms,

@@ -39,6 +39,7 @@ from router.data_path.owners import Owners
 from router.data_path.read import Reader
 from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import Failures, Retries
+from router.data_path.service import class_of
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
@@ -123,6 +124,8 @@ class Pipeline:
         """
         steps = self.steps
         job = await steps.reader.read(inbound, request_id)
+        if steps.room is not None and job.prompt is not None and not inbound.api.counts:
+            job.service_class = class_of(inbound.headers, job.tenant)
         await steps.owners.find(job)
         if inbound.api.counts:
             await steps.tokenizer.count(job)

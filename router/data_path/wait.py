@@ -27,6 +27,7 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.recent import RecentRate
+from router.scheduling.classes import BATCH, INTERACTIVE
 from router.scheduling.queue import Queue, QueueRules, Verdict, Waiting
 
 LOOK_S: Final = 0.05
@@ -66,6 +67,7 @@ class WaitingRoom:
                 fill=config.fill,
                 patience=config.patience,
                 max_wait_s=config.max_wait_s,
+                batch_max_wait_s=config.batch_max_wait_s,
             ),
             fleet.working_sets,
             idle_s=fleet.idle_s,
@@ -76,7 +78,12 @@ class WaitingRoom:
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None
         fleet.on_change = self._wake
-        metrics.waiting.set_function(lambda: float(len(self._queue)))
+        queue = self._queue
+        metrics.waiting.set_function(lambda: float(len(queue)))
+        metrics.class_waiting.labels(BATCH).set_function(lambda: float(queue.num_batch))
+        metrics.class_waiting.labels(INTERACTIVE).set_function(
+            lambda: float(len(queue) - queue.num_batch)
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -98,15 +105,18 @@ class WaitingRoom:
             on_left: Called with its last choice if its client leaves before it was placed.
 
         Raises:
-            QueueFull: too many wait already.
+            QueueFull: too many wait already, or too many came while it waited.
             RouterError: it cannot be placed, as `Decider.decide` and `Admission.admit` say.
         """
         now_s = monotonic()
+        is_batch = job.service_class == BATCH
         if len(self._queue) >= self._config.max_requests:
-            self._observe("refused", 0.0)
-            raise QueueFull(retry_after_s=self._retry_after_s(now_s))
+            if is_batch or not self._displace(now_s):
+                self._refused(job, "full")
+                self._observe(job, "refused", 0.0)
+                raise QueueFull(retry_after_s=self._retry_after_s(now_s))
         seat = _Seat(job, asyncio.get_running_loop().create_future())
-        waiting = self._queue.add(seat, job.session_hash, job.num_tokens, now_s)
+        waiting = self._queue.add(seat, job.session_hash, job.num_tokens, now_s, is_batch=is_batch)
         self._release()
         try:
             placement = await seat.placed
@@ -114,16 +124,20 @@ class WaitingRoom:
             self._left(waiting, seat, on_left)
             raise
         except Exception:
-            self._observe("refused", monotonic() - now_s)
+            self._observe(job, "refused", monotonic() - now_s)
             raise
-        self._observe("released", job.waited_ms / 1e3)
+        self._observe(job, "released", job.waited_ms / 1e3)
         return placement
 
     def judge(self, job: Job, choice: Choice) -> Verdict:
         """Return whether a request that comes now would go at once to where it was chosen to go."""
         now_s = monotonic()
         asked = Waiting(
-            item=None, session=job.session_hash, num_tokens=job.num_tokens, since_s=now_s
+            item=None,
+            session=job.session_hash,
+            num_tokens=job.num_tokens,
+            since_s=now_s,
+            is_batch=job.service_class == BATCH,
         )
         return self._queue.judge(asked, choice.view, now_s)
 
@@ -178,14 +192,32 @@ class WaitingRoom:
         """Let go of a request whose client has left, or which this router's end cuts."""
         self._queue.remove(waiting)
         seat.job.waited_ms = (monotonic() - waiting.since_s) * 1e3
-        self._observe("client_gone", seat.job.waited_ms / 1e3)
+        self._observe(seat.job, "client_gone", seat.job.waited_ms / 1e3)
         placed = seat.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
             self._admission.release(placed.result(), Outcome.CLIENT_GONE)
         on_left(seat.job, seat.choice)
 
-    def _observe(self, end: str, waited_s: float) -> None:
+    def _displace(self, now_s: float) -> bool:
+        """Refuse a batch request to make place for an interactive one; False: none waits."""
+        displaced = self._queue.costliest_batch()
+        if displaced is None:
+            return False
+        retry_after_s = self._retry_after_s(now_s)
+        self._queue.remove(displaced)
+        seat: _Seat = displaced.item
+        if not seat.placed.done():
+            self._refused(seat.job, "displaced")
+            seat.placed.set_exception(QueueFull(retry_after_s=retry_after_s))
+        return True
+
+    def _observe(self, job: Job, end: str, waited_s: float) -> None:
         self._metrics.waits.labels(end).observe(waited_s)
+        if job.service_class is not None:
+            self._metrics.class_waits.labels(job.service_class, end).observe(waited_s)
+
+    def _refused(self, job: Job, reason: str) -> None:
+        self._metrics.queue_refused.labels(job.service_class or INTERACTIVE, reason).inc()
 
     def _retry_after_s(self, now_s: float) -> float:
         """Return after how long those who wait now will have gone, at the pace of late."""

@@ -83,6 +83,13 @@ class Metrics:
     waits: Annotated[Histogram, Spec("warmroute_wait_seconds", "end",
         "Time that a prompt waited in the router (queue.mode on), by how that ended: released, "
         "client_gone, refused (the queue is full, or no replica can take it)", _TTFT_BUCKETS)]
+    class_waits: Annotated[Histogram, Spec("warmroute_class_wait_seconds", "class end",
+        "The same time by class (interactive, batch)", _TTFT_BUCKETS)]
+    class_waiting: Annotated[Gauge, Spec("warmroute_class_waiting_requests", "class",
+        "Prompts that wait in the router, by class")]
+    queue_refused: Annotated[Counter, Spec("warmroute_queue_refused", "class reason",
+        "Prompts that the router's queue refused, by class and reason: full (of too many that "
+        "wait), displaced (a batch prompt, by an interactive one that came into a full queue)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
         "Prompts that the router's queue let go, by why: room, idle (an engine had compute to "
         "spare), waited_out (queue.max_wait_s)")]

@@ -90,6 +90,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     num_completion_tokens: int | None
     num_continued_tokens: int = 0  # of the prompt, what replicas generated whose streams broke off
     router_ms: float  # without the time it waited
+    service_class: str | None = None  # interactive | batch; None: it never waits (queue.mode off)
     waited_ms: float = 0.0  # in the router, for room (queue.mode on)
     released: str | None = None  # why it was let go: room | idle | waited_out; None: it was not
     predicted_ttft_ms: float | None

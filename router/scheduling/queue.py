@@ -11,9 +11,10 @@ leaves, as soon as two things hold there:
    waiting. (Buying when the rent paid is the price: never more than twice the best that could have
    been done.)
 
-First go those whose conversation lives where they want to go, then by how long they have waited
-over how long they take (uncached tokens, by the learned cost), so that short ones do not wait for
-long ones, and long ones not for ever. One that has waited for `max_wait_s` needs no room.
+First go interactive requests, then those whose conversation lives where they want to go, then by
+how long they have waited over how long they take (uncached tokens, by the learned cost), so that
+short ones do not wait for long ones, and long ones not for ever. One that has waited for
+`max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
 
 What must live here: that rule. What must not: a clock, tasks, how a request is placed or sent. The
 router and the simulator use the same queue.
@@ -40,8 +41,9 @@ _STEPS: Final = 2  # of groups in a factor of 2
 _number = attrgetter("number")
 
 
-Group = tuple[CandidateId | None, bool, int]
-"""Those that want to go to one candidate, live there or not, and take about as long."""
+Group = tuple[CandidateId | None, bool, bool, int]
+"""Those that want to go to one candidate, are batch or not, live there or not, and take about as
+long."""
 
 
 class QueueRules(Struct, frozen=True, kw_only=True):
@@ -51,6 +53,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     fill: float = 0.9  # of a cache, for the conversations that live there
     patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
     max_wait_s: float = 60.0
+    batch_max_wait_s: float = 600.0
 
 
 class Choice(Protocol):
@@ -67,10 +70,11 @@ class Waiting(Struct):
     session: int | None
     num_tokens: int
     since_s: float
+    is_batch: bool = False
     number: int = 0  # in the order of arrival
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
-    group: Group = (None, True, 0)
+    group: Group = (None, False, True, 0)
 
 
 class Verdict(NamedTuple):
@@ -89,9 +93,9 @@ C = TypeVar("C", bound=Choice)
 class Queue(Generic[C]):
     """The requests that wait.
 
-    Those of a group (candidate, lives there, time it takes) are in the order of their arrival. In a
-    long queue a release compares the first of each group alone: what that takes depends on who
-    goes, not on how many wait.
+    Those of a group (candidate, class, lives there, time it takes) are in the order of their
+    arrival. In a long queue a release compares the first of each group alone: what that takes
+    depends on who goes, not on how many wait.
 
     Args:
         rules: When one may go.
@@ -100,8 +104,8 @@ class Queue(Generic[C]):
         capacity: A candidate's cache in tokens; None: not known, and everything fits.
     """
 
-    __slots__ = ("_capacity", "_groups", "_idle_s", "_num_added", "_rules", "_waiting",
-                 "_working_sets")  # fmt: skip
+    __slots__ = ("_capacity", "_groups", "_idle_s", "_max_wait_s", "_num_added", "_num_batch",
+                 "_rules", "_waiting", "_working_sets")  # fmt: skip
 
     def __init__(
         self,
@@ -112,17 +116,31 @@ class Queue(Generic[C]):
         capacity: Callable[[CandidateId], int | None],
     ) -> None:
         self._rules = rules
+        self._max_wait_s = (rules.max_wait_s, rules.batch_max_wait_s)
         self._working_sets = working_sets
         self._idle_s = idle_s
         self._capacity = capacity
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
-        self._num_added = 0
+        self._num_added = self._num_batch = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, item: Any, session: int | None, num_tokens: int, now_s: float) -> Waiting:
+    @property
+    def num_batch(self) -> int:
+        """Count those of class batch."""
+        return self._num_batch
+
+    def add(
+        self,
+        item: Any,
+        session: int | None,
+        num_tokens: int,
+        now_s: float,
+        *,
+        is_batch: bool = False,
+    ) -> Waiting:
         """Let a request wait."""
         self._num_added += 1
         waiting = Waiting(
@@ -130,8 +148,11 @@ class Queue(Generic[C]):
             session=session,
             num_tokens=num_tokens,
             since_s=now_s,
+            is_batch=is_batch,
             number=self._num_added,
+            group=(None, is_batch, True, 0),
         )
+        self._num_batch += is_batch
         self._waiting.add(waiting.number)
         self._groups.setdefault(waiting.group, []).append(waiting)
         return waiting
@@ -140,7 +161,19 @@ class Queue(Generic[C]):
         """Forget a request: it is sent, or its client has left. Once more has no effect."""
         if waiting.number in self._waiting:
             self._waiting.discard(waiting.number)
+            self._num_batch -= waiting.is_batch
             self._leave_group(waiting)
+
+    def costliest_batch(self) -> Waiting | None:
+        """Return the batch request that is to be refused first; None: none waits.
+
+        Of those that take the longest (uncached tokens), to a factor of 1.4, the last that came;
+        first those that live nowhere. O(groups).
+        """
+        if not self._num_batch:
+            return None
+        name = max([name for name in self._groups if name[1]], key=_price)
+        return self._groups[name][-1]
 
     def release(
         self,
@@ -157,34 +190,37 @@ class Queue(Generic[C]):
                 the queue then.
         """
         self._working_sets.expire(now_s)
-        num_tries = num_gone = 0
         full: set[CandidateId | None] = set()
         seen: set[int] = set()
-        for waiting in self._ordered(now_s, full):
-            if waiting.number in seen:
-                continue  # it was put into another group
-            seen.add(waiting.number)
-            choice = choose(waiting)
-            if choice is None:
-                self.remove(waiting)
-                num_gone += 1
-                if num_gone >= _NUM_GONE:
-                    break
-                continue
-            view = choice.view
-            self._put(waiting, view)
-            verdict = self.judge(waiting, view, now_s)
-            if verdict.goes:
-                self.remove(waiting)
-                send(waiting, choice, verdict.why)
-                num_tries = 0
-                continue
-            if verdict.why == "window" and view.id not in full:
-                full.add(view.id)
-                continue
-            num_tries += 1
-            if num_tries >= _NUM_TRIES:
+        for behind in (False, True):
+            if behind and not self._num_batch:
                 break
+            num_tries = num_gone = 0  # those who wait for room stop their own class alone
+            for waiting in self._ordered(now_s, full, behind=behind):
+                if waiting.number in seen:
+                    continue  # it was put into another group
+                seen.add(waiting.number)
+                choice = choose(waiting)
+                if choice is None:
+                    self.remove(waiting)
+                    num_gone += 1
+                    if num_gone >= _NUM_GONE:
+                        break
+                    continue
+                view = choice.view
+                self._put(waiting, view)
+                verdict = self.judge(waiting, view, now_s)
+                if verdict.goes:
+                    self.remove(waiting)
+                    send(waiting, choice, verdict.why)
+                    num_tries = 0
+                    continue
+                if verdict.why == "window" and view.id not in full:
+                    full.add(view.id)
+                    continue
+                num_tries += 1
+                if num_tries >= _NUM_TRIES:
+                    break
 
     def judge(self, waiting: Waiting, view: ReplicaView, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""
@@ -205,7 +241,7 @@ class Queue(Generic[C]):
             num_before = working_sets.num_tokens_before(session)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
-        if now_s - waiting.since_s >= self._rules.max_wait_s:
+        if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
         idle_s = self._idle_s(view.id, now_s)
         compute_ms = _compute_ms(view, waiting.num_tokens)
@@ -213,24 +249,35 @@ class Queue(Generic[C]):
             return Verdict(True, "idle")
         return Verdict(False, "room")
 
-    def _ordered(self, now_s: float, full: set[CandidateId | None]) -> Iterator[Waiting]:
+    def _ordered(
+        self, now_s: float, full: set[CandidateId | None], *, behind: bool
+    ) -> Iterator[Waiting]:
         """List who waits, first who is to go first, but those for candidates that are `full`.
 
+        `behind`: batch requests that have not waited for long enough to go first; else all others.
         The queue and `full` may change meanwhile.
         """
-        max_wait_s, home = self._rules.max_wait_s, self._working_sets.home
+        max_wait_s, home = self._max_wait_s, self._working_sets.home
 
-        def key(each: Waiting) -> tuple[bool, bool, float, int]:
+        def key(each: Waiting) -> tuple[int, bool, float, int]:
             waited_s = now_s - each.since_s
-            is_in_time = waited_s < max_wait_s
+            is_batch = each.is_batch
+            is_in_time = waited_s < max_wait_s[is_batch]
             lives_there = each.session is not None and home(each.session) == each.candidate
-            return is_in_time, not lives_there, -waited_s / each.compute_ms, each.number
+            rank = is_in_time * (1 + is_batch)
+            return rank, not lives_there, -waited_s / each.compute_ms, each.number
 
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
         is_short = len(self._waiting) <= _SHORT
+        late_s = now_s - max_wait_s[True]
         for name, group in self._groups.items():
+            candidate, is_batch = name[:2]
+            if candidate in full or (behind and not is_batch):
+                continue
+            if is_batch and not behind and group[0].since_s > late_s:
+                continue
             first = group if is_short else group[:1]
-            heaps.setdefault(name[0], []).extend([(key(each), each, name) for each in first])
+            heaps.setdefault(candidate, []).extend([(key(each), each, name) for each in first])
         for heap in heaps.values():
             heapify(heap)
         while heaps:
@@ -239,13 +286,15 @@ class Queue(Generic[C]):
                 del heaps[candidate]
                 continue
             heap = heaps[candidate]
-            _, waiting, name = heap[0]
+            place, waiting, name = heap[0]
+            if place[0] > 1 and not behind:
+                return  # nobody is left who is not behind
             if waiting.number in self._waiting and waiting.group == name:
                 yield waiting
-            behind = () if is_short else self._groups.get(name, ())
-            index = bisect_right(behind, waiting.number, key=_number)
-            if index < len(behind):
-                heapreplace(heap, (key(behind[index]), behind[index], name))
+            others = () if is_short else self._groups.get(name, ())
+            index = bisect_right(others, waiting.number, key=_number)
+            if index < len(others):
+                heapreplace(heap, (key(others[index]), others[index], name))
             else:
                 heappop(heap)
                 if not heap:
@@ -257,7 +306,8 @@ class Queue(Generic[C]):
         home = self._working_sets.home(session) if session is not None else None
         waiting.candidate = view.id
         waiting.compute_ms = _compute_ms(view, waiting.num_tokens)
-        name = (view.id, home == view.id, int(_STEPS * log2(waiting.compute_ms)))
+        steps = int(_STEPS * log2(waiting.compute_ms))
+        name = (view.id, waiting.is_batch, home == view.id, steps)
         if name != waiting.group:
             self._leave_group(waiting)
             waiting.group = name
@@ -269,6 +319,11 @@ class Queue(Generic[C]):
         del group[bisect_left(group, waiting.number, key=_number)]
         if not group:
             del self._groups[waiting.group]
+
+
+def _price(name: Group) -> tuple[int, bool]:
+    """Order groups by what their requests take, and then by whether they live nowhere."""
+    return name[3], not name[2]
 
 
 def _compute_ms(view: ReplicaView, num_tokens: int) -> float:

@@ -9,6 +9,7 @@ tenants:
     uncached_tokens_per_minute: 2000000
     max_in_flight: 64                # at each router
     body_bytes: 8000000
+    class: interactive               # interactive | batch
     weight: 2.0
     priority: 0
     cache: own                       # own | shared | the name of a group
@@ -22,10 +23,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import yaml
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from router.config import explained
 from router.errors import ConfigError
+from router.scheduling.classes import INTERACTIVE, ServiceClass
 from router.tenants.keys import DIGEST
 from router.tenants.salts import FORBIDDEN, MAX_CHARS
 
@@ -52,6 +54,7 @@ class TenantEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     uncached_tokens_per_minute: _PerMinute | None = None
     max_in_flight: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     body_bytes: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    service_class: ServiceClass = field(name="class", default=INTERACTIVE)
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     cache: str = OWN

@@ -42,6 +42,7 @@ class Tenant:
         "name",
         "priority",
         "salt",
+        "service_class",
         "weight",
     )
 
@@ -56,6 +57,7 @@ class Tenant:
         self.salt = salt
         self._users_salt = salt or shared
         self.body_bytes = entry.body_bytes
+        self.service_class = entry.service_class
         self.weight = entry.weight
         self.priority = entry.priority
         self.account = account

@@ -223,8 +223,8 @@ async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None
             await stage.until(lambda: stage.metric("warmroute_inflight_requests") == 1)
             waits = await explain(str(file), "--admin", stage.admin_url)
 
-    assert "queue: would go at once (room); 0 waiting" in goes.stdout
-    assert "queue: would wait for the window to open; 0 waiting" in waits.stdout
+    assert "queue: interactive, would go at once (room); 0 waiting" in goes.stdout
+    assert "queue: interactive, would wait for the window to open; 0 waiting" in waits.stdout
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,9 +81,10 @@ class Asking:
         self._tg = tg
 
     def ask(self, name: str, num_words: int = 5, path: str = "/v1/chat/completions",
+            with_headers: Mapping[str, str] | None = None,
             **fields: Any) -> asyncio.Task[Reply]:  # fmt: skip
         body = streamed(chat(words(sum(name.encode()), num_words), user=name)) | fields
-        headers = {"X-Session-ID": f"{SECRET} {name}"}
+        headers = {"X-Session-ID": f"{SECRET} {name}", **(with_headers or {})}
         return self._tg.create_task(self.stage.ask(body, path, headers=headers))
 
     async def waits(self, number: int) -> None:
@@ -277,6 +279,87 @@ async def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
         assert stage.metric("warmroute_wait_seconds_count", end="refused") == 2
 
 
+BATCH = {"x-warmroute-class": "batch"}
+
+
+async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
+    """The record and the metrics say who waited; the engine learns nothing of it."""
+    gate, file = Gate(), tmp_path / "decisions.jsonl"
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, log__decisions=file) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        tasks = [asking.ask("a")]
+        await has(stage, gate, "a")
+        tasks.append(asking.ask("batch", with_headers=BATCH))
+        await asking.waits(1)
+        tasks.append(asking.ask("b", 500))
+        await asking.waits(2)
+        assert stage.metric("warmroute_class_waiting_requests", **{"class": "batch"}) == 1
+        gate.end("a")
+        await has(stage, gate, "a", "b")
+        gate.end("b", "batch")
+        await has(stage, gate, "a", "b", "batch")
+        assert [(await task).status for task in tasks] == [200] * 3
+
+        count = "warmroute_class_wait_seconds_count"
+        assert stage.metric(count, end="released", **{"class": "batch"}) == 1
+        assert stage.metric(count, end="released", **{"class": "interactive"}) == 2
+    records = [
+        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
+    ]
+    classes = [record.service_class for record in records]
+    assert sorted(classes, key=str) == ["batch", "interactive", "interactive"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_class_that_is_none_is_refused(path: str) -> None:
+    """400 that names the classes; without a queue nobody looks."""
+    unknown = {"x-warmroute-class": "urgent"}
+    body = chat(words(1), max_tokens=4)
+    async with Engines(1) as engines:
+        async with on_stage(*engines, **ON) as stage:
+            refused = await stage.ask(body, path, headers=unknown)
+        async with on_stage(*engines) as stage:
+            answered = await stage.ask(body, path, headers=unknown)
+
+    assert refused.status == 400
+    assert "interactive, batch" in refused.error["message"]
+    assert answered.status == 200
+
+
+async def test_a_full_queue_of_batch_lets_interactive_ones_in() -> None:
+    """The batch request that takes the longest is told to come again; batch finds no place."""
+    gate = Gate()
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, queue__max_requests=2) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        long = asking.ask("long", 3_000, with_headers=BATCH)
+        await asking.waits(1)
+        asking.ask("short", with_headers=BATCH)
+        await asking.waits(2)
+        third = await asking.ask("third", with_headers=BATCH)
+        asking.ask("b")
+        displaced = await long
+        gate.end("a", "b", "short")
+        await has(stage, gate, "a", "b", "short")
+
+        for refused in (third, displaced):
+            assert (refused.status, refused.error["type"]) == (429, "RateLimitError")
+            assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        refused_total = "warmroute_queue_refused_total"
+        assert stage.metric(refused_total, reason="full", **{"class": "batch"}) == 1
+        assert stage.metric(refused_total, reason="displaced", **{"class": "batch"}) == 1
+        assert stage.metric("warmroute_waiting_requests") == 0
+
+
 async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     """What it had in flight is tried again without another wait."""
     gates = [Gate(), Gate()]
@@ -375,7 +458,12 @@ def a_job(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
     choice = SimpleNamespace(view=view)
     return SimpleNamespace(
-        session_hash=None, num_tokens=10, choice=choice, waited_ms=0.0, released=None
+        session_hash=None,
+        num_tokens=10,
+        choice=choice,
+        waited_ms=0.0,
+        released=None,
+        service_class=None,
     )
 
 

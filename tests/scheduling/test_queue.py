@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import Struct
 
 from policies import CandidateId, CostModel, ReplicaView
@@ -40,10 +42,10 @@ class Stage:
         )
 
     def ask(self, name: str, num_tokens: int, *, session: int | None = None, at_s: float = 0.0,
-            to: CandidateId = A, cached: int = 0) -> Waiting:  # fmt: skip
+            to: CandidateId = A, cached: int = 0, batch: bool = False) -> Waiting:  # fmt: skip
         self.wants[name] = to
         self.cached[name] = cached
-        return self.queue.add(name, session, num_tokens, at_s)
+        return self.queue.add(name, session, num_tokens, at_s, is_batch=batch)
 
     def release(self, now_s: float = 0.0) -> list[str]:
         """Release, and return who was sent."""
@@ -223,3 +225,96 @@ def test_who_goes_elsewhere_now_is_among_those_who_want_to_go_there() -> None:
         sent += stage.release(at_s)
 
     assert sent == ["n0", "n1", "n2"]
+
+
+def test_batch_goes_behind_interactive_ones() -> None:
+    """However short it is, and wherever its session lives."""
+    stage = Stage(window=0)
+    stage.lives(1, A, 100, 0.0)
+    stage.ask("batch", 110, session=1, cached=100, batch=True)
+    stage.ask("first", 5_000, at_s=0.1)
+    stage.ask("second", 5_000, at_s=0.2)
+    sent = []
+    for at_s in (1.0, 1.1, 1.2):
+        stage.num_waiting[A] = 0
+        sent += stage.release(at_s)
+
+    assert sent == ["first", "second", "batch"]
+
+
+def test_batch_does_not_starve() -> None:
+    """After `batch_max_wait_s` it goes first of all."""
+    stage = Stage(window=0, batch_max_wait_s=10.0)
+    stage.num_waiting[A] = 1
+    stage.ask("batch", 5_000, batch=True)
+    assert stage.release(0.0) == []
+    sent = []
+    for second in range(1, 11):
+        stage.ask(f"i{second}", 100, at_s=second - 0.5)
+        stage.num_waiting[A] = 0
+        sent += stage.release(float(second))
+
+    assert sent == [f"i{second}" for second in range(1, 10)] + ["batch"]
+
+
+def test_interactive_ones_that_wait_for_room_do_not_hold_up_batch() -> None:
+    """Not even where there are many of them: compute at the other candidate is to be used."""
+    stage = Stage()
+    stage.lives(1, A, 9_000, 0.0)
+    for number in range(20):
+        stage.ask(f"i{number}", 2_000, session=100 + number)
+    stage.ask("batch", 100, to=B, batch=True)
+
+    assert stage.release(0.1) == ["batch"]
+
+
+def test_of_batch_the_costliest_is_refused_first() -> None:
+    """By uncached tokens; of those that take as long the last that came, and none interactive."""
+    stage = Stage(window=0)
+    stage.num_waiting = {A: 1, B: 1}
+    assert stage.queue.costliest_batch() is None
+    stage.ask("interactive", 9_000)
+    assert stage.queue.costliest_batch() is None
+    stage.ask("warm", 9_000, cached=8_900, batch=True)
+    stage.ask("cold", 5_000, batch=True, to=B)
+    stage.ask("cold too", 5_000, batch=True, to=B)
+    for at_s in (0.1, 0.2, 0.3):
+        stage.release(at_s)
+    refused = []
+    while (costliest := stage.queue.costliest_batch()) is not None:
+        refused.append(costliest.item)
+        stage.queue.remove(costliest)
+
+    assert refused == ["cold too", "cold", "warm"]
+    assert (len(stage.queue), stage.queue.num_batch) == (1, 0)
+
+
+_ASK = st.tuples(
+    st.integers(1, 9_000),  # tokens
+    st.sampled_from([A, B]),
+    st.booleans(),  # batch
+    st.none() | st.integers(1, 5),  # session
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(_ASK, min_size=1, max_size=100))
+def test_all_go_in_the_end_and_batch_behind(
+    asks: list[tuple[int, CandidateId, bool, int | None]],
+) -> None:
+    """Each once; until it has waited out, no batch while an interactive one could go there."""
+    stage = Stage(window=0, patience=0.0, max_wait_s=1e6, batch_max_wait_s=1e6)
+    batch = {f"{number}" for number, ask in enumerate(asks) if ask[2]}
+    for number, (num_tokens, to, is_batch, session) in enumerate(asks):
+        stage.ask(f"{number}", num_tokens, to=to, batch=is_batch, session=session)
+    now_s = 0.0
+    while stage.queue and now_s < 1_000:
+        now_s += 1.0
+        stage.num_waiting = {A: 0, B: 0}
+        stage.release(now_s)
+
+    assert sorted(stage.sent) == sorted(stage.wants)
+    assert stage.queue.num_batch == 0
+    for candidate in (A, B):
+        there = [name in batch for name in stage.sent if stage.wants[name] == candidate]
+        assert there == sorted(there)

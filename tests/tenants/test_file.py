@@ -31,6 +31,7 @@ tenants:
     uncached_tokens_per_minute: 2000000
     max_in_flight: 64
     body_bytes: 8000000
+    class: batch
     weight: 2.5
     priority: -1
     cache: group-1
@@ -46,6 +47,7 @@ tenants:
         uncached_tokens_per_minute=2_000_000,
         max_in_flight=64,
         body_bytes=8_000_000,
+        service_class="batch",
         weight=2.5,
         priority=-1,
         cache="group-1",

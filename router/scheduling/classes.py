@@ -1,0 +1,20 @@
+"""Service classes: who waits for whom.
+
+interactive   somebody waits for the answer; the default
+batch         goes when no interactive request can, and is refused first
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+ServiceClass = Literal["interactive", "batch"]
+
+CLASSES: Final[tuple[ServiceClass, ...]] = get_args(ServiceClass)
+INTERACTIVE: Final[ServiceClass] = "interactive"
+BATCH: Final[ServiceClass] = "batch"
+
+
+def lower(one: ServiceClass, other: ServiceClass) -> ServiceClass:
+    """Return the one of two classes that waits for the other."""
+    return BATCH if BATCH in (one, other) else INTERACTIVE
