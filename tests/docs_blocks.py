@@ -33,6 +33,7 @@ from typing import Self
 import httpx
 from msgspec import Struct
 
+from router.tls import system_tls
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,7 +219,7 @@ class Shell:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+        return httpx.get(url, timeout=5.0, trust_env=False, verify=system_tls()).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -25,6 +25,7 @@ from loadtest.runner.display import Display
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import Stack, start
 from loadtest.runner.tally import ReplicaLoad, Tally
+from router.tls import system_tls
 
 SAMPLE_S: Final = 0.5
 _LAG_S: Final = 0.05
@@ -84,7 +85,7 @@ async def run(
     flags = workload.replica_flags(plan.num_gpu_blocks)
     async with (
         start(flags, NUM_REPLICAS, policy, log_dir, port=port) as stack,
-        httpx.AsyncClient(timeout=5.0, trust_env=False) as client,
+        httpx.AsyncClient(timeout=5.0, trust_env=False, verify=system_tls()) as client,
     ):
         begin_s = loop.time()
         tally = Tally(policy, plan.num_turns)

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 import loadtest
 from loadtest.runner.children import Child, ChildDied, running
+from router.tls import system_tls
 
 _START_TIMEOUT_S: Final = 60.0
 _READY_PAUSE_S: Final = 0.05
@@ -106,7 +107,7 @@ async def start_replicas(
                 pool = ["--pool", child.announced[2]]
         for child in replicas:
             await child.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
-        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=10.0, trust_env=False, verify=system_tls()) as client:
             for child in replicas:
                 await _greet(client, child.announced[1])
         yield tuple(replicas)
@@ -134,7 +135,7 @@ async def start_router(
     async with running("router", serve, log=log_dir / "router.log", env=env) as child:
         await child.wait_announced(_ROUTER_UP, _START_TIMEOUT_S)
         router = Router(url=child.announced[1], admin_url=child.announced[2], child=child)
-        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=system_tls()) as client:
             await _wait_ready(client, router)
             await _greet(client, router.url)
         yield router

@@ -19,6 +19,7 @@ from router.check.replica import ReplicaSeen
 from router.config import Config
 from router.config.secrets import read_secret
 from router.errors import ConfigError
+from router.tls import system_tls
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
@@ -110,7 +111,9 @@ async def ask_router(key: str, host: str, port: int, *, timeout_s: float) -> str
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     host = f"[{host}]" if ":" in host else host
     try:
-        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            timeout=timeout_s, trust_env=False, verify=system_tls()
+        ) as client:
             answer = await client.get(f"http://{host}:{port}{_PATHS[key]}")
     except (httpx.HTTPError, httpx.InvalidURL):
         return None

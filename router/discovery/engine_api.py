@@ -31,6 +31,7 @@ from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
+from router.tls import system_tls
 
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
 
@@ -93,7 +94,7 @@ class EngineApi:
             headers={"Accept-Encoding": "identity"},  # a kilobyte may be a gigabyte
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is kept
             timeout=timeout_s,
-            verify=tls if tls is not None else True,
+            verify=tls if tls is not None else system_tls(),
             trust_env=False,
             limits=httpx.Limits(max_connections=256, keepalive_expiry=4.0),
         )

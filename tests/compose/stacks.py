@@ -20,6 +20,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
+from router.tls import system_tls
 from tests.compose.model import Project, load
 from tests.compose.runner import ROOT, Image, Stack, Substitute, missing_programs
 
@@ -194,7 +195,7 @@ def _predicted(header: str) -> dict[str, int]:
 def client() -> httpx.Client:
     """A client that opens a connection for each request, so that the front chooses anew."""
     limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.Client(timeout=60.0, trust_env=False, limits=limits)
+    return httpx.Client(timeout=60.0, trust_env=False, limits=limits, verify=system_tls())
 
 
 def main() -> None:

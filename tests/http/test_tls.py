@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 
 from router.config import ForwardConfig, ListenConfig
+from router.discovery.engine_api import EngineApi
 from router.errors import ConfigError
 from router.run import reload
-from router.tls import client_tls, server_tls
+from router.tls import client_tls, server_tls, system_tls
 from tests.faults.fake_engine import MODELS
 from tests.faults.stage import PATIENCE_S, Engines, RawClient, Stage, chat, on_stage, words
 from tests.http.certificates import Authority
@@ -196,6 +197,19 @@ async def test_a_replica_with_tls_is_served_through(authority: Authority) -> Non
             on_stage(url, forward__ca_file=authority.cert, **settings) as stage,
         ):
             assert (await stage.ask(chat("a"))).status == 200
+
+
+async def test_a_replica_that_the_systems_authorities_certify_is_asked(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of a replica trusts them, too, not a list of its own."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
+    system_tls.cache_clear()
+    try:
+        async with engine(authority.issue("engine")) as url, EngineApi(timeout_s=PATIENCE_S) as api:
+            assert (await api.facts("r", url)).models
+    finally:
+        system_tls.cache_clear()
 
 
 async def reason(stage: Stage) -> str:
