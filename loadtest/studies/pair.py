@@ -31,6 +31,8 @@ SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
 _SEGMENT_BYTES: Final = 64 << 20  # of each engine: 8,192 blocks in all, more than any cell needs
 _WARM_UP_TOKENS: Final = 6_000
+_SHORT_TOKEN: Final = 300  # a prompt of one token
+_BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
 _SILENCE_S: Final = 120.0
 _OTHER_READY_S: Final = 60.0
 
@@ -39,7 +41,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     """What stands in front of the engines: a policy of ours by label, or another's command.
 
     In a command `{port}` is where it has to listen, `{url1}` and `{url2}` are the engines; it is
-    ready when `/health` answers.
+    ready when `/v1/models` answers.
     """
 
     label: str
@@ -76,6 +78,7 @@ class Pair:
         """
         for engine in self._engines:
             engine.reset_prefix_cache(external=bool(self._options))
+            engine.complete([_SHORT_TOKEN])  # a step: only then it publishes that it is empty
         async with self._in_front(arm) as url:
             return await drive(
                 url,
@@ -115,7 +118,13 @@ def running(log_dir: Path, *, has_pool: bool) -> Iterator[Pair]:
     names = [f"r{number + 1}" for number in range(NUM_ENGINES)]
     if not has_pool:
         engines = [
-            Engine(name, log_dir, num_blocks=NUM_BLOCKS, max_model_len=_MAX_MODEL_LEN)
+            Engine(
+                name,
+                log_dir,
+                num_blocks=NUM_BLOCKS,
+                max_model_len=_MAX_MODEL_LEN,
+                buffer_steps=_BUFFER_STEPS,
+            )
             for name in names
         ]
         with all_up(engines):
@@ -130,6 +139,7 @@ def running(log_dir: Path, *, has_pool: bool) -> Iterator[Pair]:
                 segment_bytes=_SEGMENT_BYTES,
                 num_blocks=NUM_BLOCKS,
                 max_model_len=_MAX_MODEL_LEN,
+                buffer_steps=_BUFFER_STEPS,
             )
             for name in names
         ]
@@ -149,5 +159,5 @@ def _other(command: str, urls: Sequence[str], log_dir: Path) -> Iterator[str]:
     words = [word.format(port=port, **places) for word in shlex.split(command)]
     url = f"http://127.0.0.1:{port}"
     process = Process(words[0], url, words, log_dir / "other-router.log", {})
-    with all_up([process], timeout_s=_OTHER_READY_S):
+    with all_up([process], "/v1/models", _OTHER_READY_S):
         yield url

@@ -33,6 +33,7 @@ class StreamReason(StrEnum):
     LOST = "event stream lost"
     PARTIAL = "history before we joined is lost"
     RESUMING = "resuming: believed as it was, until a replay has proven it"
+    READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed, translated"
     UNVERIFIED = "hash contract not verified yet"
 

@@ -67,6 +67,7 @@ class History:
     """
 
     __slots__ = (
+        "_is_behind",
         "_is_fresh",
         "_is_suspect",
         "_marks",
@@ -83,6 +84,7 @@ class History:
         self.counters = counters
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
         self.has_replay = has_replay
+        self._is_behind = False  # batches are missing that the wanted replay will bring
         self._is_fresh = False  # the wanted replay is of all there is
         self._is_suspect = False  # the engine may be another one: nothing passes before a replay
         self._next: int | None = None  # None: no history at all, not even an empty one
@@ -102,7 +104,7 @@ class History:
         self.has_replay = has_replay
         if not has_replay:
             self.wanted = None
-            self._is_suspect = False
+            self._is_behind = self._is_suspect = False
 
     # -- live batches ------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class History:
             return self._seen_before(sequence, mark)
         self.counters.num_gaps += 1
         if self.ask():
+            self._is_behind = True
             return BatchAction.IGNORE
         return self._begin(sequence, mark)
 
@@ -150,7 +153,7 @@ class History:
         if not self._can_ask():
             return False
         self.wanted = 0
-        self._is_fresh = True
+        self._is_behind = self._is_fresh = True
         if self._replay is not _Replay.NONE:
             self._replay = _Replay.USELESS
         return True
@@ -243,7 +246,7 @@ class History:
 
     def _answered(self) -> None:
         self.wanted = None
-        self._is_fresh = False
+        self._is_behind = self._is_fresh = False
         self._num_failed = 0
 
     def _fail(self, replay: _Replay) -> None:
@@ -256,13 +259,14 @@ class History:
         if self._is_fresh or self._is_suspect:
             self.forget()
         self.wanted = None
+        self._is_behind = False
 
     @property
     def is_caught_up(self) -> bool:
         """Whether all of the past that can be read was read."""
         if not self._can_ask():
             return True
-        return self._next is not None and not (self.wanted is not None and self._is_fresh)
+        return self._next is not None and not self._is_behind
 
     @property
     def is_proven(self) -> bool:
@@ -286,7 +290,7 @@ class History:
         """Know nothing, want nothing."""
         self.wanted = None
         self._next = None
-        self._is_fresh = self._is_suspect = False
+        self._is_behind = self._is_fresh = self._is_suspect = False
         self._marks.clear()
 
     def _begin(self, sequence: int, mark: bytes) -> BatchAction:

@@ -130,6 +130,7 @@ class RankStream(CandidateStream):
             (self._suspicion is not None, self._suspicion),
             (self._is_resuming, StreamReason.RESUMING),
             (self._disconnected_s is not None, StreamReason.UNREACHABLE),
+            (not self._history.is_caught_up, StreamReason.READING),
             (phase is Phase.TRANSLATED, StreamReason.TRANSLATED),
             (phase is Phase.SEARCHING, StreamReason.UNVERIFIED),
             (bool(self._lacks), self._lacks),
