@@ -125,6 +125,39 @@ def test_history_before_joining_counts() -> None:
     assert talk.stream.state == "exact"
 
 
+def test_it_is_not_exact_before_its_history_is_read() -> None:
+    """Until the last reply has come, blocks may be missing or long gone."""
+    talk = Talk()
+    talk.history = [batch(stored(prompt(number))) for number in range(3)]
+    talk.stream.connected()
+    talk.stream.begin_replay()
+    for sequence, payload in enumerate(talk.history[:2]):
+        talk.stream.replayed(sequence, payload)
+
+    assert talk.stream.state_and_reason() == ("degraded", "event history is being read")
+    assert not talk.stream.has_history
+    talk.stream.replayed(2, talk.history[2])
+    talk.stream.end_replay(is_complete=True)
+    assert talk.stream.state == "exact"
+    assert talk.stream.has_history
+
+
+def test_it_is_not_exact_while_batches_are_missing() -> None:
+    """A gap says so until it is filled; a look whether one was missed says nothing."""
+    talk = Talk().join()
+    talk.say(*[batch(stored(prompt(number))) for number in range(2)])
+    talk.stream.verify()
+    assert talk.stream.state == "exact"
+    talk.replay()
+    talk.history.append(batch(stored(prompt(2))))  # lost on its way
+    talk.say(batch(stored(prompt(3))))
+
+    assert talk.stream.state_and_reason() == ("degraded", "event history is being read")
+    talk.replay()
+    assert talk.stream.state == "exact"
+    assert talk.matched(range(4)) == [3, 3, 3, 3]
+
+
 def test_a_restarted_engine_begins_an_epoch() -> None:
     """Nothing of the old process holds, not even its contract."""
     talk = Talk().join()
