@@ -9,8 +9,10 @@ Source of the message rules: vllm/renderers/chat_utils.py, 0.32.0 (string conten
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ import jinja2
 import msgspec
 import xxhash
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
 
 from router.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.errors import BadRequest, TemplateFailed
@@ -83,10 +84,9 @@ class ChatTokenizer:
     __slots__ = ("_backend", "_ints", "_known", "_markers", "_num_known_tokens", "tokenizer")
 
     def __init__(self, model_dir: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+        self.tokenizer, self._markers = _load(model_dir, _stamps(model_dir))
         self._backend: Backend = self.tokenizer.backend_tokenizer
         self._ints = list(range(len(self.tokenizer)))
-        self._markers = _markers(self._backend, self.tokenizer.chat_template or "")
         self._known: OrderedDict[bytes, Segment] = OrderedDict()
         self._num_known_tokens = 0
 
@@ -298,6 +298,24 @@ def _tool_call(call: Any) -> dict[str, Any]:
             arguments = None
     function["arguments"] = arguments if isinstance(arguments, Mapping) else {}
     return {**call, "function": function}
+
+
+@lru_cache(maxsize=4)
+def _load(model_dir: Path, _: object) -> tuple[Any, list[str]]:
+    """Load a directory's tokenizer and find its markers: 90 ms, once for all replicas of a process.
+
+    transformers is imported here: it is most of what `warmroute --help` would take.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+    return tokenizer, _markers(tokenizer.backend_tokenizer, tokenizer.chat_template or "")
+
+
+def _stamps(model_dir: Path) -> tuple[object, ...]:
+    """Return what differs when a file of the directory is written anew."""
+    stats = [(entry.name, entry.stat()) for entry in os.scandir(model_dir)]
+    return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
 
 
 def _markers(backend: Backend, template: str) -> list[str]:

@@ -88,6 +88,20 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokenizer.encode(texts[0]).ids == REFERENCE.encode(texts[0])
 
 
+def test_a_directory_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    """Replicas of one process share a tokenizer; one that is written anew is read anew."""
+    directory = _changed_model(tmp_path, {})
+    first, again = ChatTokenizer(directory), ChatTokenizer(directory)
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "NFC"}}))
+    changed = ChatTokenizer(directory)
+
+    assert again.tokenizer is first.tokenizer
+    text = "<|im_start|>a<|im_end|>b"
+    assert len(first.plan(text).missing) == 2
+    assert len(changed.plan(text).missing) == 1
+
+
 def test_a_tokenizer_that_looks_over_boundaries_is_used_whole(tmp_path: Path) -> None:
     """With a normalizer, or an added token that strips spaces, nothing is cut."""
     for change in (
