@@ -120,10 +120,6 @@ class WorkingSets:
         entry = self._sessions.get(session)
         return entry.candidate if entry is not None else None
 
-    def has_begun(self, session: int) -> bool:
-        """Return whether a conversation is alive, or was and may go on."""
-        return session in self._sessions or session in self._over
-
     def num_own_tokens(self, session: int, num_tokens: int, num_cached_tokens: int) -> int:
         """Return the footprint that a turn of `num_tokens` would have."""
         entry = self._sessions.get(session)

@@ -11,12 +11,10 @@ leaves, as soon as two things hold there:
    waiting. (Buying when the rent paid is the price: never more than twice the best that could have
    been done.)
 
-First go interactive requests, then those whose conversation lives where they want to go, then
-others that have begun (a new one costs little at first, and would take the place of one that has to
-come back), then by how long they have waited over how long they take (uncached tokens, by the
-learned cost), so that short ones do not wait for long ones, and long ones not for ever. One that
-has waited for `max_wait_s` goes first and needs no room, and one of class batch after
-`batch_max_wait_s`.
+First go interactive requests, then those whose conversation lives where they want to go, then by
+how long they have waited over how long they take (uncached tokens, by the learned cost), so that
+short ones do not wait for long ones, and long ones not for ever. One that has waited for
+`max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
 
 What must live here: that rule. What must not: a clock, tasks, how a request is placed or sent. The
 router and the simulator use the same queue.
@@ -43,9 +41,9 @@ _STEPS: Final = 2  # of groups in a factor of 2
 _number = attrgetter("number")
 
 
-Group = tuple[CandidateId | None, bool, int, int]
-"""Those that want to go to one candidate, are batch or not, have one standing, and take about as
-long. Standing: 0 lives there, 1 has begun, 2 is new."""
+Group = tuple[CandidateId | None, bool, bool, int]
+"""Those that want to go to one candidate, are batch or not, live there or not, and take about as
+long."""
 
 
 class QueueRules(Struct, frozen=True, kw_only=True):
@@ -76,7 +74,7 @@ class Waiting(Struct):
     number: int = 0  # in the order of arrival
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
-    group: Group = (None, False, 0, 0)
+    group: Group = (None, False, True, 0)
 
 
 class Verdict(NamedTuple):
@@ -95,7 +93,7 @@ C = TypeVar("C", bound=Choice)
 class Queue(Generic[C]):
     """The requests that wait.
 
-    Those of a group (candidate, class, standing, time it takes) are in the order of their
+    Those of a group (candidate, class, lives there, time it takes) are in the order of their
     arrival. In a long queue a release compares the first of each group alone: what that takes
     depends on who goes, not on how many wait.
 
@@ -152,7 +150,7 @@ class Queue(Generic[C]):
             since_s=now_s,
             is_batch=is_batch,
             number=self._num_added,
-            group=(None, is_batch, 0, 0),
+            group=(None, is_batch, True, 0),
         )
         self._num_batch += is_batch
         self._waiting.add(waiting.number)
@@ -259,15 +257,15 @@ class Queue(Generic[C]):
         `behind`: batch requests that have not waited for long enough to go first; else all others.
         The queue and `full` may change meanwhile.
         """
-        max_wait_s = self._max_wait_s
+        max_wait_s, home = self._max_wait_s, self._working_sets.home
 
-        def key(each: Waiting) -> tuple[int, int, float, int]:
+        def key(each: Waiting) -> tuple[int, bool, float, int]:
             waited_s = now_s - each.since_s
             is_batch = each.is_batch
             is_in_time = waited_s < max_wait_s[is_batch]
+            lives_there = each.session is not None and home(each.session) == each.candidate
             rank = is_in_time * (1 + is_batch)
-            standing = self._standing(each.session, each.candidate)
-            return rank, standing, -waited_s / each.compute_ms, each.number
+            return rank, not lives_there, -waited_s / each.compute_ms, each.number
 
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
         is_short = len(self._waiting) <= _SHORT
@@ -304,29 +302,17 @@ class Queue(Generic[C]):
 
     def _put(self, waiting: Waiting, view: ReplicaView) -> None:
         """Note where a request would go now, and how long it would take there."""
+        session = waiting.session
+        home = self._working_sets.home(session) if session is not None else None
         waiting.candidate = view.id
         waiting.compute_ms = _compute_ms(view, waiting.num_tokens)
         steps = int(_STEPS * log2(waiting.compute_ms))
-        standing = self._standing(waiting.session, view.id)
-        name = (view.id, waiting.is_batch, standing, steps)
+        name = (view.id, waiting.is_batch, home == view.id, steps)
         if name != waiting.group:
             self._leave_group(waiting)
             waiting.group = name
             group = self._groups.setdefault(name, [])
             group.insert(bisect_left(group, waiting.number, key=_number), waiting)
-
-    def _standing(self, session: int | None, candidate: CandidateId | None) -> int:
-        """Return whether a conversation lives there (0), has begun (1) or is new (2).
-
-        Where it is not known yet where a request would go, that is to be found out: 0.
-        """
-        if candidate is None:
-            return 0
-        if session is None:
-            return 2
-        if self._working_sets.home(session) == candidate:
-            return 0
-        return 1 if self._working_sets.has_begun(session) else 2
 
     def _leave_group(self, waiting: Waiting) -> None:
         group = self._groups[waiting.group]
@@ -335,9 +321,9 @@ class Queue(Generic[C]):
             del self._groups[waiting.group]
 
 
-def _price(name: Group) -> tuple[int, int]:
-    """Order groups by what their requests take, and then by their standing."""
-    return name[3], name[2]
+def _price(name: Group) -> tuple[int, bool]:
+    """Order groups by what their requests take, and then by whether they live nowhere."""
+    return name[3], not name[2]
 
 
 def _compute_ms(view: ReplicaView, num_tokens: int) -> float:

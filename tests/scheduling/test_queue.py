@@ -132,20 +132,6 @@ def test_of_those_that_have_outgrown_a_cache_the_last_that_came_waits() -> None:
     assert stage.release(0.2) == ["first"]
 
 
-def test_who_has_begun_comes_back_before_a_new_one_starts() -> None:
-    """Though the new one takes less, so that what was begun gets done."""
-    stage = Stage(window=0)
-    stage.lives(1, A, 1_000, 0.0)
-    over_s = stage.sets.patience_s + 0.1
-    stage.ask("new", 100, session=2, at_s=over_s)
-    stage.ask("paused", 5_000, session=1, at_s=over_s)
-    stage.num_waiting[A] = 1
-    assert stage.release(over_s) == []  # now it is known how long each takes
-    stage.num_waiting[A] = 0
-
-    assert stage.release(over_s + 1.0) == ["paused"]
-
-
 @pytest.mark.parametrize(("idle_s", "goes"), [(1.9, False), (2.0, True)])
 def test_compute_to_spare_does_instead_of_room(idle_s: float, goes: bool) -> None:
     """An engine that was idle for as long as a prompt takes had better compute it."""
