@@ -222,6 +222,13 @@ def pressure(trace: Path) -> str:
     return report(points())
 
 
+def cliff(trace: Path) -> str:
+    """Simulate goodput against the number of sessions, which needs no trace; minutes."""
+    from loadtest.studies.cliff import default_report
+
+    return default_report()
+
+
 def experiment_study(trace: Path) -> str:
     """Draw experiments, to show that reports keep their promises; needs no trace; minutes."""
     from loadtest.experiments.study import study
@@ -444,6 +451,7 @@ ON_DEMAND: dict[str, Callable[[Path], str]] = {
     "published": published,
     "grid": grid,
     "pressure": pressure,
+    "cliff": cliff,
     "experiment-study": experiment_study,
 }
 """Parts that take minutes, made of the conversation trace."""
