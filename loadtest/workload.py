@@ -37,7 +37,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     wait_s: float = 0.0
     messages: tuple[dict[str, Any], ...] | None = None  # a trace that has text: sent as it is
     tools: tuple[dict[str, Any], ...] | None = None  # that go with the messages
-    is_batch: bool = False  # its service class; live routers are not told
+    # Live routers are not told of these:
+    is_batch: bool = False  # its service class
+    deadline_s: float | None = None  # for its first token, from its arrival
 
     @property
     def key(self) -> TurnKey:

@@ -7,6 +7,7 @@ RouterError                    status  code
 │   ├── UnknownModel            404    model_not_found
 │   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
 │   ├── QueueFull               429    queue_full               (Retry-After)
+│   ├── DeadlineUnmet           429    deadline_unmet           (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
 │   ├── ExpectationFailed       417    expectation_failed
@@ -106,6 +107,19 @@ class QueueFull(ClientError):
 
     def __init__(self, *, retry_after_s: float) -> None:
         super().__init__("Too many requests are waiting; send it again later.")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineUnmet(ClientError):
+    """A first token is predicted to come too late; see router.scheduling.queue."""
+
+    status = 429
+    code = "deadline_unmet"
+    type = "RateLimitError"
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        # No prediction in it: that would say what is cached.
+        super().__init__("The first token would come after the deadline; send it again later.")
         self.retry_after_s = retry_after_s
 
 

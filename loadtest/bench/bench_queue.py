@@ -16,10 +16,11 @@ from msgspec import Struct
 
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
-from policies.view import CandidateId, ReplicaView
+from policies.view import CandidateCost, CandidateId, ReplicaView
 from router.replicas.cost_fit import PRIOR
 from router.replicas.working_sets import WorkingSets
-from router.scheduling.queue import Queue, QueueRules, Waiting
+from router.scheduling.queue import Queue, QueueRules
+from router.scheduling.waiting import Waiting
 
 _NUM_WAITING: Final = 10_000
 _NUM_CANDIDATES: Final = 8
@@ -44,6 +45,9 @@ def run(setting: Setting) -> list[Line]:
 
 class _Chosen(Struct, frozen=True):
     view: ReplicaView
+
+    def costs(self) -> tuple[CandidateCost, ...]:
+        return ()
 
 
 class Releases:
@@ -73,7 +77,7 @@ class Releases:
         open_one = self._dice.choice(self._ids)
         self._num_ahead[open_one] = 1
         start_s = time.thread_time()
-        self.queue.release(self._now_s, self._choose, self._send)
+        self.queue.release(self._now_s, self._choose, self._send, self._refuse)
         taken_s = time.thread_time() - start_s
         while len(self.queue) < _NUM_WAITING:
             self._add()
@@ -98,3 +102,6 @@ class Releases:
         assert waiting.session is not None
         self._working_sets.begin(waiting.session, candidate, waiting.num_tokens, 0, self._now_s)
         self._working_sets.end(waiting.session, self._now_s)
+
+    def _refuse(self, waiting: Waiting, choice: _Chosen, excess_ms: float) -> None:
+        raise AssertionError("no request has a deadline")

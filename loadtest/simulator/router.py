@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from loadtest.simulator.setup import Setup
 from loadtest.simulator.stream import SimulatedStream
+from policies.cost import candidate_costs
 from policies.policy import Policy
-from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
+from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, RequestView, Snapshot
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
@@ -45,6 +46,10 @@ class Choice(Struct, frozen=True, gc=False):
     decision: Decision
     snapshot: Snapshot
     view: ReplicaView  # of the chosen one
+
+    def costs(self) -> tuple[CandidateCost, ...]:
+        """Return what each candidate costs, whether the policy compares that or not."""
+        return self.decision.costs or candidate_costs(self.snapshot)
 
 
 class Placement(Struct, frozen=True, gc=False):

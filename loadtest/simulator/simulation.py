@@ -32,6 +32,7 @@ from router.contracts import KEY_MASK, BlockKey
 from router.index.cache_view import Claim
 from router.records.record import DecisionRecord, Try
 from router.replicas.ledger import Lease
+from router.scheduling.waiting import Waiting
 
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
 _LOOK_EVERY_S = 0.1  # at turns that wait; nothing else may happen
@@ -209,7 +210,21 @@ class _Simulation:
         if router.queue is None:
             self._send(router, arrival, self._choose(router, ask, now_s), now_s)
         else:
-            router.queue.add(arrival, ask.session_hash, num_tokens, now_s, is_batch=turn.is_batch)
+            waiting = router.queue.add(
+                arrival,
+                ask.session_hash,
+                num_tokens,
+                now_s,
+                is_batch=turn.is_batch,
+                deadline_s=None if turn.deadline_s is None else now_s + turn.deadline_s,
+            )
+            if waiting.deadline_s is not None:
+                choice = self._choose(router, ask, now_s)
+                spare_ms = router.queue.expect(waiting, choice, now_s)
+                if spare_ms is not None and spare_ms < 0.0:
+                    router.queue.remove(waiting)
+                    self._reject(waiting, now_s)
+                    return
             self._release(router, now_s)
 
     def _choose(self, router: Router, ask: Ask, now_s: float) -> Choice:
@@ -227,6 +242,7 @@ class _Simulation:
             now_s,
             lambda waiting: self._choose(router, waiting.item.ask, now_s),
             lambda waiting, choice, _: self._send(router, waiting.item, choice, now_s),
+            lambda waiting, choice, _: self._reject(waiting, now_s),
         )
         if queue and router not in self._looked_at:
             self._looked_at.add(router)
@@ -376,16 +392,24 @@ class _Simulation:
             self._records.append(self._record(ticket, result, len(self._records)))
         self._add(result, now_s)
 
+    def _reject(self, waiting: Waiting, now_s: float) -> None:
+        """Answer as a router does to what would miss its deadline; its session goes on."""
+        arrival: _Arrival = waiting.item
+        self._fail(arrival.turn, arrival.at_s, now_s, 429, "too late")
+
     def _refuse(self, turn: Turn, now_s: float, why: str) -> None:
         """Answer as an engine does to what it can never hold."""
+        self._fail(turn, now_s, now_s, 400, why)
+
+    def _fail(self, turn: Turn, at_s: float, now_s: float, status: int, why: str) -> None:
         self._add(
             TurnResult(
                 session_id=turn.session_id,
                 number=turn.number,
-                start_s=now_s,
-                total_s=0.0,
-                status=400,
-                error="http_400",
+                start_s=at_s,
+                total_s=now_s - at_s,
+                status=status,
+                error=f"http_{status}",
                 error_message=why,
             ),
             now_s,

@@ -11,6 +11,7 @@ import math
 import orjson
 
 from router.errors import (
+    DeadlineUnmet,
     NoReplicaAvailable,
     Overloaded,
     QueueFull,
@@ -66,7 +67,7 @@ def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the answer."""
     if isinstance(error, NoReplicaAvailable):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | DeadlineUnmet):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, RateLimited):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}

@@ -79,6 +79,11 @@ def table(explained: dict[str, Any]) -> str:
 def _queued(queue: dict[str, Any]) -> str:
     """Say whether it would wait, and why."""
     others = f"{queue['num_waiting']:,} waiting"
+    if queue.get("deadline_ms") is not None:
+        others += (
+            f"; first token expected in {queue['expected_ttft_ms']:,.0f} ms, "
+            f"wanted in {queue['deadline_ms']:,.0f} ms"
+        )
     name = f"{queue['class']}, " if queue.get("class") is not None else ""
     if queue["goes_at_once"]:
         return f"queue: {name}would go at once ({queue['why'].replace('_', ' ')}); {others}"

@@ -145,6 +145,15 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "interactive ones, afterwards before"
         ),
     ] = 600.0
+    deadline_s: Annotated[
+        Seconds | None,
+        Meta(
+            description="interactive prompts whose first token is predicted to come later than "
+            "this after their arrival are answered 429; a request's own x-warmroute-deadline-ms "
+            "goes before; none: they wait as long as it takes"
+        ),
+    ] = None
+    batch_deadline_s: Annotated[Seconds | None, Meta(description="the same for class batch")] = None
     max_requests: Annotated[
         Count, Meta(description="prompts that may wait; further ones are answered 429")
     ] = 10_000

@@ -43,11 +43,13 @@ class Explainer:
         }
         room = self._pipeline.steps.room
         if room is not None and room.takes(job):
-            verdict = room.judge(job, choice)
+            verdict, expected_ms = room.judge(job, choice)
             explained["queue"] = {
                 "goes_at_once": verdict.goes,
                 "why": verdict.why,
                 "class": job.service_class,
+                "deadline_ms": job.deadline_ms,
+                "expected_ttft_ms": expected_ms,
                 "num_waiting": room.num_waiting,
             }
         if with_tokens and job.tokens is not None:

@@ -8,8 +8,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDictProxy
 
+from policies.cost import candidate_costs
 from policies.policy import Policy
-from policies.view import CandidateId, Decision, ReplicaView, Snapshot
+from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, Snapshot
 from router.api.apis import Api, Prompt
 from router.api.clients import Client
 from router.api.encodings import AsSent
@@ -91,6 +92,8 @@ class Job(Struct, kw_only=True):
     handed: bytes | None = None  # the body with its ids, while it is sent
     is_handed_over: bool = False  # its last try was
     service_class: ServiceClass | None = None  # None: no prompt of it waits
+    deadline_ms: float | None = None  # from its arrival to its first token; None: whenever
+    expected_ttft_ms: float | None = None  # so predicted when it came; None: it has no deadline
     waited_ms: float = 0.0  # until it was let go to a replica
     released: str | None = None  # why it was: `Verdict.why`; None: it has not waited
     tokenized_s: float = 0.0
@@ -195,6 +198,10 @@ class Choice(Struct, frozen=True, kw_only=True):
     policy: Policy
     pool: PoolMatch | None  # None: no pool, or not to be counted on
     assignment: AssignmentRecord | None = None
+
+    def costs(self) -> tuple[CandidateCost, ...]:
+        """Return what each candidate costs, whether the policy compares that or not."""
+        return self.decision.costs or candidate_costs(self.snapshot)
 
     @property
     def num_pool_tokens(self) -> int:

@@ -330,6 +330,8 @@ def _record_of(
         num_continued_tokens=job.num_continued_tokens,
         router_ms=router_s * 1000 - job.waited_ms,
         service_class=job.service_class,
+        deadline_ms=job.deadline_ms,
+        expected_ttft_ms=job.expected_ttft_ms,
         waited_ms=job.waited_ms,
         released=job.released,
         predicted_ttft_ms=predicted_ttft_ms,

@@ -39,7 +39,6 @@ from router.data_path.owners import Owners
 from router.data_path.read import Reader
 from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import Failures, Retries
-from router.data_path.service import class_of
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
@@ -125,7 +124,7 @@ class Pipeline:
         steps = self.steps
         job = await steps.reader.read(inbound, request_id)
         if steps.room is not None and job.prompt is not None and not inbound.api.counts:
-            job.service_class = class_of(inbound.headers, job.tenant)
+            steps.room.read(job)
         await steps.owners.find(job)
         if inbound.api.counts:
             await steps.tokenizer.count(job)
@@ -190,7 +189,7 @@ class Pipeline:
         """Choose and book; where requests wait, when there is room.
 
         Raises:
-            RouterError: as `choose` and `Admission.admit`; QueueFull.
+            RouterError: as `choose` and `Admission.admit`; QueueFull, DeadlineUnmet.
         """
         steps = self.steps
         if steps.room is None or not steps.room.takes(job):

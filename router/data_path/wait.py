@@ -22,13 +22,15 @@ from router.config import QueueConfig
 from router.data_path.admit import Admission
 from router.data_path.decide import Decider
 from router.data_path.job import Choice, Job, Placement
-from router.errors import QueueFull
+from router.data_path.service import class_of, deadline_ms_of
+from router.errors import DeadlineUnmet, QueueFull
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.recent import RecentRate
 from router.scheduling.classes import BATCH, INTERACTIVE
-from router.scheduling.queue import Queue, QueueRules, Verdict, Waiting
+from router.scheduling.queue import Queue, QueueRules, Verdict
+from router.scheduling.waiting import Waiting
 
 LOOK_S: Final = 0.05
 """How often those who wait are looked at, if nothing else happens: time makes room, too."""
@@ -97,6 +99,20 @@ class WaitingRoom:
             return False
         return job.released is None and not job.tries and not job.is_continuation
 
+    def read(self, job: Job) -> None:
+        """Read a prompt's class and deadline.
+
+        Raises:
+            BadRequest: a header makes no sense.
+        """
+        headers, config = job.inbound.headers, self._config
+        job.service_class = class_of(headers, job.tenant)
+        is_batch = job.service_class == BATCH
+        default_s = config.batch_deadline_s if is_batch else config.deadline_s
+        job.deadline_ms = deadline_ms_of(headers)
+        if job.deadline_ms is None and default_s is not None:
+            job.deadline_ms = 1e3 * default_s
+
     async def place(self, job: Job, on_left: Callable[[Job, Choice | None], None]) -> Placement:
         """Wait until a request may go, and book it.
 
@@ -106,6 +122,7 @@ class WaitingRoom:
 
         Raises:
             QueueFull: too many wait already, or too many came while it waited.
+            DeadlineUnmet: its first token would come too late.
             RouterError: it cannot be placed, as `Decider.decide` and `Admission.admit` say.
         """
         now_s = monotonic()
@@ -116,7 +133,16 @@ class WaitingRoom:
                 self._observe(job, "refused", 0.0)
                 raise QueueFull(retry_after_s=self._retry_after_s(now_s))
         seat = _Seat(job, asyncio.get_running_loop().create_future())
-        waiting = self._queue.add(seat, job.session_hash, job.num_tokens, now_s, is_batch=is_batch)
+        waiting = self._queue.add(
+            seat,
+            job.session_hash,
+            job.num_tokens,
+            now_s,
+            is_batch=is_batch,
+            deadline_s=_deadline_s(job),
+        )
+        if waiting.deadline_s is not None:
+            self._expect(waiting, now_s)
         self._release()
         try:
             placement = await seat.placed
@@ -129,8 +155,11 @@ class WaitingRoom:
         self._observe(job, "released", job.waited_ms / 1e3)
         return placement
 
-    def judge(self, job: Job, choice: Choice) -> Verdict:
-        """Return whether a request that comes now would go at once to where it was chosen to go."""
+    def judge(self, job: Job, choice: Choice) -> tuple[Verdict, float]:
+        """Return whether a request that comes now would go at once to where it was chosen to go.
+
+        And when its first token is expected, in ms from now.
+        """
         now_s = monotonic()
         asked = Waiting(
             item=None,
@@ -139,7 +168,8 @@ class WaitingRoom:
             since_s=now_s,
             is_batch=job.service_class == BATCH,
         )
-        return self._queue.judge(asked, choice.view, now_s)
+        expected_ms, _ = self._queue.first_token_ms(asked, choice, now_s)
+        return self._queue.judge(asked, choice.view, now_s), expected_ms
 
     # Releases
 
@@ -155,7 +185,7 @@ class WaitingRoom:
                 handle.cancel()
         self._next = self._timer = None
         try:
-            self._queue.release(monotonic(), self._choose, self._send)
+            self._queue.release(monotonic(), self._choose, self._send, self._refuse)
         finally:
             if self._queue:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
@@ -170,6 +200,30 @@ class WaitingRoom:
             seat.placed.set_exception(exc)
             return None
         return seat.choice
+
+    def _expect(self, waiting: Waiting, now_s: float) -> None:
+        """Refuse a request that has just come if its deadline cannot be met."""
+        choice = self._choose(waiting)
+        if choice is None:
+            self._queue.remove(waiting)  # it has failed
+            return
+        spare_ms = self._queue.expect(waiting, choice, now_s)
+        if spare_ms is None:
+            return
+        job: Job = waiting.item.job
+        assert job.deadline_ms is not None
+        job.expected_ttft_ms = job.deadline_ms - spare_ms
+        if spare_ms < 0.0:
+            self._queue.remove(waiting)
+            self._refuse(waiting, choice, -spare_ms)
+
+    def _refuse(self, waiting: Waiting, choice: Choice, excess_ms: float) -> None:
+        """Refuse a request that would miss its deadline by so much."""
+        seat: _Seat = waiting.item
+        if not seat.placed.done():
+            self._refused(seat.job, "deadline")
+            retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, excess_ms / 1e3))
+            seat.placed.set_exception(DeadlineUnmet(retry_after_s=retry_after_s))
 
     def _send(self, waiting: Waiting, choice: Choice, why: str) -> None:
         seat: _Seat = waiting.item
@@ -225,3 +279,9 @@ class WaitingRoom:
         if per_s <= 0.0:
             return _MAX_RETRY_AFTER_S
         return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
+
+
+def _deadline_s(job: Job) -> float | None:
+    if job.deadline_ms is None:
+        return None
+    return job.inbound.arrived_s + job.deadline_ms / 1e3

@@ -89,7 +89,8 @@ class Metrics:
         "Prompts that wait in the router, by class")]
     queue_refused: Annotated[Counter, Spec("warmroute_queue_refused", "class reason",
         "Prompts that the router's queue refused, by class and reason: full (of too many that "
-        "wait), displaced (a batch prompt, by an interactive one that came into a full queue)")]
+        "wait), displaced (a batch prompt, by an interactive one that came into a full queue), "
+        "deadline (its first token would come too late)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
         "Prompts that the router's queue let go, by why: room, idle (an engine had compute to "
         "spare), waited_out (queue.max_wait_s)")]

@@ -91,6 +91,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     num_continued_tokens: int = 0  # of the prompt, what replicas generated whose streams broke off
     router_ms: float  # without the time it waited
     service_class: str | None = None  # interactive | batch; None: it never waits (queue.mode off)
+    deadline_ms: float | None = None  # from arrival to first token, as asked; None: whenever
+    expected_ttft_ms: float | None = None  # from its arrival, its wait included; None: no deadline
     waited_ms: float = 0.0  # in the router, for room (queue.mode on)
     released: str | None = None  # why it was let go: room | idle | waited_out; None: it was not
     predicted_ttft_ms: float | None

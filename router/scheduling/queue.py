@@ -16,6 +16,10 @@ how long they have waited over how long they take (uncached tokens, by the learn
 short ones do not wait for long ones, and long ones not for ever. One that has waited for
 `max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
 
+A request with a deadline is refused as soon as its first token is predicted to come later: when it
+comes, from time to time while it waits, and before it is sent. But an engine that has nothing to do
+takes it: only a try can tell that the prediction was wrong.
+
 What must live here: that rule. What must not: a clock, tasks, how a request is placed or sent. The
 router and the simulator use the same queue.
 """
@@ -24,26 +28,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heapreplace
-from math import log2
+from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from policies.view import CandidateId, ReplicaView
 from router.replicas.working_sets import WorkingSets
+from router.scheduling.forecast import Forecast
+from router.scheduling.waiting import Choice, Group, Waiting, compute_ms, step_of
 
 _NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
 _NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
-_STEPS: Final = 2  # of groups in a factor of 2
+_NUM_CHECKS: Final = 4  # of deadlines, in a release
+_CHECK_AGAIN_S: Final = 0.05  # at the soonest
 _number = attrgetter("number")
-
-
-Group = tuple[CandidateId | None, bool, bool, int]
-"""Those that want to go to one candidate, are batch or not, live there or not, and take about as
-long."""
 
 
 class QueueRules(Struct, frozen=True, kw_only=True):
@@ -54,27 +55,6 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
     max_wait_s: float = 60.0
     batch_max_wait_s: float = 600.0
-
-
-class Choice(Protocol):
-    """Where a policy would send a request now."""
-
-    @property
-    def view(self) -> ReplicaView: ...
-
-
-class Waiting(Struct):
-    """One request that waits; `item` is the caller's."""
-
-    item: Any
-    session: int | None
-    num_tokens: int
-    since_s: float
-    is_batch: bool = False
-    number: int = 0  # in the order of arrival
-    compute_ms: float = 1.0  # as last chosen
-    candidate: CandidateId | None = None  # likewise
-    group: Group = (None, False, True, 0)
 
 
 class Verdict(NamedTuple):
@@ -104,8 +84,8 @@ class Queue(Generic[C]):
         capacity: A candidate's cache in tokens; None: not known, and everything fits.
     """
 
-    __slots__ = ("_capacity", "_groups", "_idle_s", "_max_wait_s", "_num_added", "_num_batch",
-                 "_rules", "_waiting", "_working_sets")  # fmt: skip
+    __slots__ = ("_capacity", "_checks", "_forecast", "_groups", "_idle_s", "_max_wait_s",
+                 "_num_added", "_num_batch", "_rules", "_waiting", "_working_sets")  # fmt: skip
 
     def __init__(
         self,
@@ -123,6 +103,8 @@ class Queue(Generic[C]):
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
         self._num_added = self._num_batch = 0
+        self._forecast = Forecast()
+        self._checks: list[tuple[float, int, Waiting]] = []  # of deadlines: when, number
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -140,8 +122,9 @@ class Queue(Generic[C]):
         now_s: float,
         *,
         is_batch: bool = False,
+        deadline_s: float | None = None,
     ) -> Waiting:
-        """Let a request wait."""
+        """Let a request wait. `deadline_s`: when its first token has to be there; see `expect`."""
         self._num_added += 1
         waiting = Waiting(
             item=item,
@@ -149,6 +132,7 @@ class Queue(Generic[C]):
             num_tokens=num_tokens,
             since_s=now_s,
             is_batch=is_batch,
+            deadline_s=deadline_s,
             number=self._num_added,
             group=(None, is_batch, True, 0),
         )
@@ -156,6 +140,33 @@ class Queue(Generic[C]):
         self._waiting.add(waiting.number)
         self._groups.setdefault(waiting.group, []).append(waiting)
         return waiting
+
+    def expect(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
+        """Predict by how many ms a request that has just come will keep its deadline.
+
+        Negative: it will not, and is to be refused; it is still in the queue. None: it has no
+        deadline, or goes to an engine that has nothing to do.
+        """
+        if waiting.deadline_s is None:
+            return None
+        self._put(waiting, choice.view)
+        if self._is_taken_anyway(waiting, choice, now_s):
+            self._check_again(waiting, 0.0, now_s)
+            return None
+        expected_ms, wait_ms = self.first_token_ms(waiting, choice, now_s)
+        spare_ms = 1e3 * (waiting.deadline_s - now_s) - expected_ms
+        if spare_ms >= 0.0:
+            waiting.expected_ms = wait_ms
+            self._check_again(waiting, spare_ms, now_s)
+        return spare_ms
+
+    def first_token_ms(self, waiting: Waiting, choice: C, now_s: float) -> tuple[float, float]:
+        """Predict the time to a first token from now, and what of it is a wait here."""
+        session = waiting.session
+        home = self._working_sets.home(session) if session is not None else None
+        return self._forecast.first_token_ms(
+            self._groups, waiting, choice, lives_there=home == choice.view.id, now_s=now_s
+        )
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request: it is sent, or its client has left. Once more has no effect."""
@@ -180,16 +191,20 @@ class Queue(Generic[C]):
         now_s: float,
         choose: Callable[[Waiting], C | None],
         send: Callable[[Waiting, C, str], None],
+        refuse: Callable[[Waiting, C, float], None],
     ) -> None:
-        """Send all that may go.
+        """Send all that may go, and refuse those whose deadlines cannot be met any more.
 
         Args:
             now_s: Now.
             choose: Places a request by what is known now; None: it is of no concern any more.
             send: Takes a request, the candidate chosen and why it may go, and books it; it has left
                 the queue then.
+            refuse: Takes a request that has left the queue so, the candidate that it would have
+                gone to, and by how many milliseconds it would miss its deadline.
         """
         self._working_sets.expire(now_s)
+        self._check_deadlines(now_s, choose, refuse)
         full: set[CandidateId | None] = set()
         seen: set[int] = set()
         for behind in (False, True):
@@ -212,6 +227,11 @@ class Queue(Generic[C]):
                 verdict = self.judge(waiting, view, now_s)
                 if verdict.goes:
                     self.remove(waiting)
+                    self._forecast.learn(waiting, now_s)
+                    excess_ms = self._excess_ms(waiting, choice, now_s)
+                    if excess_ms > 0.0 and view.num_requests:
+                        refuse(waiting, choice, excess_ms)
+                        continue
                     send(waiting, choice, verdict.why)
                     num_tries = 0
                     continue
@@ -244,10 +264,65 @@ class Queue(Generic[C]):
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
         idle_s = self._idle_s(view.id, now_s)
-        compute_ms = _compute_ms(view, waiting.num_tokens)
-        if 1e3 * idle_s >= self._rules.patience * compute_ms:
+        if 1e3 * idle_s >= self._rules.patience * compute_ms(view, waiting.num_tokens):
             return Verdict(True, "idle")
         return Verdict(False, "room")
+
+    # Deadlines
+
+    def _check_deadlines(
+        self,
+        now_s: float,
+        choose: Callable[[Waiting], C | None],
+        refuse: Callable[[Waiting, C, float], None],
+    ) -> None:
+        """Refuse those whose deadlines cannot be met any more; a few are looked at."""
+        for _ in range(_NUM_CHECKS):
+            while self._checks and self._checks[0][1] not in self._waiting:
+                heappop(self._checks)
+            if not self._checks or self._checks[0][0] > now_s:
+                return
+            _, _, waiting = heappop(self._checks)
+            choice = choose(waiting)
+            if choice is None:
+                self.remove(waiting)
+                continue
+            self._put(waiting, choice.view)
+            if self._is_taken_anyway(waiting, choice, now_s):
+                self._check_again(waiting, 0.0, now_s)  # if it does not go in this release
+                continue
+            assert waiting.deadline_s is not None
+            expected_ms, _ = self.first_token_ms(waiting, choice, now_s)
+            excess_ms = 1e3 * (now_s - waiting.deadline_s) + expected_ms
+            if excess_ms <= 0.0:
+                self._check_again(waiting, -excess_ms, now_s)
+                continue
+            self.remove(waiting)
+            self._forecast.learn(waiting, now_s)
+            refuse(waiting, choice, excess_ms)
+
+    def _check_again(self, waiting: Waiting, spare_ms: float, now_s: float) -> None:
+        """Plan to look at a deadline when half of the time is gone that there is to spare."""
+        at_s = now_s + max(_CHECK_AGAIN_S, 0.5e-3 * spare_ms)
+        heappush(self._checks, (at_s, waiting.number, waiting))
+
+    def _is_taken_anyway(self, waiting: Waiting, choice: C, now_s: float) -> bool:
+        """Return whether an engine without a request could begin it now."""
+        view = choice.view
+        return not view.num_requests and self.judge(waiting, view, now_s).goes
+
+    @staticmethod
+    def _excess_ms(waiting: Waiting, choice: C, now_s: float) -> float:
+        """Return by how much a request would miss its deadline that is sent now; 0.0: it would not.
+
+        At the candidate chosen: it goes nowhere else.
+        """
+        if waiting.deadline_s is None:
+            return 0.0
+        [own] = [cost for cost in choice.costs() if cost.id == choice.view.id]
+        return max(0.0, 1e3 * (now_s - waiting.deadline_s) + own.ttft_ms)
+
+    # The order
 
     def _ordered(
         self, now_s: float, full: set[CandidateId | None], *, behind: bool
@@ -305,9 +380,8 @@ class Queue(Generic[C]):
         session = waiting.session
         home = self._working_sets.home(session) if session is not None else None
         waiting.candidate = view.id
-        waiting.compute_ms = _compute_ms(view, waiting.num_tokens)
-        steps = int(_STEPS * log2(waiting.compute_ms))
-        name = (view.id, waiting.is_batch, home == view.id, steps)
+        waiting.compute_ms = compute_ms(view, waiting.num_tokens)
+        name = (view.id, waiting.is_batch, home == view.id, step_of(waiting.compute_ms))
         if name != waiting.group:
             self._leave_group(waiting)
             waiting.group = name
@@ -324,10 +398,3 @@ class Queue(Generic[C]):
 def _price(name: Group) -> tuple[int, bool]:
     """Order groups by what their requests take, and then by whether they live nowhere."""
     return name[3], not name[2]
-
-
-def _compute_ms(view: ReplicaView, num_tokens: int) -> float:
-    """Predict how long a prompt keeps an engine; at least 1 ms."""
-    num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
-    cost = view.cost
-    return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from policies.view import CandidateId, ReplicaView
 from router.config import QueueConfig
+from router.data_path.service import DEADLINE_HEADER
 from router.data_path.wait import WaitingRoom
 from router.errors import NoReplicaAvailable
 from router.metrics import Metrics
@@ -360,6 +361,40 @@ async def test_a_full_queue_of_batch_lets_interactive_ones_in() -> None:
         assert stage.metric("warmroute_waiting_requests") == 0
 
 
+async def test_a_deadline_that_cannot_be_met_is_refused_early(tmp_path: Path) -> None:
+    """When it comes, or while it waits; one that can be met is kept, and the record has it."""
+    gate, file = Gate(), tmp_path / "decisions.jsonl"
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, log__decisions=file) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        at_once = await asking.ask("b", 3_000, with_headers={DEADLINE_HEADER: "1"})
+        meant = asking.ask("c", with_headers={DEADLINE_HEADER: "600000"})
+        await asking.waits(1)
+        waited = await asking.ask("d", with_headers={DEADLINE_HEADER: "700"})
+        gate.end("a", "c")
+        assert (await meant).status == 200
+
+        for refused in (at_once, waited):
+            assert (refused.status, refused.error["type"]) == (429, "RateLimitError")
+            assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert gate.arrived == ["a", "c"]
+        assert stage.metric("warmroute_refused_total", code="deadline_unmet") == 2
+        refused_total = "warmroute_queue_refused_total"
+        assert stage.metric(refused_total, reason="deadline", **{"class": "interactive"}) == 2
+    records = [
+        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
+    ]
+    [kept] = [record for record in records if record.deadline_ms is not None]
+    assert kept.deadline_ms == 600_000
+    assert kept.expected_ttft_ms is not None
+    assert 0 < kept.expected_ttft_ms < 600_000
+
+
 async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     """What it had in flight is tried again without another wait."""
     gates = [Gate(), Gate()]
@@ -464,6 +499,7 @@ def a_job(num_waiting: int = 0) -> Any:
         waited_ms=0.0,
         released=None,
         service_class=None,
+        deadline_ms=None,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.data_path.service import CLASS_HEADER, class_of
+from router.data_path.service import CLASS_HEADER, DEADLINE_HEADER, class_of, deadline_ms_of
 from router.errors import BadRequest
 from router.scheduling.classes import CLASSES
 
@@ -42,3 +42,19 @@ def test_whatever_is_no_class_is_refused(text: str) -> None:
         class_of({CLASS_HEADER: text}, None)
 
     assert caught.value.param == CLASS_HEADER
+
+
+@given(st.text(max_size=12) | st.integers(-5, 10**8).map(str))
+def test_a_deadline_is_a_whole_number_in_its_range(text: str) -> None:
+    """Everything else is refused, and the error says the range."""
+    is_good = text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 3_600_000
+    if is_good:
+        assert deadline_ms_of({DEADLINE_HEADER: text}) == int(text)
+        return
+    with pytest.raises(BadRequest, match="from 1 to 3600000"):
+        deadline_ms_of({DEADLINE_HEADER: text})
+
+
+def test_no_header_is_no_deadline() -> None:
+    """The configuration's default is not read here."""
+    assert deadline_ms_of({}) is None

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from policies import CandidateId, CostModel, ReplicaView
+from policies.cost import candidate_costs
+from policies.view import CandidateCost, RequestView, Snapshot
 from router.replicas.working_sets import WorkingSets
-from router.scheduling.queue import Queue, QueueRules, Waiting
+from router.scheduling.queue import Queue, QueueRules
+from router.scheduling.waiting import Waiting
 
 A, B = CandidateId("a"), CandidateId("b")
 COST = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
@@ -20,6 +23,13 @@ class Chosen(Struct):
     """Where a request would go."""
 
     view: ReplicaView
+    num_tokens: int = 1
+
+    def costs(self) -> tuple[CandidateCost, ...]:
+        return candidate_costs(
+            Snapshot(now_s=0.0, number=0, seed=0, replicas=(self.view,),
+                     request=RequestView(num_tokens=self.num_tokens))
+        )  # fmt: skip
 
 
 class Stage:
@@ -32,6 +42,9 @@ class Stage:
         self.wants: dict[str, CandidateId] = {}
         self.cached: dict[str, int] = {}
         self.sent: list[str] = []
+        self.refused: list[str] = []
+        self.queue_ms = {A: 0.0, B: 0.0}
+        self.num_requests = {A: 1, B: 1}
         self.why: list[str] = []
         self.num_choices = 0
         self.queue: Queue[Chosen] = Queue(
@@ -42,16 +55,29 @@ class Stage:
         )
 
     def ask(self, name: str, num_tokens: int, *, session: int | None = None, at_s: float = 0.0,
-            to: CandidateId = A, cached: int = 0, batch: bool = False) -> Waiting:  # fmt: skip
+            to: CandidateId = A, cached: int = 0, batch: bool = False,
+            deadline_s: float | None = None) -> Waiting:  # fmt: skip
         self.wants[name] = to
         self.cached[name] = cached
-        return self.queue.add(name, session, num_tokens, at_s, is_batch=batch)
+        return self.queue.add(name, session, num_tokens, at_s, is_batch=batch,
+                              deadline_s=deadline_s)  # fmt: skip
+
+    def expect(self, name: str, num_tokens: int, within_s: float, *, at_s: float = 0.0,
+               **kwargs: Any) -> float | None:  # fmt: skip
+        """Let a request come as routers do; return by how many ms it keeps its deadline."""
+        waiting = self.ask(name, num_tokens, at_s=at_s, deadline_s=at_s + within_s, **kwargs)
+        choice = self._choose(waiting)
+        assert choice is not None
+        return self.queue.expect(waiting, choice, at_s)
 
     def release(self, now_s: float = 0.0) -> list[str]:
         """Release, and return who was sent."""
         before = len(self.sent)
         self.queue.release(
-            now_s, self._choose, lambda waiting, choice, why: self._send(waiting, why, now_s)
+            now_s,
+            self._choose,
+            lambda waiting, choice, why: self._send(waiting, why, now_s),
+            lambda waiting, choice, excess_ms: self.refused.append(waiting.item),
         )
         return self.sent[before:]
 
@@ -64,9 +90,12 @@ class Stage:
         to = self.wants.get(waiting.item)
         if to is None:
             return None
-        return Chosen(ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=COST,
+        view = ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=COST,
                                   num_cpu_tokens=self.cached[waiting.item],
-                                  num_waiting=self.num_waiting[to]))  # fmt: skip
+                                  num_requests=self.num_requests[to],
+                                  queue_ms=self.queue_ms[to],
+                                  num_waiting=self.num_waiting[to])  # fmt: skip
+        return Chosen(view, waiting.num_tokens)
 
     def _send(self, waiting: Waiting, why: str, now_s: float) -> None:
         self.why.append(why)
@@ -318,3 +347,101 @@ def test_all_go_in_the_end_and_batch_behind(
     for candidate in (A, B):
         there = [name in batch for name in stage.sent if stage.wants[name] == candidate]
         assert there == sorted(there)
+
+
+def test_a_deadline_is_held_against_what_goes_first() -> None:
+    """The engine's queue, those that wait and are shorter or came first, and its own work."""
+    stage = Stage(window=0)
+    stage.num_waiting[A], stage.queue_ms[A] = 1, 300.0
+    assert stage.expect("first", 1_000, 10.0) == pytest.approx(10_000 - 1_300)
+    spare_ms = stage.expect("second", 1_000, 10.0, at_s=0.1)
+    long_ms = stage.expect("long", 4_000, 10.0, at_s=0.1)
+    short_ms = stage.expect("short", 100, 10.0, at_s=0.2)
+
+    assert spare_ms == pytest.approx(10_000 - 2_300, rel=0.05)
+    assert long_ms == pytest.approx(10_000 - 6_300, rel=0.1)
+    assert short_ms == pytest.approx(10_000 - 400, rel=0.2)
+
+
+def test_what_waits_elsewhere_is_no_matter_nor_is_batch_for_interactive_ones() -> None:
+    """But for batch all interactive ones are."""
+    stage = Stage(window=0)
+    stage.num_waiting = {A: 1, B: 1}
+    stage.expect("batch", 4_000, 100.0, batch=True)
+    stage.expect("elsewhere", 4_000, 100.0, to=B)
+
+    assert stage.expect("here", 1_000, 10.0) == pytest.approx(9_000)
+    behind_ms = stage.expect("more batch", 100, 10.0, batch=True)
+    assert behind_ms == pytest.approx(10_000 - 1_000 - 100, rel=0.05)
+
+
+def test_a_request_that_would_be_late_is_refused_as_soon_as_that_is_known() -> None:
+    """When it comes; while it waits, when the engine turns out to be slower; never sent late."""
+    stage = Stage(window=0)
+    stage.num_waiting[A], stage.queue_ms[A] = 1, 3_000.0
+    late = stage.expect("late", 1_000, 3.5)
+    assert late == pytest.approx(-500.0)
+    stage.expect("waits", 1_000, 6.0)
+    stage.release(0.5)
+    assert stage.refused == []
+    stage.queue_ms[A] = 5_500.0
+    stage.release(1.5)
+    assert stage.refused == ["waits"]
+
+    stage = Stage(window=0)
+    stage.num_waiting[A] = 1
+    stage.expect("slept through", 1_000, 2.0)
+    stage.num_waiting[A] = 0
+    stage.queue._checks.clear()
+    assert stage.release(1.5) == []
+    assert (stage.refused, len(stage.queue)) == (["slept through"], 0)
+
+
+def test_an_engine_with_nothing_to_do_takes_what_is_predicted_to_be_late() -> None:
+    """The prediction may be wrong, and would stay so if nothing were ever sent."""
+    stage = Stage()
+    stage.num_requests[A] = 0
+    assert stage.expect("slow", 5_000, 1.0) is None
+    assert stage.release() == ["slow"]
+
+
+def test_waits_that_are_longer_than_predicted_are_learned_from() -> None:
+    """Up to a bound, and for its class alone."""
+    stage = Stage(window=0)
+    for number in range(100):
+        at_s = 100.0 * number
+        stage.num_waiting[A] = 1
+        stage.ask(f"a{number}", 1_000, at_s=at_s)
+        stage.release(at_s)
+        stage.expect(f"b{number}", 1_000, 50.0, at_s=at_s + 0.01)
+        for after_s in (1.0, 3.0):
+            stage.num_waiting[A] = 0
+            stage.release(at_s + after_s)
+
+    assert 2.0 < stage.queue._forecast.stretch(is_batch=False) <= 4.0
+    assert stage.queue._forecast.stretch(is_batch=True) == 1.0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(_ASK, st.none() | st.floats(0.001, 30.0)), min_size=1, max_size=100))
+def test_no_deadline_is_missed_in_the_queue(
+    asks: list[tuple[tuple[int, CandidateId, bool, int | None], float | None]],
+) -> None:
+    """Each goes in time, or is refused; those without a deadline all go."""
+    stage = Stage(window=0, patience=0.0)
+    waiting = {}
+    for number, ((num_tokens, to, is_batch, session), within_s) in enumerate(asks):
+        waiting[f"{number}"] = stage.ask(
+            f"{number}", num_tokens, to=to, batch=is_batch, session=session, deadline_s=within_s
+        )
+    now_s, sent = 0.0, {}
+    while stage.queue and now_s < 1_000:
+        stage.num_waiting = {A: 0, B: 0}
+        sent |= dict.fromkeys(stage.release(now_s), now_s)
+        now_s += 1.0
+
+    assert sorted([*sent, *stage.refused]) == sorted(waiting)
+    for name, at_s in sent.items():
+        deadline_s = waiting[name].deadline_s
+        assert deadline_s is None or at_s + waiting[name].num_tokens / 1e3 <= deadline_s + 1e-6
+    assert all(waiting[name].deadline_s is not None for name in stage.refused)

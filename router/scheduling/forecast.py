@@ -1,0 +1,114 @@
+"""When a request that waits would have its first token: by the load when it starts, not by now's.
+
+It starts when the prompts in front of it are computed: those in the engine, and those that wait
+for the same candidate and will go first. Who that is depends on the time at which it starts, since
+the order is waiting over computing; so that time is found in some rounds, from what surely goes
+first. Who only waits for room in a cache waits longer than that, and who comes later may go first:
+by how much the waits of late were longer than predicted, the next ones are taken to be, too.
+
+Source: Mooncake (arXiv 2407.00079), section 7.4: early rejection by the load of the moment swings
+between too much and too little, by the predicted load it does not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Final
+
+from policies.view import CandidateId, ReplicaView
+from router.scheduling.waiting import Choice, Group, Waiting, compute_ms, middle_ms, step_of
+
+_NUM_ROUNDS: Final = 5  # halving what is not sure
+_DECAY: Final = 0.98  # half of the weight lies on the last 35 waits
+_PRIOR_MS: Final = 5_000.0  # waits that were predicted right, to begin with
+_STRETCH: Final = (0.25, 4.0)  # least and most
+_since = attrgetter("since_s")
+
+Groups = Mapping[Group, Sequence[Waiting]]
+
+
+class Forecast:
+    """Predicts waits, and learns how long they were; for each class on its own."""
+
+    __slots__ = ("_expected_ms", "_waited_ms")
+
+    def __init__(self) -> None:
+        self._expected_ms = [_PRIOR_MS, _PRIOR_MS]
+        self._waited_ms = [_PRIOR_MS, _PRIOR_MS]
+
+    def stretch(self, *, is_batch: bool) -> float:
+        """Return the waits of late over what was predicted of them."""
+        least, most = _STRETCH
+        return min(most, max(least, self._waited_ms[is_batch] / self._expected_ms[is_batch]))
+
+    def learn(self, waiting: Waiting, now_s: float) -> None:
+        """Learn from a wait that is over."""
+        if waiting.expected_ms is None:
+            return
+        for sums, ms in (
+            (self._expected_ms, waiting.expected_ms),
+            (self._waited_ms, 1e3 * (now_s - waiting.since_s)),
+        ):
+            sums[waiting.is_batch] = _DECAY * sums[waiting.is_batch] + (1.0 - _DECAY) * ms
+
+    def first_token_ms(
+        self, groups: Groups, waiting: Waiting, choice: Choice, *, lives_there: bool, now_s: float
+    ) -> tuple[float, float]:
+        """Predict the time from now to a request's first token, at its best candidate.
+
+        At the one chosen, behind those that go first there; or at another, behind all that wait
+        there. And, of this, its wait here as it would be without what was learned. O(groups).
+        """
+        view = choice.view
+        ahead_ms = work_ahead_ms(groups, waiting, view, lives_there=lives_there, now_s=now_s)
+        totals: dict[CandidateId | None, float] = {view.id: ahead_ms}
+        for (candidate, is_batch, _, step), group in groups.items():
+            if candidate != view.id and (waiting.is_batch or not is_batch):
+                totals[candidate] = totals.get(candidate, 0.0) + len(group) * middle_ms(step)
+        stretch = self.stretch(is_batch=waiting.is_batch)
+        return min(
+            [
+                (cost.ttft_ms + stretch * totals.get(cost.id, 0.0), totals.get(cost.id, 0.0))
+                for cost in choice.costs()
+            ]
+        )
+
+
+def work_ahead_ms(
+    groups: Groups, waiting: Waiting, view: ReplicaView, *, lives_there: bool, now_s: float
+) -> float:
+    """Sum what those take that will go to a candidate before a request does."""
+    own_ms = compute_ms(view, waiting.num_tokens)
+    own_step = step_of(own_ms)
+    sure_ms = total_ms = 0.0
+    rivals: list[tuple[float, Sequence[Waiting]]] = []
+    for (candidate, is_batch, lives, step), group in groups.items():
+        if candidate != view.id or is_batch > waiting.is_batch:
+            continue
+        each_ms = own_ms if step == own_step else middle_ms(step)
+        if is_batch < waiting.is_batch or lives > lives_there:
+            sure_ms += each_ms * len(group)
+        elif lives == lives_there:
+            total_ms += each_ms * len(group)
+            rivals.append((each_ms, group))
+
+    def ahead_ms(wait_ms: float) -> float:
+        start_s = now_s + 1e-3 * (view.queue_ms + wait_ms)
+        ms = sure_ms
+        for each_ms, group in rivals:
+            before_s = waiting.since_s  # of those that take as long: they came first
+            if each_ms != own_ms:
+                before_s = start_s - each_ms / own_ms * (start_s - waiting.since_s)
+            ms += each_ms * bisect_left(group, before_s, key=_since)
+        return ms
+
+    least_ms, most_ms = sure_ms, sure_ms + total_ms
+    for _ in range(_NUM_ROUNDS if rivals else 0):
+        middle = 0.5 * (least_ms + most_ms)
+        if ahead_ms(middle) > middle:
+            least_ms = middle
+        else:
+            most_ms = middle
+    return ahead_ms(0.5 * (least_ms + most_ms))
