@@ -145,6 +145,13 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "interactive ones, afterwards before"
         ),
     ] = 600.0
+    quantum_s: Annotated[
+        Seconds,
+        Meta(
+            description="compute by which tenants that wait take turns, times their weight: one "
+            "that has had so much goes behind the others until they had theirs"
+        ),
+    ] = 5.0
     deadline_s: Annotated[
         Seconds | None,
         Meta(

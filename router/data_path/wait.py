@@ -31,6 +31,7 @@ from router.replicas.recent import RecentRate
 from router.scheduling.classes import BATCH, INTERACTIVE
 from router.scheduling.queue import Queue, QueueRules, Verdict
 from router.scheduling.waiting import Waiting
+from router.tenants import Tenant
 
 LOOK_S: Final = 0.05
 """How often those who wait are looked at, if nothing else happens: time makes room, too."""
@@ -70,6 +71,7 @@ class WaitingRoom:
                 patience=config.patience,
                 max_wait_s=config.max_wait_s,
                 batch_max_wait_s=config.batch_max_wait_s,
+                quantum_s=config.quantum_s,
             ),
             fleet.working_sets,
             idle_s=fleet.idle_s,
@@ -139,6 +141,8 @@ class WaitingRoom:
             job.num_tokens,
             now_s,
             is_batch=is_batch,
+            tenant=_name(job.tenant),
+            weight=job.tenant.weight if job.tenant is not None else 1.0,
             deadline_s=_deadline_s(job),
         )
         if waiting.deadline_s is not None:
@@ -167,6 +171,7 @@ class WaitingRoom:
             num_tokens=job.num_tokens,
             since_s=now_s,
             is_batch=job.service_class == BATCH,
+            is_spent=self._queue.is_spent(_name(job.tenant)),
         )
         expected_ms, _ = self._queue.first_token_ms(asked, choice, now_s)
         return self._queue.judge(asked, choice.view, now_s), expected_ms
@@ -279,6 +284,10 @@ class WaitingRoom:
         if per_s <= 0.0:
             return _MAX_RETRY_AFTER_S
         return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
+
+
+def _name(tenant: Tenant | None) -> str:
+    return tenant.name if tenant is not None else ""
 
 
 def _deadline_s(job: Job) -> float | None:

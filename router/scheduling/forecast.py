@@ -64,8 +64,9 @@ class Forecast:
         view = choice.view
         ahead_ms = work_ahead_ms(groups, waiting, view, lives_there=lives_there, now_s=now_s)
         totals: dict[CandidateId | None, float] = {view.id: ahead_ms}
-        for (candidate, is_batch, _, step), group in groups.items():
-            if candidate != view.id and (waiting.is_batch or not is_batch):
+        own_rank = waiting.rank
+        for (candidate, rank, _, step), group in groups.items():
+            if candidate != view.id and rank <= own_rank:
                 totals[candidate] = totals.get(candidate, 0.0) + len(group) * middle_ms(step)
         stretch = self.stretch(is_batch=waiting.is_batch)
         return min(
@@ -84,11 +85,12 @@ def work_ahead_ms(
     own_step = step_of(own_ms)
     sure_ms = total_ms = 0.0
     rivals: list[tuple[float, Sequence[Waiting]]] = []
-    for (candidate, is_batch, lives, step), group in groups.items():
-        if candidate != view.id or is_batch > waiting.is_batch:
+    own_rank = waiting.rank
+    for (candidate, rank, lives, step), group in groups.items():
+        if candidate != view.id or rank > own_rank:
             continue
         each_ms = own_ms if step == own_step else middle_ms(step)
-        if is_batch < waiting.is_batch or lives > lives_there:
+        if rank < own_rank or lives > lives_there:
             sure_ms += each_ms * len(group)
         elif lives == lives_there:
             total_ms += each_ms * len(group)

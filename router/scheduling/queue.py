@@ -11,7 +11,8 @@ leaves, as soon as two things hold there:
    waiting. (Buying when the rent paid is the price: never more than twice the best that could have
    been done.)
 
-First go interactive requests, then those whose conversation lives where they want to go, then by
+First go interactive requests, of these first those of tenants that have not had their share
+(`router.scheduling.shares`), then those whose conversation lives where they want to go, then by
 how long they have waited over how long they take (uncached tokens, by the learned cost), so that
 short ones do not wait for long ones, and long ones not for ever. One that has waited for
 `max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
@@ -37,7 +38,15 @@ from msgspec import Struct
 from policies.view import CandidateId, ReplicaView
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
-from router.scheduling.waiting import Choice, Group, Waiting, compute_ms, step_of
+from router.scheduling.shares import Shares
+from router.scheduling.waiting import (
+    BATCH_RANK,
+    Choice,
+    Group,
+    Waiting,
+    compute_ms,
+    step_of,
+)
 
 _NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
 _NUM_GONE: Final = 64  # likewise requests that cannot be placed
@@ -55,6 +64,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
     max_wait_s: float = 60.0
     batch_max_wait_s: float = 600.0
+    quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
 
 
 class Verdict(NamedTuple):
@@ -73,7 +83,7 @@ C = TypeVar("C", bound=Choice)
 class Queue(Generic[C]):
     """The requests that wait.
 
-    Those of a group (candidate, class, lives there, time it takes) are in the order of their
+    Those of a group (candidate, rank, lives there, time it takes) are in the order of their
     arrival. In a long queue a release compares the first of each group alone: what that takes
     depends on who goes, not on how many wait.
 
@@ -84,8 +94,9 @@ class Queue(Generic[C]):
         capacity: A candidate's cache in tokens; None: not known, and everything fits.
     """
 
-    __slots__ = ("_capacity", "_checks", "_forecast", "_groups", "_idle_s", "_max_wait_s",
-                 "_num_added", "_num_batch", "_rules", "_waiting", "_working_sets")  # fmt: skip
+    __slots__ = ("_by_tenant", "_capacity", "_checks", "_forecast", "_groups", "_idle_s",
+                 "_max_wait_s", "_num_added", "_num_batch", "_num_changed", "_rules", "_shares",
+                 "_waiting", "_working_sets")  # fmt: skip
 
     def __init__(
         self,
@@ -102,7 +113,10 @@ class Queue(Generic[C]):
         self._capacity = capacity
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
+        self._by_tenant: dict[str, dict[int, Waiting]] = {}  # none empty, by number
+        self._shares = Shares(1e3 * rules.quantum_s)
         self._num_added = self._num_batch = 0
+        self._num_changed = 0  # times that a tenant was spent, or was no more
         self._forecast = Forecast()
         self._checks: list[tuple[float, int, Waiting]] = []  # of deadlines: when, number
 
@@ -122,6 +136,8 @@ class Queue(Generic[C]):
         now_s: float,
         *,
         is_batch: bool = False,
+        tenant: str = "",
+        weight: float = 1.0,
         deadline_s: float | None = None,
     ) -> Waiting:
         """Let a request wait. `deadline_s`: when its first token has to be there; see `expect`."""
@@ -132,14 +148,22 @@ class Queue(Generic[C]):
             num_tokens=num_tokens,
             since_s=now_s,
             is_batch=is_batch,
+            tenant=tenant,
+            weight=weight,
+            is_spent=self._shares.is_spent(tenant),
             deadline_s=deadline_s,
             number=self._num_added,
-            group=(None, is_batch, True, 0),
         )
+        waiting.group = (None, waiting.rank, True, 0)
         self._num_batch += is_batch
+        self._by_tenant.setdefault(tenant, {})[waiting.number] = waiting
         self._waiting.add(waiting.number)
         self._groups.setdefault(waiting.group, []).append(waiting)
         return waiting
+
+    def is_spent(self, tenant: str) -> bool:
+        """Return whether a tenant has had its share: others go first."""
+        return self._shares.is_spent(tenant)
 
     def expect(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
         """Predict by how many ms a request that has just come will keep its deadline.
@@ -173,17 +197,21 @@ class Queue(Generic[C]):
         if waiting.number in self._waiting:
             self._waiting.discard(waiting.number)
             self._num_batch -= waiting.is_batch
+            of_tenant = self._by_tenant[waiting.tenant]
+            del of_tenant[waiting.number]
+            if not of_tenant:
+                del self._by_tenant[waiting.tenant]
             self._leave_group(waiting)
 
     def costliest_batch(self) -> Waiting | None:
         """Return the batch request that is to be refused first; None: none waits.
 
-        Of those that take the longest (uncached tokens), to a factor of 1.4, the last that came;
-        first those that live nowhere. O(groups).
+        First those of tenants that have had their share, and of these those that take the longest
+        (uncached tokens), to a factor of 1.4, that live nowhere; the last that came. O(groups).
         """
         if not self._num_batch:
             return None
-        name = max([name for name in self._groups if name[1]], key=_price)
+        name = max([name for name in self._groups if name[1] >= BATCH_RANK], key=_price)
         return self._groups[name][-1]
 
     def release(
@@ -207,9 +235,8 @@ class Queue(Generic[C]):
         self._check_deadlines(now_s, choose, refuse)
         full: set[CandidateId | None] = set()
         seen: set[int] = set()
-        for behind in (False, True):
-            if behind and not self._num_batch:
-                break
+        behind, num_changed = False, self._num_changed
+        while not behind or self._num_batch:
             num_tries = num_gone = 0  # those who wait for room stop their own class alone
             for waiting in self._ordered(now_s, full, behind=behind):
                 if waiting.number in seen:
@@ -232,6 +259,7 @@ class Queue(Generic[C]):
                     if excess_ms > 0.0 and view.num_requests:
                         refuse(waiting, choice, excess_ms)
                         continue
+                    self._charge(waiting)
                     send(waiting, choice, verdict.why)
                     num_tries = 0
                     continue
@@ -241,6 +269,12 @@ class Queue(Generic[C]):
                 num_tries += 1
                 if num_tries >= _NUM_TRIES:
                     break
+            if self._num_changed != num_changed:
+                num_changed = self._num_changed  # another order: who is next was not seen
+            elif behind:
+                break
+            else:
+                behind = True
 
     def judge(self, waiting: Waiting, view: ReplicaView, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""
@@ -336,17 +370,16 @@ class Queue(Generic[C]):
 
         def key(each: Waiting) -> tuple[int, bool, float, int]:
             waited_s = now_s - each.since_s
-            is_batch = each.is_batch
-            is_in_time = waited_s < max_wait_s[is_batch]
+            is_in_time = waited_s < max_wait_s[each.is_batch]
             lives_there = each.session is not None and home(each.session) == each.candidate
-            rank = is_in_time * (1 + is_batch)
-            return rank, not lives_there, -waited_s / each.compute_ms, each.number
+            place = is_in_time * (1 + each.rank)
+            return place, not lives_there, -waited_s / each.compute_ms, each.number
 
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
         is_short = len(self._waiting) <= _SHORT
         late_s = now_s - max_wait_s[True]
         for name, group in self._groups.items():
-            candidate, is_batch = name[:2]
+            candidate, is_batch = name[0], name[1] >= BATCH_RANK
             if candidate in full or (behind and not is_batch):
                 continue
             if is_batch and not behind and group[0].since_s > late_s:
@@ -362,7 +395,7 @@ class Queue(Generic[C]):
                 continue
             heap = heaps[candidate]
             place, waiting, name = heap[0]
-            if place[0] > 1 and not behind:
+            if place[0] > BATCH_RANK and not behind:
                 return  # nobody is left who is not behind
             if waiting.number in self._waiting and waiting.group == name:
                 yield waiting
@@ -381,7 +414,23 @@ class Queue(Generic[C]):
         home = self._working_sets.home(session) if session is not None else None
         waiting.candidate = view.id
         waiting.compute_ms = compute_ms(view, waiting.num_tokens)
-        name = (view.id, waiting.is_batch, home == view.id, step_of(waiting.compute_ms))
+        self._join_group(
+            waiting, (view.id, waiting.rank, home == view.id, step_of(waiting.compute_ms))
+        )
+
+    def _charge(self, waiting: Waiting) -> None:
+        """Take what is sent from its tenant's share, and move those whose rank that changes."""
+        changed = self._shares.charge(
+            waiting.tenant, waiting.weight, waiting.compute_ms, self._by_tenant.keys()
+        )
+        self._num_changed += len(changed)
+        for tenant in changed:
+            for each in self._by_tenant.get(tenant, {}).values():
+                each.is_spent = self._shares.is_spent(tenant)
+                candidate, _, lives_there, step = each.group
+                self._join_group(each, (candidate, each.rank, lives_there, step))
+
+    def _join_group(self, waiting: Waiting, name: Group) -> None:
         if name != waiting.group:
             self._leave_group(waiting)
             waiting.group = name
@@ -395,6 +444,6 @@ class Queue(Generic[C]):
             del self._groups[waiting.group]
 
 
-def _price(name: Group) -> tuple[int, bool]:
-    """Order groups by what their requests take, and then by whether they live nowhere."""
-    return name[3], not name[2]
+def _price(name: Group) -> tuple[int, int, bool]:
+    """Order groups by rank, by what their requests take, and by whether they live nowhere."""
+    return name[1], name[3], not name[2]

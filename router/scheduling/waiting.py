@@ -11,9 +11,11 @@ from policies.view import CandidateCost, CandidateId, ReplicaView
 
 _STEPS: Final = 2  # of groups in a factor of 2
 
-Group = tuple[CandidateId | None, bool, bool, int]
-"""Those that want to go to one candidate, are batch or not, live there or not, and take about as
-long."""
+BATCH_RANK: Final = 2
+
+Group = tuple[CandidateId | None, int, bool, int]
+"""Those that want to go to one candidate, have one rank, live there or not, and take about as
+long. The rank: 0, and 1 of a tenant that has had its share; of class batch 2 and 3."""
 
 
 class Choice(Protocol):
@@ -35,12 +37,20 @@ class Waiting(Struct):
     num_tokens: int
     since_s: float
     is_batch: bool = False
+    tenant: str = ""
+    weight: float = 1.0  # of its tenant
+    is_spent: bool = False  # its tenant has had its share
     deadline_s: float | None = None  # when its first token has to be there; None: whenever
     number: int = 0  # in the order of arrival
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
-    group: Group = (None, False, True, 0)
+    group: Group = (None, 0, True, 0)
     expected_ms: float | None = None  # its wait, as predicted when it came
+
+    @property
+    def rank(self) -> int:
+        """Return the part of its order that its class and its tenant decide."""
+        return BATCH_RANK * self.is_batch + self.is_spent
 
 
 def step_of(compute_ms: float) -> int:

@@ -37,6 +37,9 @@ from tests.faults.stage import (
     streamed,
     words,
 )
+from tests.faults.test_tenants import A as TENANT_A
+from tests.faults.test_tenants import B as TENANT_B
+from tests.faults.test_tenants import tenants_file
 from tests.redis_servers import Start
 
 ON = {"queue__mode": "on", "health__interval_s": 60.0}
@@ -315,6 +318,30 @@ async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
     assert sorted(classes, key=str) == ["batch", "interactive", "interactive"]
 
 
+async def test_tenants_that_wait_take_turns(tmp_path: Path) -> None:
+    """One that has had its share goes behind the other's request, though that came later."""
+    gate = Gate()
+    settings = {"tenants__file": tenants_file(tmp_path), "queue__quantum_s": 0.001}
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, **settings, queue__window=0) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        tasks = [asking.ask("a1", with_headers=TENANT_A)]
+        await has(stage, gate, "a1")
+        for number, (name, key) in enumerate(
+            (("a2", TENANT_A), ("a3", TENANT_A), ("b1", TENANT_B))
+        ):
+            tasks.append(asking.ask(name, with_headers=key))
+            await asking.waits(number + 1)
+        gate.end("a1")
+        await has(stage, gate, "a1", "b1")
+        gate.end("b1", "a2", "a3")
+
+        assert [(await task).status for task in tasks] == [200] * 4
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_a_class_that_is_none_is_refused(path: str) -> None:
     """400 that names the classes; without a queue nobody looks."""
@@ -499,6 +526,7 @@ def a_job(num_waiting: int = 0) -> Any:
         waited_ms=0.0,
         released=None,
         service_class=None,
+        tenant=None,
         deadline_ms=None,
     )
 

@@ -55,12 +55,12 @@ class Stage:
         )
 
     def ask(self, name: str, num_tokens: int, *, session: int | None = None, at_s: float = 0.0,
-            to: CandidateId = A, cached: int = 0, batch: bool = False,
-            deadline_s: float | None = None) -> Waiting:  # fmt: skip
+            to: CandidateId = A, cached: int = 0, batch: bool = False, tenant: str = "",
+            weight: float = 1.0, deadline_s: float | None = None) -> Waiting:  # fmt: skip
         self.wants[name] = to
         self.cached[name] = cached
-        return self.queue.add(name, session, num_tokens, at_s, is_batch=batch,
-                              deadline_s=deadline_s)  # fmt: skip
+        return self.queue.add(name, session, num_tokens, at_s, is_batch=batch, tenant=tenant,
+                              weight=weight, deadline_s=deadline_s)  # fmt: skip
 
     def expect(self, name: str, num_tokens: int, within_s: float, *, at_s: float = 0.0,
                **kwargs: Any) -> float | None:  # fmt: skip
@@ -347,6 +347,75 @@ def test_all_go_in_the_end_and_batch_behind(
     for candidate in (A, B):
         there = [name in batch for name in stage.sent if stage.wants[name] == candidate]
         assert there == sorted(there)
+
+
+@pytest.mark.parametrize("num_many", [20, 200])
+def test_a_tenant_with_many_requests_does_not_starve_one_with_few(num_many: int) -> None:
+    """From when the other comes they take turns, though all of its own came first."""
+    stage = Stage(window=0, quantum_s=2.0)
+    for number in range(num_many):
+        stage.ask(f"many{number}", 1_000, tenant="many")
+    for second in range(5):
+        stage.num_waiting[A] = 0
+        stage.release(float(second))
+    for number in range(3):
+        stage.ask(f"few{number}", 1_000, tenant="few", at_s=5.0)
+    after = []
+    for second in range(6, 12):
+        stage.num_waiting[A] = 0
+        after += stage.release(float(second))
+
+    assert len(after) == 6
+    assert sum(name.startswith("few") for name in after) == 3
+
+
+def test_shares_are_by_weight_and_what_is_cached_is_free() -> None:
+    """Twice the weight is twice the compute; a tenant's own cache costs it nothing."""
+    stage = Stage(window=0, quantum_s=3.0)
+    for number in range(60):
+        stage.ask(f"heavy{number}", 1_000, tenant="heavy", weight=2.0)
+        stage.ask(f"light{number}", 5_000, cached=4_000, tenant="light")
+    for second in range(45):
+        stage.num_waiting[A] = 0
+        stage.release(float(second))
+
+    num_heavy = sum(name.startswith("heavy") for name in stage.sent)
+    assert len(stage.sent) == 45
+    assert 29 <= num_heavy <= 33
+
+
+def test_a_spent_tenant_takes_what_others_leave() -> None:
+    """An engine that no other wants does not wait for a round."""
+    stage = Stage(window=0, quantum_s=1.0)
+    stage.num_waiting[A] = 1
+    stage.ask("other", 1_000, tenant="other")
+    for number in range(5):
+        stage.ask(f"{number}", 1_000, tenant="one", to=B)
+    for second in range(5):
+        stage.num_waiting[B] = 0
+        stage.release(float(second))
+
+    assert sorted(stage.sent) == ["0", "1", "2", "3", "4"]
+
+
+@given(st.lists(st.tuples(_ASK, st.sampled_from("abc")), min_size=1, max_size=150))
+def test_whoever_asks_is_served(
+    asks: list[tuple[tuple[int, CandidateId, bool, int | None], str]],
+) -> None:
+    """Each request goes once, whichever tenant it is of; nothing is left of any."""
+    stage = Stage(window=0, patience=0.0, quantum_s=0.5)
+    for number, ((num_tokens, to, is_batch, session), tenant) in enumerate(asks):
+        stage.ask(f"{number}", num_tokens, to=to, batch=is_batch, session=session, tenant=tenant)
+    now_s = 0.0
+    while stage.queue and now_s < 1_000:
+        now_s += 1.0
+        stage.num_waiting = {A: 0, B: 0}
+        before = len(stage.sent)
+        stage.release(now_s)
+        assert len(stage.sent) > before
+
+    assert sorted(stage.sent) == sorted(stage.wants)
+    assert stage.queue.num_batch == 0
 
 
 def test_a_deadline_is_held_against_what_goes_first() -> None:
