@@ -138,7 +138,8 @@ class Router(Process):
 
     def decisions(self) -> list[dict[str, Any]]:
         """Read the decision records written so far."""
-        return [json.loads(line) for line in self.decisions_path.read_text().splitlines()]
+        lines = self.decisions_path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 class EventTap:
