@@ -77,8 +77,7 @@ class WaitingRoom:
             idle_s=fleet.idle_s,
             capacity=fleet.capacity_tokens,
         )
-        constant_s, least_s = _PACE_S
-        self._pace = RecentRate(constant_s, least_s=least_s, begun_s=monotonic())
+        self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None
         fleet.on_change = self._wake

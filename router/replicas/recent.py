@@ -35,7 +35,7 @@ class RecentRate:
 
     __slots__ = ("_begun_s", "_constant_s", "_least_s", "_sum")
 
-    def __init__(self, constant_s: float, *, least_s: float, begun_s: float | None = None) -> None:
+    def __init__(self, constant_s: float, least_s: float, *, begun_s: float | None = None) -> None:
         self._constant_s = constant_s
         self._least_s = least_s
         self._begun_s = begun_s  # None: with the first event

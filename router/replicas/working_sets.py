@@ -58,8 +58,7 @@ class WorkingSets:
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
         self._pause_s = _FIRST_PAUSE_S
-        constant_s, least_s = _ARRIVALS_S
-        self._arrivals = RecentRate(constant_s, least_s=least_s)
+        self._arrivals = RecentRate(*_ARRIVALS_S)
 
     @property
     def patience_s(self) -> float:
