@@ -75,6 +75,11 @@ def cheapest(snapshot: Snapshot, alpha: float) -> Decision:
     return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
 
 
+def costs_of(decision: Decision, snapshot: Snapshot) -> tuple[CandidateCost, ...]:
+    """Return what each candidate costs, whether the policy that decided compares that or not."""
+    return decision.costs or candidate_costs(snapshot)
+
+
 def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCost, ...]:
     """Price every candidate; shape (num_replicas,), in the snapshot's order.
 

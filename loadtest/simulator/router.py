@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from loadtest.simulator.setup import Setup
 from loadtest.simulator.stream import SimulatedStream
-from policies.cost import candidate_costs
+from policies.cost import costs_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, RequestView, Snapshot
 from router.contracts import BlockKey, HashContract
@@ -48,8 +48,7 @@ class Choice(Struct, frozen=True, gc=False):
     view: ReplicaView  # of the chosen one
 
     def costs(self) -> tuple[CandidateCost, ...]:
-        """Return what each candidate costs, whether the policy compares that or not."""
-        return self.decision.costs or candidate_costs(self.snapshot)
+        return costs_of(self.decision, self.snapshot)
 
 
 class Placement(Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDictProxy
 
-from policies.cost import candidate_costs
+from policies.cost import costs_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, Snapshot
 from router.api.apis import Api, Prompt
@@ -200,8 +200,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     assignment: AssignmentRecord | None = None
 
     def costs(self) -> tuple[CandidateCost, ...]:
-        """Return what each candidate costs, whether the policy compares that or not."""
-        return self.decision.costs or candidate_costs(self.snapshot)
+        return costs_of(self.decision, self.snapshot)
 
     @property
     def num_pool_tokens(self) -> int:
