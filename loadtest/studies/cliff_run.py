@@ -17,13 +17,12 @@ from loadtest.generated.agents import agent_sessions
 from loadtest.results import TurnResult, percentile
 from loadtest.simulator import Setup, simulate
 from loadtest.studies.cells import BLOCK_SIZE, NUM_USABLE_BLOCKS, Cell, Think
-from loadtest.studies.grid_run import fleet, policy_of
+from loadtest.studies.grid_run import fleet, under
 from loadtest.workload import Workload
-from router.scheduling.queue import QueueRules
 
 SLO_TTFT_S: Final = 1.0
 """A first token later than this is not counted: so long takes an idle engine to compute the longest
-contexts here from nothing, and nobody needs a cache for that."""
+contexts here from nothing, without any cache."""
 
 NUM_EACH: Final = 3  # sessions, one after the other, in the place of each that is alive
 RAMP_S: Final = 4.0  # the first ones start spread over it
@@ -93,10 +92,7 @@ def run(
     Raises:
         ValueError: `arm` names no policy.
     """
-    policy, has_queue = policy_of(arm)
-    setup = setup_of(num_replicas, num_sessions, seed)
-    if has_queue:
-        setup = replace(setup, queue=QueueRules())
+    policy, setup = under(arm, setup_of(num_replicas, num_sessions, seed))
     found = simulate(sessions(num_sessions, seed, think), policy, setup, label=arm, advance=advance)
     return run_of(found.run.turns, num_replicas, num_sessions, arm, seed, think)
 

@@ -163,6 +163,16 @@ def fleet(num_replicas: int, num_blocks: int, seed: int) -> Setup:
     )
 
 
+def under(arm: str, setup: Setup) -> tuple[Policy, Setup]:
+    """Return an arm's policy, and a fleet with the queue if the arm has it.
+
+    Raises:
+        ValueError: `arm` names no policy.
+    """
+    policy, has_queue = policy_of(arm)
+    return policy, replace(setup, queue=QueueRules()) if has_queue else setup
+
+
 def simulated(
     draw: Draw,
     arm: str,
@@ -176,10 +186,7 @@ def simulated(
     Raises:
         ValueError: `arm` names no policy.
     """
-    policy, has_queue = policy_of(arm)
-    setup = setup_of(draw, repeat)
-    if has_queue:
-        setup = replace(setup, queue=QueueRules())
+    policy, setup = under(arm, setup_of(draw, repeat))
     found = simulate(draw.workload, policy, setup, label=arm, advance=advance)
     turns = found.run.turns
     num_exact = len(turns) - found.num_mispredicted
