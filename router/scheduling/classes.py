@@ -1,6 +1,6 @@
 """Service classes: who waits for whom.
 
-interactive   somebody waits for the answer; the default
+interactive   a person waits for the answer; the default
 batch         goes when no interactive request can, and is refused first
 """
 

@@ -186,10 +186,9 @@ class Queue(Generic[C]):
 
     def first_token_ms(self, waiting: Waiting, choice: C, now_s: float) -> tuple[float, float]:
         """Predict the time to a first token from now, and what of it is a wait here."""
-        session = waiting.session
-        home = self._working_sets.home(session) if session is not None else None
+        lives_there = self._lives_at(waiting, choice.view.id)
         return self._forecast.first_token_ms(
-            self._groups, waiting, choice, lives_there=home == choice.view.id, now_s=now_s
+            self._groups, waiting, choice, lives_there=lives_there, now_s=now_s
         )
 
     def remove(self, waiting: Waiting) -> None:
@@ -366,12 +365,12 @@ class Queue(Generic[C]):
         `behind`: batch requests that have not waited for long enough to go first; else all others.
         The queue and `full` may change meanwhile.
         """
-        max_wait_s, home = self._max_wait_s, self._working_sets.home
+        max_wait_s = self._max_wait_s
 
         def key(each: Waiting) -> tuple[int, bool, float, int]:
             waited_s = now_s - each.since_s
             is_in_time = waited_s < max_wait_s[each.is_batch]
-            lives_there = each.session is not None and home(each.session) == each.candidate
+            lives_there = self._lives_at(each, each.candidate)
             place = is_in_time * (1 + each.rank)
             return place, not lives_there, -waited_s / each.compute_ms, each.number
 
@@ -396,7 +395,7 @@ class Queue(Generic[C]):
             heap = heaps[candidate]
             place, waiting, name = heap[0]
             if place[0] > BATCH_RANK and not behind:
-                return  # nobody is left who is not behind
+                return  # all who are left are behind
             if waiting.number in self._waiting and waiting.group == name:
                 yield waiting
             others = () if is_short else self._groups.get(name, ())
@@ -410,13 +409,15 @@ class Queue(Generic[C]):
 
     def _put(self, waiting: Waiting, view: ReplicaView) -> None:
         """Note where a request would go now, and how long it would take there."""
-        session = waiting.session
-        home = self._working_sets.home(session) if session is not None else None
         waiting.candidate = view.id
         waiting.compute_ms = compute_ms(view, waiting.num_tokens)
-        self._join_group(
-            waiting, (view.id, waiting.rank, home == view.id, step_of(waiting.compute_ms))
-        )
+        lives_there = self._lives_at(waiting, view.id)
+        self._join_group(waiting, (view.id, waiting.rank, lives_there, step_of(waiting.compute_ms)))
+
+    def _lives_at(self, waiting: Waiting, candidate: CandidateId | None) -> bool:
+        """Return whether the conversation of a request lives at a candidate."""
+        session = waiting.session
+        return session is not None and self._working_sets.home(session) == candidate
 
     def _charge(self, waiting: Waiting) -> None:
         """Take what is sent from its tenant's share, and move those whose rank that changes."""
