@@ -6,15 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
 from router.api.apis import APIS
-from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import Engines, Json, Reply, arm, on_stage, words
+from tests.faults.stage import Engines, Json, Reply, arm, on_stage, records_in, words
 from tests.faults.test_tokens import model_dir
 
 PATH = "/v1/messages"
@@ -75,9 +73,7 @@ async def test_turns_are_predicted(tmp_path: Path) -> None:
         assert stage.metric("warmroute_requests_total", api="messages", outcome="ok") == 4
         assert stage.metric("warmroute_audited_total", result="exact") == 4
 
-    records = [
-        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
-    ]
+    records = records_in(file)
     for record, reply in zip(records, replies, strict=True):
         assert record.api == "messages"
         assert record.num_prompt_tokens == prompt_tokens(reply)

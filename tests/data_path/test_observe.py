@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from policies.registry import create
-from router.records.record import DecisionRecord
-from tests.faults.stage import Engines, arm, chat, holder, on_stage, streamed, words
+from tests.faults.stage import Engines, arm, chat, holder, on_stage, records_in, streamed, words
 
 
 async def test_a_record_reproduces_its_decision(tmp_path: Path) -> None:
@@ -22,9 +19,7 @@ async def test_a_record_reproduces_its_decision(tmp_path: Path) -> None:
             await stage.settled(*engines)
 
     policy = create("kv_aware")
-    records = [
-        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
-    ]
+    records = records_in(file)
     assert len(records) == len(replies)
     for number, (record, reply) in enumerate(zip(records, replies, strict=True)):
         assert policy.decide(record.snapshot) == record.decision
@@ -49,7 +44,7 @@ async def test_a_record_tells_every_try(tmp_path: Path) -> None:
         arm(holder(stage, first, engines), "status", status=503, count=1)
         second = await stage.ask(chat(words(1)))
 
-    record = msgspec.json.decode(file.read_bytes().splitlines()[1], type=DecisionRecord)
+    record = records_in(file)[1]
     assert [(each.candidate, each.failure) for each in record.tries] == [
         (first.replica, "status_503"),
         (second.replica, None),

@@ -6,11 +6,9 @@ import asyncio
 import random
 from pathlib import Path
 
-import msgspec
 import pytest
 from aiohttp import web
 
-from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
@@ -24,6 +22,7 @@ from tests.faults.stage import (
     chat,
     num_running,
     on_stage,
+    records_in,
     streamed,
     words,
 )
@@ -229,7 +228,7 @@ async def test_every_outcome_gives_back_what_it_took(
         if decided is not None:
             assert stage.metric("warmroute_requests_total", outcome=decided) >= 1
     if decided is not None:
-        record = msgspec.json.decode(file.read_bytes().splitlines()[-1], type=DecisionRecord)
+        record = records_in(file)[-1]
         assert (record.outcome, record.status) == (decided, status)
 
 

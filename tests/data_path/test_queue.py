@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import orjson
 import pytest
 from aiohttp import web
@@ -20,7 +19,6 @@ from router.data_path.wait import WaitingRoom
 from router.errors import NoReplicaAvailable
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.records.record import DecisionRecord
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
 from tests.faults.fake_engine import FakeEngine
@@ -34,6 +32,7 @@ from tests.faults.stage import (
     num_running,
     on_stage,
     on_stages,
+    records_in,
     streamed,
     words,
 )
@@ -204,7 +203,7 @@ async def test_a_session_that_does_not_fit_goes_for_a_reason(
             assert 1_250 < reply.usage["prompt_tokens"] < 2_300
         assert stage.metric("warmroute_released_total", why=why) == (2 if why == "room" else 1)
 
-    record = msgspec.json.decode(file.read_bytes().splitlines()[1], type=DecisionRecord)
+    record = records_in(file)[1]
     assert record.released == why
     assert (record.waited_ms >= 100) is (why == "waited_out")
     assert 0 < record.router_ms <= record.total_ms - record.waited_ms
@@ -250,9 +249,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(tmp_path: Path)
         await stage.until(lambda: not stage.leftovers())
 
         assert stage.metric("warmroute_wait_seconds_count", end="client_gone") == 1
-    records = [
-        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
-    ]
+    records = records_in(file)
     [gone] = [record for record in records if record.outcome == "client_gone"]
     assert (gone.status, gone.tries, gone.released) == (499, (), None)
     assert gone.waited_ms > 0
@@ -311,9 +308,7 @@ async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
         count = "warmroute_class_wait_seconds_count"
         assert stage.metric(count, end="released", **{"class": "batch"}) == 1
         assert stage.metric(count, end="released", **{"class": "interactive"}) == 2
-    records = [
-        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
-    ]
+    records = records_in(file)
     classes = [record.service_class for record in records]
     assert sorted(classes, key=str) == ["batch", "interactive", "interactive"]
 
@@ -344,7 +339,7 @@ async def test_tenants_that_wait_take_turns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_a_class_that_is_none_is_refused(path: str) -> None:
-    """400 that names the classes; without a queue nobody looks."""
+    """400 that names the classes; without a queue it is not read."""
     unknown = {"x-warmroute-class": "urgent"}
     body = chat(words(1), max_tokens=4)
     async with Engines(1) as engines:
@@ -359,7 +354,7 @@ async def test_a_class_that_is_none_is_refused(path: str) -> None:
 
 
 async def test_a_full_queue_of_batch_lets_interactive_ones_in() -> None:
-    """The batch request that takes the longest is told to come again; batch finds no place."""
+    """The batch request that takes the longest is asked to come again; batch finds no place."""
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
@@ -413,9 +408,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early(tmp_path: Path) ->
         assert stage.metric("warmroute_refused_total", code="deadline_unmet") == 2
         refused_total = "warmroute_queue_refused_total"
         assert stage.metric(refused_total, reason="deadline", **{"class": "interactive"}) == 2
-    records = [
-        msgspec.json.decode(line, type=DecisionRecord) for line in file.read_bytes().splitlines()
-    ]
+    records = records_in(file)
     [kept] = [record for record in records if record.deadline_ms is not None]
     assert kept.deadline_ms == 600_000
     assert kept.expected_ttft_ms is not None

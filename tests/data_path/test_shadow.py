@@ -16,15 +16,10 @@ from policies.view import Decision, Snapshot
 from router.data_path.shadow import Shadows, shadow_decisions
 from router.metrics import Metrics
 from router.records.record import DecisionRecord
-from tests.faults.stage import Engines, Stage, chat, on_stage, streamed, words
+from tests.faults.stage import Engines, Stage, chat, on_stage, records_in, streamed, words
 from tests.policies.snapshots import replica, snapshot
 
 ALL = list(POLICIES)
-
-
-def read(file: Path) -> list[DecisionRecord]:
-    decode = msgspec.json.Decoder(DecisionRecord).decode
-    return [decode(line) for line in file.read_bytes().splitlines()]
 
 
 async def sessions(stage: Stage, num: int = 4, num_turns: int = 3) -> None:
@@ -45,7 +40,7 @@ async def test_a_record_is_decided_again_identically(name: str, tmp_path: Path) 
     settings = {"policy__name": name, "shadow__policies": others, "log__decisions": file}
     async with Engines(3) as engines, on_stage(*engines, **settings) as stage:
         await sessions(stage)
-    records = read(file)
+    records = records_in(file)
 
     assert len(records) == 12
     for record in records:
@@ -78,7 +73,7 @@ async def test_shadows_are_counted_and_change_nothing(tmp_path: Path) -> None:
         same = stage.metric("warmroute_shadow_decisions_total", shadow="kv_aware", agrees="yes")
         assert stage.metric("warmroute_shadow_regret_seconds_count", **named) == 12
         assert stage.metric("warmroute_shadow_dropped_total") == 0
-    mine = [shadow for record in read(file) for shadow in record.shadows[1:]]
+    mine = [shadow for record in records_in(file) for shadow in record.shadows[1:]]
 
     assert same == 12
     assert agreed == sum(shadow.agrees for shadow in mine)

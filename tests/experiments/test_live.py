@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import pytest
 
 from loadtest.emulator.time_model import TimeModel
@@ -18,7 +17,6 @@ from loadtest.experiments import Options, RecordsError, Report, load, make_repor
 from policies.view import CandidateId
 from router.api.sessions import session_hash
 from router.records.outcome import Outcome
-from router.records.record import DecisionRecord
 from router.replicas import Booking
 from tests.faults.stage import (
     SECRET,
@@ -30,6 +28,7 @@ from tests.faults.stage import (
     chat,
     on_stage,
     on_stages,
+    records_in,
     streamed,
     words,
 )
@@ -42,11 +41,6 @@ B = {"name": "b", "policy": "kv_aware", "params": {"alpha": 0.5}}
 def settings(**fields: Any) -> Json:
     definition = {"name": "e", "arms": [A, B]} | fields
     return {"experiment__definitions": [definition]}
-
-
-def read(file: Path) -> list[DecisionRecord]:
-    decode = msgspec.json.Decoder(DecisionRecord).decode
-    return [decode(line) for line in file.read_bytes().splitlines()]
 
 
 async def turn(stage: Stage, session: int, number: int = 0, **fields: Any) -> Reply:
@@ -79,7 +73,7 @@ async def test_a_session_stays_in_its_arm(tmp_path: Path) -> None:
         seen = stage.metric("warmroute_arm_ttft_seconds_count", experiment="e")
         shares = stage.metric("warmroute_experiment_share_ratio", experiment="e", arm="a")
         assert '"arm":"e/a"' in stage.log
-    records = read(file)
+    records = records_in(file)
 
     assert all(len(each) == 1 for each in arms.values())
     assert {each for own in arms.values() for each in own} == {"e/a", "e/b"}
@@ -117,7 +111,7 @@ async def test_without_a_session_the_conversation_is_the_unit(tmp_path: Path) ->
     for reply in (completion, monologue):
         assert "x-warmroute-arm" not in reply.headers
         assert reply.headers["x-warmroute-policy"] == "kv_aware"
-    assert len({r.assignment.unit for r in read(file) if r.assignment is not None}) == 12
+    assert len({r.assignment.unit for r in records_in(file) if r.assignment is not None}) == 12
 
 
 async def test_what_is_held_out_or_passed_through_is_as_without() -> None:
@@ -174,7 +168,7 @@ async def test_an_arm_keeps_to_its_replicas_until_they_are_gone(tmp_path: Path) 
         lost = sum(reply.headers["x-warmroute-arm"] == "e/b" for reply in moved)
         assert {reply.replica for reply in moved} <= {"r1", "r2"}
         beyond = stage.metric("warmroute_arm_not_counted_total", reason="beyond_partition")
-    marked = [r.assignment for r in read(file) if r.assignment and r.assignment.not_counted]
+    marked = [r.assignment for r in records_in(file) if r.assignment and r.assignment.not_counted]
 
     assert beyond == lost > 0
     assert len(marked) == lost
@@ -340,7 +334,7 @@ async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
         assert shown["standing"] == "ended"
         assert shown["ended"]["reason"] == report.verdicts[0].text
         assert "x-warmroute-arm" not in reply.headers
-    records = [r for r in read(file) if r.assignment is not None]
+    records = [r for r in records_in(file) if r.assignment is not None]
 
     (verdict,), (comparison,) = report.verdicts, report.comparisons
     assert (verdict.baseline, verdict.arm, verdict.kind) == ("idle", "home", "worse")

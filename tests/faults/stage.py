@@ -19,6 +19,7 @@ from unittest import mock
 
 import aiohttp
 import httpx._transports.default as httpx_transport
+import msgspec
 import orjson
 import pytest
 from multidict import CIMultiDictProxy
@@ -32,6 +33,7 @@ from router import config
 from router.assembly import Router
 from router.contracts import BlockKey, block_key
 from router.logs import JsonFormatter, TextFormatter
+from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
 from router.run import run
 from router.tokens import loading
@@ -48,6 +50,12 @@ SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere
 STUCK = TimeModel(base_ms=600_000.0)  # never a token
 
 Json = dict[str, Any]
+
+
+def records_in(file: Path) -> list[DecisionRecord]:
+    """Read a file of decision records that is not written any more."""
+    decode = msgspec.json.Decoder(DecisionRecord).decode
+    return [decode(line) for line in file.read_bytes().splitlines()]
 
 
 def words(number: int, num_words: int = 60) -> str:

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import orjson
 import pytest
 from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.time_model import TimeModel
-from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine, hang_up
 from tests.faults.stage import (
     SLOW,
@@ -29,6 +27,7 @@ from tests.faults.stage import (
     holder,
     num_running,
     on_stage,
+    records_in,
     streamed,
     words,
 )
@@ -140,7 +139,7 @@ async def test_what_two_engines_died_of_ends(tmp_path: Path) -> None:
         assert continued(stage) == 1
         assert continued(stage, "refused", reason="sent_twice") == 1
         assert stage.metric("warmroute_failures_absolved_total", why="same_elsewhere") == 1
-    record = msgspec.json.decode(records.read_bytes().splitlines()[-1], type=DecisionRecord)
+    record = records_in(records)[-1]
     assert [t.failure for t in record.tries] == ["upstream_broken", "upstream_broken"]
     assert record.outcome == "replica_failed"
     assert record.num_continued_tokens >= 3

@@ -21,7 +21,7 @@ def test_a_tenant_that_has_taken_its_part_is_spent_until_the_others_have() -> No
 
 
 def test_a_tenant_alone_is_never_spent() -> None:
-    """There is nobody to go behind of."""
+    """There is no other to go behind."""
     shares = Shares(100.0)
 
     assert [shares.charge("a", 1.0, 1e6, ("a",)) for _ in range(5)] == [[]] * 5
