@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
 import orjson
 from msgspec import UNSET, Raw, UnsetType
 
@@ -98,6 +97,8 @@ def _last_occurrences(body: bytes | bytearray, members: _Members) -> dict[str, t
 
 
 def _address(buffer: Any) -> int:
+    import numpy as np  # late: no command but those that serve needs it, and it takes 0.1 s
+
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
 

@@ -50,6 +50,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     has_inline_system: System messages come behind the first one; for some templates the engine's
         Messages API puts them into one in front.
     is_thinking_disabled: `reasoning_effort` is "none"; for some templates that API says "low".
+    reads_cache: The engine looks into its prefix cache; not if it has to say how likely the prompt
+        is (vLLM 0.32.0 sampling_params.py, skip_reading_prefix_cache).
     shows_images: Render its images as what stands for them in the text; False: it is not known
         what does, and only the engine can make a prompt with images.
     engine_only: Why only the engine can make the prompt; None: it can be made here.
@@ -69,6 +71,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     has_inline_system: bool = False
     is_thinking_disabled: bool = False
     shows_images: bool = False
+    reads_cache: bool = True
     cache_salt: str | None = None
     max_tokens: int | None = None
     n: int = 1
@@ -104,11 +107,13 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     """What decides the prompts of `/v1/completions`.
 
     prompts: Each a text or its token ids (`array("I")`); several only if a batch was sent.
+    reads_cache: As in a `ChatRequest`.
     """
 
     model: str | None
     prompts: tuple[str | TokenIds, ...]
     add_special_tokens: bool = True
+    reads_cache: bool = True
     cache_salt: str | None = None
     max_tokens: int | None = None
     n: int = 1
@@ -147,6 +152,7 @@ def parse_chat(body: Json) -> ChatRequest:
         add_special_tokens=_bool(body, "add_special_tokens", False),
         chat_template=_str(body, "chat_template"),
         chat_template_kwargs=_object(body, "chat_template_kwargs"),
+        reads_cache=_reads_cache(body, body.get("top_logprobs", 0)),
         cache_salt=_str(body, "cache_salt"),
         max_tokens=_int(body, "max_tokens") if max_tokens is None else max_tokens,
         n=_int(body, "n") or 1,
@@ -183,6 +189,7 @@ def parse_completion(body: Json) -> CompletionRequest:
         model=_str(body, "model"),
         prompts=_prompts(body),
         add_special_tokens=_bool(body, "add_special_tokens", True),
+        reads_cache=_reads_cache(body, body.get("logprobs")),
         cache_salt=_str(body, "cache_salt"),
         max_tokens=_int(body, "max_tokens"),
         n=_int(body, "n") or 1,
@@ -259,6 +266,14 @@ def _with_reasoning(message: Any) -> Any:
     if renamed.get("reasoning") is None and message["reasoning_content"] is not None:
         renamed["reasoning"] = message["reasoning_content"]
     return renamed
+
+
+def _reads_cache(body: Json, num_logprobs: object) -> bool:
+    """Return whether nothing is to be said of the prompt's tokens; `num_logprobs`: if it echoes."""
+    if body.get("prompt_logprobs") is not None:
+        return False
+    echoes = str(body.get("echo")).lower() in _TRUE
+    return num_logprobs is None or not echoes
 
 
 def _engine_only(body: Json, fields: tuple[str, ...]) -> str | None:

@@ -7,7 +7,8 @@ build_chat_params, build_tok_params), responses/utils.py (construct_input_messag
 should_continue_final_message), tool_parsers/utils.py (get_function_tools).
 
     item                                  becomes
-    message, of user, system, developer   a message; its input_text parts are text parts
+    message, of user, system, developer   a message; its input_text parts are text parts,
+                                          its input_image parts are images
     message, of the assistant             content of the assistant's message; the first part alone
     reasoning                             its reasoning: of the content, else of the summary
     function_call, custom_tool_call       one of its calls; `namespace` and `__` before the name
@@ -285,13 +286,25 @@ def _content(content: Any) -> str | list[_Message]:
 
 def _part(part: Any) -> _Message:
     kind = part.get("type") if type(part) is dict else None
+    if kind == "input_image":
+        return _image(part)
     if kind != "input_text":
-        raise _Unknown(_IMAGES if kind == "input_image" else "part")
+        raise _Unknown("part")
     converted = {"type": "text", "text": _text(part)}
     if len(part) > 2:
         known = ("type", "text", "prompt_cache_breakpoint")
         converted.update((key, value) for key, value in part.items() if key not in known)
     return converted
+
+
+def _image(part: Json) -> _Message:
+    """Convert an image that came with its address or as a `data:` URL, not as a file's id."""
+    url = part.get("image_url")
+    if type(url) is not str or part.get("file_id") is not None or "uuid" in part:
+        raise _Unknown(_IMAGES)
+    known = ("type", "image_url", "file_id", "prompt_cache_breakpoint")
+    more = {key: value for key, value in part.items() if key not in known}
+    return {"type": "image_url", "image_url": {"url": url}, **more}
 
 
 def _text(part: Any) -> str:
@@ -302,7 +315,7 @@ def _text(part: Any) -> str:
 
 
 def _has_billing_header(parts: list[_Message]) -> bool:
-    return any(part["text"].startswith(_BILLING_HEADER) for part in parts)
+    return any(part.get("text", "").startswith(_BILLING_HEADER) for part in parts)
 
 
 def _continues(given: Any) -> bool:

@@ -30,10 +30,11 @@ from router.data_path.job import Job
 from router.data_path.media_tokens import MediaFinder, num_media_chars
 from router.data_path.terms import NotContinued, Terms
 from router.errors import RouterError, TemplateFailed
-from router.metrics import Metrics
+from router.metrics import Children, Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.conversation import has_media, media_items
 from router.tokens.media_names import MediaItem
+from router.tokens.panics import is_failure
 from router.tokens.prompter import EncodePlan
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Tokenizer:
         self._media = MediaFinder(engine, encoders)
         self._max_tokens = max_tokens
         self._metrics = metrics
+        self._tokenized = Children(metrics.tokenized)
 
     async def fill(self, job: Job) -> None:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
@@ -104,9 +106,11 @@ class Tokenizer:
                 job.is_refused_here = True  # the engine may have been given another template
             except RouterError:
                 raise
-            except Exception as exc:  # our bug or a library's: it costs a match, not a request
+            except BaseException as exc:  # our bug or a library's: it costs a match, not a request
+                if not is_failure(exc):
+                    raise
                 self._note_bug(job, exc)
-        self._metrics.tokenized.labels(job.way).inc()
+        self._tokenized[job.way,].inc()
         if job.tokens is not None:
             job.num_tokens = job.tokens.num_tokens + job.num_rest_tokens
         else:
@@ -131,7 +135,9 @@ class Tokenizer:
             job.num_counted_tokens = tokens.num_tokens if tokens is not None else None
         except (NeedsEngine, RouterError):
             return
-        except Exception as exc:  # as in `fill`
+        except BaseException as exc:  # as in `fill`
+            if not is_failure(exc):
+                raise
             self._note_bug(job, exc)
 
     async def _find(self, job: Job, prompter: Prompter) -> None:
@@ -257,6 +263,9 @@ class Tokenizer:
         num_chars = len(job.inbound.body or b"") if num_chars is None else num_chars
         if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
             return await self._heavily(partial(prompter.render, chat, apart=True))
+        if num_items > prompter.max_inline_items:
+            owner = _owner(job)
+            return await self._off_loop(partial(prompter.render, chat, owner=owner, apart=True))
         return prompter.render(chat, owner=_owner(job))
 
     # ---------------------------------------------------------------- continuations
@@ -272,7 +281,7 @@ class Tokenizer:
         prompter = self._prompters.get(job.model) if job.model is not None else None
         if prompter is None:
             raise NotContinued("tokens")
-        if job.chat is not None and not prompter.asks_engine:  # gpt-oss: messages, not text
+        if job.chat is not None and not prompter.writes_text:  # gpt-oss: messages, not text
             raise NotContinued("text")
         if job.has_media:  # ids alone would be another prompt
             raise NotContinued("media")
@@ -325,7 +334,7 @@ class Tokenizer:
             num_continued_tokens=num_generated,
         )
 
-    def _note_bug(self, job: Job, bug: Exception) -> None:
+    def _note_bug(self, job: Job, bug: BaseException) -> None:
         """Log where it happened, but not what it says: that may quote the prompt."""
         where = traceback.extract_tb(bug.__traceback__, limit=-1)[0]
         logger.error(

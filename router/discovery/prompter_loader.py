@@ -17,6 +17,7 @@ from router.config import TokensConfig
 from router.errors import RouterError
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
+from router.tokens.panics import is_failure
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ def _warm_prompter(model: str, source: str, model_id: str, config: TokensConfig)
         with suppress(NeedsEngine, RouterError):
             prompter.plan_chat(request).encode()
             prompter.adapted(replace(request, has_inline_system=True, is_thinking_disabled=True))
-    except Exception as exc:
+    except BaseException as exc:
+        if not is_failure(exc):
+            raise
         return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
     return prompter

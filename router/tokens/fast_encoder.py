@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from router.api.openai import TokenIds
+from router.tokens.panics import is_failure
 
 if TYPE_CHECKING:
     from fastokens import Tokenizer
@@ -64,6 +65,5 @@ class FastEncoder:
 
 
 def _failure(exc: BaseException, reason: str) -> BaseException:
-    """Return what to raise: a panic of Rust is no `Exception`, an interrupt is no failure."""
-    is_failure = isinstance(exc, Exception) or type(exc).__name__ == "PanicException"
-    return FastEncoderFailed(reason) if is_failure else exc
+    """Return what to raise: an interrupt is no failure."""
+    return FastEncoderFailed(reason) if is_failure(exc) else exc

@@ -30,11 +30,11 @@ from router.errors import TemplateFailed
 from router.tokens.conversation import build_tools, check_message, reasoning_of, text_parts
 from router.tokens.harmony_items import Piece, item_pieces, split_items
 from router.tokens.json_memo import JsonMemo
+from router.tokens.marked_text import MARK as MESSAGE
+from router.tokens.marked_text import TEXT as CONTENT
+from router.tokens.marked_text import escaped
 from router.tokens.needs_engine import NeedsEngine
 
-MESSAGE: Final = "\0\1"
-CONTENT: Final = "\0\2"
-_NUL: Final = "\0\3"
 FIELD: Final = "\x1f"
 
 _EFFORTS = frozenset({"low", "medium", "high"})
@@ -240,13 +240,3 @@ def _current(pieces: list[Piece]) -> list[Piece]:
 def _written(piece: Piece) -> str:
     key, texts = piece
     return MESSAGE + escaped(key) + "".join([CONTENT + escaped(text) for text in texts])
-
-
-def escaped(text: str) -> str:
-    """Make a text one in which no mark is found."""
-    return text.replace("\0", _NUL)
-
-
-def unescaped(text: str) -> str:
-    """Undo `escaped`."""
-    return text.replace(_NUL, "\0")

@@ -20,8 +20,11 @@ import orjson
 from router.api.openai import TokenIds
 from router.tokens.boundaries import Needle
 from router.tokens.encoder import TextCuts
-from router.tokens.harmony import CONTENT, FIELD, MESSAGE, unescaped
+from router.tokens.harmony import FIELD
 from router.tokens.incremental import NewSegment
+from router.tokens.marked_text import MARK as MESSAGE
+from router.tokens.marked_text import TEXT as CONTENT
+from router.tokens.marked_text import unescaped
 
 _NEEDLES = (Needle(MESSAGE, MESSAGE.encode(), 0, MESSAGE.encode()),)
 _MAX_HEADERS = 1024

@@ -23,6 +23,7 @@ from router.tokens.encoder import TextEncoder
 from router.tokens.harmony import HarmonyRenderer
 from router.tokens.media_book import MediaBook
 from router.tokens.needs_engine import NeedsEngine
+from router.tokens.panics import is_failure
 from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
 from router.tokens.renderers import WITHOUT_TEMPLATE
@@ -69,6 +70,10 @@ def load_prompter(
         config = _load_config(model, local_files_only)
         mode = modes.find_mode(model, config, tokenizer_mode)
         _check_config(config, mode)
+        if mode == modes.MISTRAL and not _is_given(tokenizer_mode):
+            mode = _mistral_or_hf(model, local_files_only)
+        if mode == modes.MISTRAL:
+            return _mistral_prompter(model, given, local_files_only, max_bytes)
         tokenizer = _load_tokenizer(model, mode, local_files_only)
         _check_tokenizer(tokenizer)
     except NeedsEngine as exc:
@@ -110,9 +115,60 @@ def _harmony_prompter(encoder: TextEncoder, unused: ChatRenderer, max_bytes: int
     )
 
 
+def _is_given(tokenizer_mode: str | None) -> bool:
+    return tokenizer_mode is not None and tokenizer_mode.lower() != "auto"
+
+
+def _mistral_or_hf(model: str, local_files_only: bool) -> str:
+    """Find by a model's files whether the engine takes Mistral's own tokenizer.
+
+    Raises:
+        NeedsEngine: they cannot be listed.
+    """
+    if Path(model).is_dir():
+        return modes.MISTRAL
+    from huggingface_hub import HfApi
+
+    why = "renderer mistral or hf: name it in tokens.tokenizer_modes"
+    if local_files_only:
+        raise NeedsEngine("model", why)
+    try:
+        files = HfApi().list_repo_files(model)
+    except Exception as exc:  # no network, no such name, whatever the hub answers
+        raise NeedsEngine("model", why) from exc
+    return modes.MISTRAL if modes.is_mistral_format(files) else modes.HF
+
+
+def _mistral_prompter(
+    model: str, template: str | None, local_files_only: bool, max_bytes: int
+) -> Prompter:
+    """Make the prompter of a model with Mistral's own tokenizer.
+
+    Raises:
+        NeedsEngine: the library or the tokenizer is missing, or cannot be used here.
+    """
+    if importlib.util.find_spec("mistral_common") is None:
+        raise NeedsEngine("model", "renderer mistral: install warmroute[mistral]")
+    from router.tokens.mistral import MAX_INLINE_ITEMS, MistralRenderer
+    from router.tokens.mistral_encoder import MistralEncoder, MistralTextEncoder, load_tokenizer
+
+    tokenizer = load_tokenizer(model, local_files_only=local_files_only)
+    texts = MistralTextEncoder(tokenizer)
+    return Prompter(
+        texts,
+        MistralRenderer(tokenizer, template),
+        chat_encoder=MistralEncoder(texts),
+        max_inline_items=MAX_INLINE_ITEMS,
+        max_bytes=max_bytes,
+    )
+
+
 def _load_config(model: str, local_files_only: bool) -> dict[str, Any]:
+    """Load a model's config.json; a directory in Mistral's own format needs none."""
     from transformers import PretrainedConfig
 
+    if Path(model, "params.json").is_file() and not Path(model, "config.json").exists():
+        return {}
     try:
         config, _ = PretrainedConfig.get_config_dict(model, local_files_only=local_files_only)
     except Exception as exc:  # whatever a broken or foreign model directory raises
@@ -129,7 +185,9 @@ def _load_tokenizer(model: str, mode: str, local_files_only: bool) -> Any:
         if mode in WITHOUT_TEMPLATE:
             return PreTrainedTokenizerFast.from_pretrained(model, **options)
         return AutoTokenizer.from_pretrained(model, mistral_format=False, **options)
-    except Exception as exc:  # as above
+    except BaseException as exc:  # as above, panics of Rust included
+        if not is_failure(exc):
+            raise
         raise NeedsEngine("model", f"{type(exc).__name__}: {exc}") from exc
 
 
@@ -147,7 +205,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 
 
 def _check_config(config: dict[str, Any], mode: str) -> None:
-    if mode not in (modes.HF, modes.HARMONY, *WITHOUT_TEMPLATE):
+    if mode not in (modes.HF, modes.HARMONY, modes.MISTRAL, *WITHOUT_TEMPLATE):
         raise NeedsEngine("model", f"renderer {mode}")
     if config.get("model_type") in _OTHER_TOKENIZER_CLASS:
         raise NeedsEngine("model", f"tokenizer class of {config['model_type']}")

@@ -15,8 +15,8 @@ from typing import Final
 from xxhash import xxh3_128_hexdigest
 
 from router.api.openai import TokenIds
-from router.tokens.encoder import TextCuts, TextEncoder
-from router.tokens.incremental import Boundary, NewSegment
+from router.tokens.encoders import ChatEncoder
+from router.tokens.incremental import Boundaries, Boundary, NewSegment
 from router.tokens.media_book import KnownMedia
 
 _EDGE: Final = b"\xff"
@@ -47,7 +47,7 @@ class MediaCuts:
 
     __slots__ = ("_next", "_text", "_text_cuts")
 
-    def __init__(self, text: MediaText, text_cuts: TextCuts) -> None:
+    def __init__(self, text: MediaText, text_cuts: Boundaries) -> None:
         self._text = text
         self._text_cuts = text_cuts
         self._next = 0
@@ -73,7 +73,7 @@ class MediaEncoder:
 
     __slots__ = ("_encoder", "_text")
 
-    def __init__(self, text: MediaText, encoder: TextEncoder) -> None:
+    def __init__(self, text: MediaText, encoder: ChatEncoder) -> None:
         self._text = text
         self._encoder = encoder
 

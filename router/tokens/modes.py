@@ -6,6 +6,9 @@ Sources: vLLM 0.32.0, config/model.py (tokenizer_mode), tokenizers/registry.py
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +40,8 @@ def find_mode(model: str, config: dict[str, Any], given: str | None = None) -> s
         config: Its config.json.
         given: The engine's `--tokenizer-mode`; None: it was not given one.
 
-    Not only modes that are rendered here.
+    Not only modes that are rendered here. A name on the hub of Mistral's family is taken for one
+    with Mistral's own tokenizer: whether it is, its files say (`is_mistral_format`).
     """
     if config.get("model_type") == "gpt_oss":  # whatever the tokenizer's mode
         return HARMONY
@@ -46,15 +50,20 @@ def find_mode(model: str, config: dict[str, Any], given: str | None = None) -> s
     for architecture in config.get("architectures") or ():
         if architecture in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[architecture]
-        if architecture.startswith(_MISTRAL_FAMILY) and _may_be_mistral_format(model):
-            return MISTRAL
-    return HF
+    if Path(model).is_dir():
+        return MISTRAL if is_mistral_format(os.listdir(model)) else HF
+    families = [each for each in config.get("architectures") or () if _is_mistral_family(each)]
+    return MISTRAL if families else HF
 
 
-def _may_be_mistral_format(model: str) -> bool:
-    """Return whether the engine may take Mistral's own tokenizer; a hub name cannot be listed."""
-    directory = Path(model)
-    if not directory.is_dir():
-        return True
-    own = [*directory.glob("tekken.json"), *directory.glob("tokenizer.model.v*")]
-    return bool(own) and any(directory.glob("consolidated*.safetensors"))
+def is_mistral_format(files: Iterable[str]) -> bool:
+    """Return whether a model's files make the engine take Mistral's own tokenizer."""
+    names = list(files)
+    return all(
+        any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+        for patterns in (("consolidated*.safetensors",), ("tekken.json", "tokenizer.model.v*"))
+    )
+
+
+def _is_mistral_family(architecture: str) -> bool:
+    return architecture.startswith(_MISTRAL_FAMILY)

@@ -19,12 +19,13 @@ from msgspec import Struct
 
 from router.api.openai import ChatRequest, CompletionRequest, TokenIds
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
-from router.tokens.encoder import IdCuts, TextEncoder, slice_ids
+from router.tokens.encoder import IdCuts, slice_ids
+from router.tokens.encoders import ChatEncoder, MarkedEncoder, PlainEncoder
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
 from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderers import ChatEncoder, MarkedEncoder, Renderer
+from router.tokens.renderers import Renderer
 from router.tokens.template_probes import TemplateProbes
 from router.tokens.trust import TokenTrust
 
@@ -150,6 +151,8 @@ class Prompter:
         chat_encoder: Makes ids of what the renderer writes; None: `encoder` does.
         asks_engine: Whether an engine's `/tokenize` has the tokens of its chats.
         media: What is known of its images; None: prompts with images are not made here.
+        max_inline_items: More messages, parts, calls (see `ChatRequest.num_items`) are rendered
+            off the loop.
         reason: Why something is missing, for `NeedsEngine`; "" if nothing is.
         max_bytes: Budget for what is remembered of prompts.
     """
@@ -166,24 +169,27 @@ class Prompter:
         "_roots",
         "_tree",
         "asks_engine",
+        "max_inline_items",
         "media",
         "trust",
     )
 
     def __init__(
         self,
-        encoder: TextEncoder | None,
+        encoder: PlainEncoder | None,
         renderer: Renderer | None,
         *,
         chat_encoder: MarkedEncoder | None = None,
         asks_engine: bool = True,
         media: MediaBook | None = None,
+        max_inline_items: int = 1_000,
         reason: str = "",
         max_bytes: int = 512 << 20,
     ) -> None:
         self.trust = TokenTrust()
         self.asks_engine = asks_engine
         self.media = media
+        self.max_inline_items = max_inline_items
         self._encoder = encoder
         self._renderer = renderer
         self._probes = TemplateProbes(renderer) if renderer is not None else None
@@ -561,12 +567,12 @@ class Prompter:
             raise NeedsEngine("model", self._reason)
         return self._probes.adapted(request)
 
-    def _usable_encoder(self) -> TextEncoder:
+    def _usable_encoder(self) -> PlainEncoder:
         if self.trust.reason is not None:
             raise NeedsEngine("distrusted", self.trust.reason)
         return self._present_encoder()
 
-    def _present_encoder(self) -> TextEncoder:
+    def _present_encoder(self) -> PlainEncoder:
         if self._encoder is None:
             raise NeedsEngine("model", self._reason)
         return self._encoder

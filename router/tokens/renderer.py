@@ -94,8 +94,13 @@ class ChatRenderer:
         known = self._templates.get(with_tools)
         if known is not None:
             return known
+        other = self._templates.get(not with_tools)
         try:
-            found = ChatTemplate(self._find_template(with_tools), self._memo)
+            source = self._find_template(with_tools)
+            if other is not None and other.source == source:
+                found = other
+            else:
+                found = ChatTemplate(source, self._memo)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
         self._templates[with_tools] = found
@@ -146,7 +151,8 @@ class ChatRenderer:
             NeedsEngine: the model has no template, or one with which an engine would not start.
         """
         try:
-            return any(wants_system_first(self.template(has).source) for has in (False, True))
+            sources = {self.template(has).source for has in (False, True)}
+            return any(map(wants_system_first, sources))
         except NeedsEngine:
             raise
         except Exception as exc:  # whatever a template may raise

@@ -3,20 +3,19 @@
 mode                       renders by                                in
 hf                         a Jinja template                          renderer.py
 deepseek_v32, deepseek_v4  rules of their own                        deepseek_v32.py, deepseek_v4.py
-harmony                    marked text, for an encoder of its own    harmony.py, harmony_encoder.py
+harmony, mistral           marked text, for an encoder of its own    harmony.py, mistral.py
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol
 
-from router.api.openai import ChatRequest, TokenIds
+from router.api.openai import ChatRequest
 from router.tokens import modes
 from router.tokens.deepseek_v4 import DeepSeekV4Renderer
 from router.tokens.deepseek_v32 import DeepSeekV32Renderer
-from router.tokens.incremental import Boundaries, NewSegment
 
 
 class Renderer(Protocol):
@@ -60,30 +59,6 @@ class Renderer(Protocol):
         Raises:
             NeedsEngine: that depends on a template which is not known here.
         """
-        ...
-
-
-class ChatEncoder(Protocol):
-    """Makes token ids of what a renderer writes."""
-
-    def cuts(self, data: bytes) -> Boundaries:
-        """Find the boundaries of a prompt."""
-        ...
-
-    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode segments of a prompt; pure and thread-safe."""
-        ...
-
-    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """Encode a prompt at once, as the engine does."""
-        ...
-
-
-class MarkedEncoder(ChatEncoder, Protocol):
-    """Makes token ids of marked text."""
-
-    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
-        """Read the date in an engine's prompt; None: it shows none."""
         ...
 
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
+from router.tokens.needs_engine import NeedsEngine
 
 _CONVERSATION: Final = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
@@ -48,7 +49,7 @@ class Probed(Protocol):
     """What is tried out."""
 
     def render(self, request: ChatRequest, *, apart: bool = False) -> str:
-        """Render a prompt's text, or raise TemplateFailed."""
+        """Render a prompt's text, or raise TemplateFailed or NeedsEngine("rules")."""
         ...
 
     def wants_system_first(self) -> bool:
@@ -96,6 +97,10 @@ class TemplateProbes:
         try:
             return self._probed.render(request, apart=True)
         except TemplateFailed:
+            return None
+        except NeedsEngine as exc:
+            if exc.reason != "rules":
+                raise
             return None
 
 

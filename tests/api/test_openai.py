@@ -54,6 +54,28 @@ def test_chat_fields() -> None:
     assert (request.max_tokens, request.n, request.stream) == (5, 2, False)
 
 
+@pytest.mark.parametrize(
+    ("fields", "chat_reads", "completion_reads"),
+    [
+        ({}, True, True),
+        ({"prompt_logprobs": None, "logprobs": None}, True, True),
+        ({"prompt_logprobs": 0}, False, False),
+        ({"prompt_logprobs": 3}, False, False),
+        ({"logprobs": 2}, True, True),
+        ({"echo": True}, False, True),
+        ({"echo": True, "top_logprobs": None}, True, True),
+        ({"echo": "yes", "logprobs": 2}, False, False),
+        ({"echo": False, "logprobs": 2, "top_logprobs": 2}, True, True),
+    ],
+)
+def test_whether_the_cache_is_read(
+    fields: dict[str, Any], chat_reads: bool, completion_reads: bool
+) -> None:
+    """An engine that is asked how likely the prompt is computes all of it."""
+    assert parse_chat({"messages": HELLO, **fields}).reads_cache is chat_reads
+    assert parse_completion({"prompt": "x", **fields}).reads_cache is completion_reads
+
+
 def test_newer_limit_wins() -> None:
     """`max_completion_tokens` replaced `max_tokens`."""
     request = parse_chat({"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 7})

@@ -118,6 +118,17 @@ def said(**fields: Any) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [part]}
 
 
+def test_images() -> None:
+    """An image is one of a chat; what else its part says stays for the template."""
+    image = {"type": "input_image", "image_url": "data:x", "detail": "low", "file_id": None}
+
+    [message] = parse_responses({"input": [{"role": "user", "content": [image]}]}).messages
+
+    assert message["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:x"}, "detail": "low"}
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -130,7 +141,7 @@ def said(**fields: Any) -> dict[str, Any]:
         ({"input": []}, "input"),
         ({}, "input"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
             "images",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "part"),

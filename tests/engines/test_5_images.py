@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.engines.harness import BLOCK_SIZE, Engine, Router, all_up, wait_until
-from tests.vision_model import image_part, make_vision_model, png
+from tests.vision_model import data_url, image_part, make_vision_model, png
 
 SYSTEM = {"role": "system", "content": "You look at pictures. " * 20}
 
@@ -72,3 +73,43 @@ def test_turns_with_images_are_predicted(seeing: Router) -> None:
     assert not seeing.metric("warmroute_tokenized_requests_total", way="prefix")
     assert seeing.metric("warmroute_token_mismatches_total") == 0
     assert seeing.metric("warmroute_audited_total", result="exact") == len(parts)
+
+
+def test_responses_with_images_are_predicted(seeing: Router) -> None:
+    """A picture is the same by the Responses API; a turn reuses all of the turn before."""
+    url = data_url(png(40, 30, 7))
+    content = [
+        {"type": "input_text", "text": "Say what you see on it. " * 20},
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+    ]
+    items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": content}]
+    for number in range(3):
+        body = {"model": "tiny", "input": items, "max_output_tokens": 1, "temperature": 0}
+        answer = httpx.post(f"{seeing.url}/v1/responses", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        reported = usage["input_tokens_details"]["cached_tokens"]
+        settled = (usage["input_tokens"] - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+        assert answer.headers["x-warmroute-cached"].startswith(f"gpu={reported};")
+        assert (reported > 0) == (number > 0)
+        assert seeing.explain(body)["way"] == "media"
+        wait_until(
+            lambda: seeing.num_known_tokens(body)["r1"] == settled,  # noqa: B023
+            20,
+            f"{settled} tokens to be known",
+        )
+        items = [*items, {"type": "message", "role": "user", "content": f"And {number}? " * 20}]
+
+
+def test_no_hit_where_likelihood_is_asked_for(seeing: Router) -> None:
+    """The engine computes the whole prompt, and so it is predicted."""
+    body = {"model": "tiny", "messages": [SYSTEM], "max_tokens": 1}
+    for options in ({}, {"prompt_logprobs": 0}, {"echo": True}):
+        answer = seeing.chat({**body, **options})
+        assert answer.status_code == 200, answer.text
+        details = answer.json()["usage"]["prompt_tokens_details"] or {}
+
+        if options:
+            assert answer.headers["x-warmroute-cached"].startswith("gpu=0;")
+            assert details.get("cached_tokens", 0) == 0

@@ -6,6 +6,7 @@ import shutil
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import orjson
 import pytest
@@ -229,6 +230,18 @@ async def test_fastokens_that_breaks_down_fails_no_request() -> None:
         assert [reply.status for reply in replies] == [200, 200, 200]
         assert stage.metric("warmroute_encoder_fallbacks_total", reason="failed") == 1
         assert stage.metric("warmroute_token_mismatches_total") == 0
+
+
+async def test_a_library_that_panics_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic of Rust is no `Exception`; the prompt is routed without tokens, and counted so."""
+    panic = type("PanicException", (BaseException,), {})
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        monkeypatch.setattr(TextEncoder, "encode", mock.Mock(side_effect=panic("it quotes text")))
+        reply = await stage.ask(chat(words(1)))
+
+        assert reply.status == 200
+        assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 1
+        assert "it quotes text" not in stage.log
 
 
 async def test_long_prompts_are_encoded_off_the_loop() -> None:

@@ -4,7 +4,8 @@
 models and renderers (the code behind its routes, no weights) and prints fingerprints of the ids,
 null where the engine refuses a conversation. `prove_families` compares them with ours.
 
-All families use the tiny model's tokenizer, gpt-oss its own: what differs is the rendering.
+All families use the tiny model's tokenizer, gpt-oss and Mistral's their own: what differs is the
+rendering.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import asyncio
 import datetime
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.conversations import conversations
-from tests.tokens.vllm_routes import HERE, Rendering
+from tests.tokens.mistral_models import VERSIONS, build_model, suited
+from tests.tokens.vllm_routes import HERE, MODEL, Rendering
 
 SEED, COUNT = 7, 150
 APIS = ("chat", "messages", "responses")
@@ -39,11 +43,21 @@ class Family(NamedTuple):
     def is_harmony(self) -> bool:
         return self.mode == "harmony"
 
+    @property
+    def is_mistral(self) -> bool:
+        return self.mode == "mistral"
+
+
+ONLY_PROVEN = {
+    name: Family("mistral") for name in ("mistral-v2", "mistral-tekken-v7", "mistral-nemo")
+}
+"""By `make prove`, not by every test run: they take long, or are much like others."""
 
 FAMILIES = {
     "gpt-oss": Family("harmony"),
     "deepseek-v3.2": Family("deepseek_v32"),
     "deepseek-v4": Family("deepseek_v4"),
+    **{name: Family("mistral") for name in VERSIONS if name not in ONLY_PROVEN},
     **{
         path.stem: Family("hf", path)
         for path in sorted((HERE / "templates/families").glob("*.jinja"))
@@ -53,7 +67,20 @@ FAMILIES = {
 
 def family(name: str) -> Family:
     """Return a family by its name, or the one whose template is the file of this name."""
+    if name in ONLY_PROVEN:
+        return ONLY_PROVEN[name]
     return FAMILIES[name] if name in FAMILIES else Family("hf", Path(name))
+
+
+def model_of(name: str, into: Path) -> Path:
+    """Return a family's model directory, which may be written to `into`."""
+    return build_model(name, into) if family(name).is_mistral else MODEL
+
+
+def bodies(name: str, api: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the requests of one API for a family."""
+    for index, conversation in enumerate(conversations(seed, count)):
+        yield getattr(suited(name, conversation, index), api)()
 
 
 def record(names: list[str], seed: int, count: int) -> dict[str, list[str | None]]:
@@ -67,12 +94,14 @@ def record(names: list[str], seed: int, count: int) -> dict[str, list[str | None
         found: dict[str, list[str | None]] = {}
         for name in names:
             shown = family(name)
-            rendering = Rendering(mode="hf" if shown.is_harmony else shown.mode)
+            with tempfile.TemporaryDirectory() as into:
+                mode = "hf" if shown.is_harmony else shown.mode
+                rendering = Rendering(model_of(name, Path(into)), mode=mode)
             routes = rendering.routes(shown.template, is_harmony=shown.is_harmony)
             for api in APIS:
                 found[f"{name} {api}"] = [
-                    await routes.entry(api, getattr(conversation, api)())
-                    for conversation in conversations(seed, count // 2 if api != "chat" else count)
+                    await routes.entry(api, body)
+                    for body in bodies(name, api, seed, count // 2 if api != "chat" else count)
                 ]
         return found
 

@@ -15,7 +15,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import orjson
@@ -25,9 +27,17 @@ from router.api.openai import ChatRequest, Json, parse_chat
 from router.api.responses import parse_responses
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
-from tests.conversations import Conversation, conversations
-from tests.tokens.families import COUNT, DATE, FAMILIES, SEED, family
-from tests.tokens.vllm_routes import HERE, MODEL, fingerprint
+from tests.tokens.families import (
+    COUNT,
+    DATE,
+    FAMILIES,
+    ONLY_PROVEN,
+    SEED,
+    bodies,
+    family,
+    model_of,
+)
+from tests.tokens.vllm_routes import HERE, fingerprint
 
 GOLDEN = HERE / "golden" / "families.json"
 _ENGINES = HERE.parents[1] / ".engines" / "venv" / "bin" / "python"
@@ -53,36 +63,38 @@ class Comparison(NamedTuple):
 def load(name: str) -> Prompter:
     """Load what renders a family here."""
     shown = family(name)
-    prompter = load_prompter(
-        str(MODEL),
-        chat_template=shown.template,
-        tokenizer_mode=shown.mode,
-        local_files_only=True,
-    )
+    with tempfile.TemporaryDirectory() as into:
+        prompter = load_prompter(
+            str(model_of(name, Path(into))),
+            chat_template=shown.template,
+            tokenizer_mode=shown.mode,
+            local_files_only=True,
+        )
     prompter.set_date(DATE if shown.is_harmony else datetime.date.today())
     return prompter
 
 
-def ours(prompter: Prompter, conversation: Conversation, api: str) -> str:
-    """Return the fingerprint of our ids for a conversation by one of the APIs.
+def ours(prompter: Prompter, body: Json, api: str) -> str:
+    """Return the fingerprint of our ids for a body of one of the APIs.
 
     Raises:
         NeedsEngine: they are the engine's to make.
         ClientError: the conversation is refused.
     """
-    body = orjson.loads(orjson.dumps(getattr(conversation, api)()))
-    plan = prompter.plan_chat(PARSERS[api](body))
+    plan = prompter.plan_chat(PARSERS[api](orjson.loads(orjson.dumps(body))))
     return fingerprint(prompter.commit(plan, plan.encode()).ids())
 
 
-def compare(prompter: Prompter, api: str, seed: int, recorded: list[str | None]) -> Comparison:
+def compare(
+    prompter: Prompter, name: str, api: str, seed: int, recorded: list[str | None]
+) -> Comparison:
     """Compare our ids with the engine's for as many conversations as were recorded."""
     wrong: list[int] = []
     wrongly_refused: list[int] = []
     num_equal = num_for_engine = num_refused = 0
-    for index, conversation in enumerate(conversations(seed, len(recorded))):
+    for index, body in enumerate(bodies(name, api, seed, len(recorded))):
         try:
-            if ours(prompter, conversation, api) == recorded[index]:
+            if ours(prompter, body, api) == recorded[index]:
                 num_equal += 1
             else:
                 wrong.append(index)
@@ -108,20 +120,21 @@ def ask_engine(names: list[str], seed: int, count: int) -> dict[str, list[str | 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("what", choices=("record", "prove"))
-    parser.add_argument("families", nargs="*", default=sorted(FAMILIES))
+    parser.add_argument("families", nargs="*")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
     given = parser.parse_intermixed_args()
-    names: list[str] = given.families
+    known = FAMILIES if given.what == "record" else FAMILIES | ONLY_PROVEN
+    names: list[str] = given.families or sorted(known)
     found = ask_engine(names, given.seed, given.count)
     if given.what == "record":
-        known = json.loads(GOLDEN.read_text())["families"] if GOLDEN.exists() else {}
-        golden = {"seed": given.seed, "families": {**known, **found}}
+        before = json.loads(GOLDEN.read_text())["families"] if GOLDEN.exists() else {}
+        golden = {"seed": given.seed, "families": {**before, **found}}
         GOLDEN.write_text(json.dumps(golden, indent=0, sort_keys=True) + "\n")
     is_proven, num_equal = True, 0
     for name, recorded in found.items():
-        prompter = load(name.rpartition(" ")[0])
-        seen = compare(prompter, name.rpartition(" ")[2], given.seed, recorded)
+        named, _, api = name.rpartition(" ")
+        seen = compare(load(named), named, api, given.seed, recorded)
         num_equal += seen.num_equal
         is_proven &= not seen.wrong and not seen.wrongly_refused
         print(

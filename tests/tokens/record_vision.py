@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.tokens.vllm_routes import fingerprint
 from tests.vision_model import image_part, make_vision_model, png
 
 BLOCK_SIZE = 16
@@ -45,6 +46,30 @@ def bodies(seed: int, count: int) -> list[dict[str, Any]]:
     return made
 
 
+def as_responses(body: dict[str, Any]) -> dict[str, Any]:
+    """Write a conversation as the Responses API has it; its images have no names there."""
+    items: list[dict[str, Any]] = []
+    for number, message in enumerate(body["messages"]):
+        role, content = message["role"], message["content"]
+        item = {"type": "message", "role": role, "content": content}
+        if role == "assistant":
+            part = {"type": "output_text", "text": content, "annotations": []}
+            item |= {"id": f"msg_{number}", "status": "completed", "content": [part]}
+        elif role == "user":
+            item["content"] = [
+                {"type": "input_text", "text": part["text"]}
+                if part["type"] == "text"
+                else {
+                    "type": "input_image",
+                    "image_url": part["image_url"]["url"],
+                    "detail": ("auto", "low")[number % 2],
+                }
+                for part in content
+            ]
+        items.append(item)
+    return {"model": "tiny", "input": items}
+
+
 def record(directory: Path, kind: str = "idefics3", seed: int = 3, count: int = 20) -> Any:
     """Ask vLLM; only where it is installed."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -55,6 +80,7 @@ def record(directory: Path, kind: str = "idefics3", seed: int = 3, count: int = 
     import vllm
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.renderers.online_renderer import OnlineRenderer
     from vllm.renderers.registry import renderer_from_config
     from vllm.utils.hashing import sha256
@@ -96,8 +122,12 @@ def record(directory: Path, kind: str = "idefics3", seed: int = 3, count: int = 
         return found
 
     async def entry(body: dict[str, Any]) -> dict[str, Any]:
-        chat = ChatCompletionRequest.model_validate(body)
-        made = (await renderer.render_chat(chat))[1][0]
+        if "input" in body:
+            asked = ResponsesRequest.model_validate(body)
+            made = (await renderer.render_responses(asked)).engine_input
+        else:
+            chat = ChatCompletionRequest.model_validate(body)
+            made = (await renderer.render_chat(chat))[1][0]
         names = made.get("mm_hashes", {}).get("image", [])
         places = made.get("mm_placeholders", {}).get("image", [])
         ids = list(made["prompt_token_ids"])
@@ -111,9 +141,21 @@ def record(directory: Path, kind: str = "idefics3", seed: int = 3, count: int = 
     async def everything() -> list[dict[str, Any]]:
         return [await entry(body) for body in bodies(seed, count)]
 
+    async def by_responses() -> list[dict[str, Any]]:
+        found = [await entry(as_responses(body)) for body in bodies(seed, count)]
+        return [
+            {
+                "ids": fingerprint(each["ids"]),
+                "names": each["names"],
+                "last_digest": each["digests"][-1],
+            }
+            for each in found
+        ]
+
     return {
         "vllm": vllm.__version__,
         "model_id": str(directory),
+        "responses": asyncio.run(by_responses()),
         "prompts": asyncio.run(everything()),
     }
 

@@ -16,7 +16,8 @@ from router.api.openai import ChatRequest, parse_chat
 from router.errors import TemplateFailed
 from router.tokens import NeedsEngine
 from tests.conversations import conversations, grown
-from tests.tokens.families import APIS, DATE, FAMILIES
+from tests.tokens.families import APIS, DATE, FAMILIES, ONLY_PROVEN
+from tests.tokens.mistral_models import VERSIONS, suited
 from tests.tokens.prove_families import GOLDEN, compare, load
 
 _OF_DEEPSEEK = (
@@ -55,11 +56,12 @@ def test_ids_are_the_engines(name: str, api: str) -> None:
     """Ids made here are the engine's, and only what it refused is refused."""
     golden = json.loads(GOLDEN.read_text())
 
-    seen = compare(_loaded(name), api, golden["seed"], golden["families"][f"{name} {api}"])
+    recorded = golden["families"][f"{name} {api}"]
+    seen = compare(_loaded(name), name, api, golden["seed"], recorded)
 
     assert (seen.wrong, seen.wrongly_refused) == ([], [])
     assert seen.num_for_engine <= 3  # images, where the engine leaves them out
-    assert seen.num_equal > (70 if api == "chat" else 35)
+    assert seen.num_equal > 0.3 * len(recorded)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -68,7 +70,7 @@ def test_turns_cost_what_they_add(name: str) -> None:
     prompter = _loaded(name)
     num_known = num_tokens = 0
 
-    for request in _requests(20):
+    for request in _requests(name, 8 if name in VERSIONS else 20):
         try:
             plan = prompter.plan_chat(request)
         except (NeedsEngine, TemplateFailed):
@@ -79,7 +81,7 @@ def test_turns_cost_what_they_add(name: str) -> None:
 
         assert prompter.prove(request, tokens)
 
-    assert num_known > 0.2 * num_tokens
+    assert num_known > 0.2 * num_tokens or _moves_tools(name)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4", "gpt-oss"])
@@ -118,14 +120,19 @@ def test_the_page_names_every_family() -> None:
 
     named = {name for row in rows for name in re.findall(r"`([\w.-]+)`", row.split("|")[3])}
 
-    assert named == set(FAMILIES)
+    assert named == set(FAMILIES) | set(ONLY_PROVEN)
 
 
 def _render(name: str, body: dict[str, object]) -> str:
     return _loaded(name).render(parse_chat(body))
 
 
-def _requests(count: int) -> Iterator[ChatRequest]:
-    for conversation in conversations(seed=11, count=count):
-        for step in grown(conversation):
+def _moves_tools(name: str) -> bool:
+    """Whether tools and system prompt stand before the last user's message, wherever that is."""
+    return name.startswith("mistral") and VERSIONS[name] < 13
+
+
+def _requests(name: str, count: int) -> Iterator[ChatRequest]:
+    for index, conversation in enumerate(conversations(seed=11, count=count)):
+        for step in grown(suited(name, conversation, index)):
             yield parse_chat(orjson.loads(orjson.dumps(step.chat())))

@@ -8,6 +8,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -132,11 +133,11 @@ def test_mistral_format(model: Path) -> None:
     (model / "tekken.json").write_text("{}")
     (model / "consolidated.safetensors").write_text("")
 
-    assert load_prompter(str(model)).engine_only == "renderer mistral"
+    assert load_prompter(str(model)).engine_only == "Mistral's tokenizer: KeyError"
 
 
 def test_mistral_by_name() -> None:
-    """The files behind a name on the hub are not known, so its format is not either."""
+    """A name on the hub of that family may be of a model with Mistral's own tokenizer."""
     config = {"architectures": ["MistralForCausalLM"]}
 
     assert modes.find_mode("someone/some-model", config) == modes.MISTRAL
@@ -155,6 +156,19 @@ def test_broken_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").write_text("{")
 
     assert load_prompter(str(model)).engine_only is not None
+
+
+def test_a_tokenizer_that_panics(model: Path) -> None:
+    """So is one on which a library written in Rust panics; an interrupt is no failure of it."""
+    panic = type("PanicException", (BaseException,), {})
+
+    with mock.patch("transformers.AutoTokenizer.from_pretrained", side_effect=panic("index")):
+        assert load_prompter(str(model)).engine_only == "PanicException: index"
+    with (
+        mock.patch("transformers.AutoTokenizer.from_pretrained", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        load_prompter(str(model))
 
 
 def test_slow_or_odd_tokenizers() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, parse_chat
+from router.api.responses import parse_responses
 from router.contracts import HashContract, block_key
 from router.data_path import media_tokens
 from router.data_path.media_tokens import MediaFinder
@@ -24,7 +25,8 @@ from router.tokens.conversation import build_conversation, has_media, media_item
 from router.tokens.json_memo import JsonMemo
 from router.tokens.media_book import MediaBook, media_key, tokens_between
 from router.tokens.media_names import MediaItem, name_of
-from tests.tokens.record_vision import BLOCK_SIZE, bodies
+from tests.tokens.record_vision import BLOCK_SIZE, as_responses, bodies
+from tests.tokens.vllm_routes import fingerprint
 from tests.vision_model import data_url, image_part, make_vision_model, png
 
 RECORDED = json.loads((Path(__file__).parent / "golden" / "vision.json").read_text())
@@ -119,6 +121,27 @@ async def test_prompts_are_vllms(setup: Setup) -> None:
         full = tokens.digests(CONTRACT, range(len(keys)))
         assert [digest.hex()[-16:] for digest in full] == prompt["digests"]
     assert setup.engine.num_asked == len(urls)
+
+
+async def test_prompts_of_responses_are_vllms(setup: Setup) -> None:
+    """The same conversations by the Responses API, where images have no names of their clients."""
+    for (body, _), recorded in zip(PROMPTS, RECORDED["responses"], strict=True):
+        chat = replace(parse_responses(as_responses(body)), shows_images=True)
+        items = media_items(chat.messages)
+        known: list[Any] = []
+        while len(known) < len(items):
+            known = await setup.find(items)
+        texts = setup.prompter.render(chat).split(setup.book.placeholder)
+        plan = setup.prompter.plan_media(chat, texts, known)
+
+        tokens = setup.prompter.commit(plan, plan.encode())
+
+        assert chat.engine_only is None
+        assert [each.name for each in known] == recorded["names"]
+        assert fingerprint(tokens.ids()) == recorded["ids"]
+        num_blocks = len(tokens.keys(CONTRACT))
+        [last] = tokens.digests(CONTRACT, [num_blocks - 1])
+        assert last.hex()[-16:] == recorded["last_digest"]
 
 
 async def test_a_turn_costs_what_it_added(setup: Setup) -> None:

@@ -1,0 +1,298 @@
+"""Mistral's own tokenizers: from a chat request to a prompt in marked text, for `mistral_encoder`.
+
+The engine renders these chats by the rules of Mistral's library (`pip install warmroute[mistral]`),
+which puts special tokens between texts that are encoded one by one. Those rules are run here with
+a tokenizer that only writes the texts down, so a prompt becomes a row of
+
+    MARK id,id,… TEXT text [TEXT text …]             special tokens, and the texts behind them
+
+and what a turn repeats is not encoded again. By the book, the library encodes itself, and there is
+nothing but ids.
+
+What the library refuses is the engine's to refuse: its release may be another, which differ in that
+(1.11.6, 1.12.0 and 1.13.1 gave the same ids wherever they gave any).
+
+Source: vLLM 0.32.0, renderers/mistral.py, tokenizers/mistral.py, renderers/online_renderer.py
+(render_chat); transformers 5.19, tokenization_mistral_common.py (apply_chat_template).
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+from mistral_common.protocol.instruct.normalize import get_normalizer
+from mistral_common.protocol.instruct.request import ChatCompletionRequest, ReasoningEffort
+from mistral_common.protocol.instruct.validator import ValidationMode, get_validator
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+from router.api.openai import ChatRequest, Json
+from router.errors import TemplateFailed
+from router.tokens.arguments import template_arguments
+from router.tokens.conversation import check_message, reasoning_of, text_parts
+from router.tokens.json_memo import JsonMemo
+from router.tokens.marked_text import MARK, TEXT, escaped
+from router.tokens.needs_engine import NeedsEngine
+from router.tokens.template_probes import wants_system_first
+
+_CALL_ID_CHARS = 9
+_EFFORTS = frozenset(effort.value for effort in ReasoningEffort)
+_WITH_EFFORT: Final = 15  # the first version whose prompts show an effort
+_MAX_TOOL_SETS = 64
+
+MAX_INLINE_ITEMS: Final = 100
+"""Messages and the like that are rendered on the loop: the library takes some 80 µs for each."""
+
+
+class MistralRenderer:
+    """Renders chat requests of a model with Mistral's own tokenizer.
+
+    Args:
+        tokenizer: The library's.
+        given: The engine's `--chat-template`, which it only tries out for its Messages API.
+    """
+
+    is_dated: Final = False
+    __slots__ = ("_given", "_memo", "_normalizer", "_tokenizer", "_tools", "_validator", "date")
+
+    def __init__(self, tokenizer: MistralTokenizer, given: str | None = None) -> None:
+        self.date: datetime.date | None = None
+        text_tokenizer = tokenizer.instruct_tokenizer.tokenizer
+        version = text_tokenizer.version
+        self._given = given
+        self._memo = JsonMemo()
+        self._tokenizer = tokenizer
+        self._normalizer = get_normalizer(version, text_tokenizer.model_settings_builder)
+        self._validator = get_validator(version, mode=ValidationMode.test)
+        self._tools = _ToolSets(self._validator)
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's marked text; see `Renderer.render`.
+
+        Tools are remembered in other threads, too: to check a set takes the library 40 ms.
+        """
+        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
+        arguments = _arguments(request, memo)
+        continues = bool(arguments.get("continue_final_message"))
+        messages = _messages(request, memo)
+        tools: list[Json] | None = arguments["tools"]
+        options = {}
+        version = self._tokenizer.instruct_tokenizer.tokenizer.version
+        if version.version_num >= _WITH_EFFORT:
+            options["reasoning_effort"] = arguments.get("reasoning_effort")
+        try:
+            if by_the_book:
+                asked = ChatCompletionRequest.from_openai(
+                    messages, tools, continue_final_message=continues, **options
+                )
+                return _written(self._tokenizer.encode_chat_completion(asked).tokens, ())
+            checked = self._tools.find(owner, tools) if tools is not None else None
+            asked = ChatCompletionRequest.from_openai(
+                messages, continue_final_message=continues, **options
+            )
+            self._validator.validate_request(asked)
+            asked.tools = checked
+            return self._written(self._normalizer.from_chat_completion_request(asked))
+        except RecursionError as exc:
+            raise NeedsEngine("arguments", "too deep") from exc
+        except Exception as exc:  # whatever the library has against it
+            raise NeedsEngine("rules", type(exc).__name__) from exc
+
+    def wants_system_first(self) -> bool:
+        """See `Renderer.wants_system_first`."""
+        try:
+            return wants_system_first(self._given or "")
+        except Exception as exc:  # whatever a template may raise
+            raise NeedsEngine("template", type(exc).__name__) from exc
+
+    def _written(self, normalized: Any) -> str:
+        writing = _Writer(self._tokenizer.instruct_tokenizer.tokenizer)
+        instruct = copy.copy(self._tokenizer.instruct_tokenizer)
+        instruct.tokenizer = writing
+        return _written(instruct.encode_instruct(normalized).tokens, writing.texts)
+
+
+class _Writer:
+    """Stands in for a tokenizer: writes down what it is to encode.
+
+    Each text gets a number below 0, where other tokens are special ones.
+    """
+
+    __slots__ = ("_tokenizer", "texts")
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
+
+    def encode(self, s: str, bos: bool, eos: bool) -> list[int]:
+        if bos or eos:
+            raise NotImplementedError
+        self.texts.append(s)
+        return [-len(self.texts)]
+
+    def decode(self, tokens: list[int], special_token_policy: Any = None) -> str:
+        """The library keeps a copy of the prompt's text, which is not needed."""
+        return ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+class _ToolSets:
+    """The tools of recent requests as the library has them, checked; thread-safe."""
+
+    __slots__ = ("_checked", "_lock", "_validator")
+
+    def __init__(self, validator: Any) -> None:
+        self._checked: OrderedDict[tuple[str, bytes], list[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._validator = validator
+
+    def find(self, owner: str, tools: list[Json]) -> list[Any]:
+        """Convert and check tools.
+
+        Raises: what the library does.
+        """
+        key = owner, orjson.dumps(tools)
+        with self._lock:
+            known = self._checked.get(key)
+            if known is not None:
+                self._checked.move_to_end(key)
+                return known
+        messages = [{"role": "user", "content": ""}]
+        asked = ChatCompletionRequest.from_openai(messages, tools)
+        checked: list[Any] = self._validator.validate_request(asked).tools
+        with self._lock:
+            self._checked[key] = checked
+            if len(self._checked) > _MAX_TOOL_SETS:
+                self._checked.popitem(last=False)
+        return checked
+
+
+def _arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
+    """Find what is rendered besides the messages.
+
+    Raises:
+        NeedsEngine, TemplateFailed: as `MistralRenderer.render`.
+    """
+    if request.engine_only is not None:
+        raise NeedsEngine("field", request.engine_only)
+    if request.chat_template is not None:
+        raise NeedsEngine("request_template")
+    if not request.messages:
+        raise NeedsEngine("message", "none")
+    if request.renders_as == "chat":
+        if request.chat_template_kwargs is not None:
+            raise TemplateFailed(
+                "Mistral's tokenizers take no `chat_template_kwargs`", param="chat_template_kwargs"
+            )
+        effort = request.reasoning_effort
+        if effort and effort not in _EFFORTS:
+            raise NeedsEngine("rules", "reasoning_effort")
+    arguments = template_arguments(request, memo)
+    continues = bool(arguments.get("continue_final_message"))
+    opens = bool(arguments.get("add_generation_prompt"))
+    ends_in_answer = request.messages[-1]["role"] == "assistant"
+    if (continues and (opens or not ends_in_answer)) or (opens and ends_in_answer):
+        raise TemplateFailed(
+            "a final message of the assistant must be continued, and no other can be:"
+            " `continue_final_message` without `add_generation_prompt`",
+            param="continue_final_message",
+        )
+    return arguments
+
+
+def _messages(request: ChatRequest, memo: JsonMemo) -> list[dict[str, Any]]:
+    """Rebuild the messages for the library.
+
+    Raises:
+        NeedsEngine: as `MistralRenderer.render`.
+    """
+    by_chat = request.renders_as == "chat"
+    return [_message(message, memo, by_chat) for message in request.messages]
+
+
+def _message(message: Json, memo: JsonMemo, by_chat: bool) -> dict[str, Any]:
+    """Rebuild a message; by the Responses API no id is cut, and no rule has its kinds of parts.
+
+    Raises:
+        NeedsEngine: as `MistralRenderer.render`.
+    """
+    check_message(message)
+    role, content = message["role"], message.get("content")
+    if type(content) is list:
+        if content and not by_chat:
+            raise NeedsEngine("rules", "input_text")
+        content = [{"type": "text", "text": part["text"]} for part in text_parts(message)]
+    rebuilt: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        rebuilt["tool_calls"] = _calls(message, memo, by_chat)
+        rebuilt["reasoning"] = reasoning_of(message)
+    elif role == "tool":
+        call_id = message.get("tool_call_id")
+        if type(call_id) is not str:
+            raise NeedsEngine("message", "tool_call_id")
+        rebuilt["tool_call_id"] = call_id[-_CALL_ID_CHARS:] if by_chat else call_id
+        rebuilt["name"] = message.get("name")
+    return rebuilt
+
+
+def _calls(message: Json, memo: JsonMemo, by_chat: bool) -> list[dict[str, Any]]:
+    """Rebuild a message's calls.
+
+    Raises:
+        NeedsEngine: they are odd.
+    """
+    calls = message.get("tool_calls")
+    if calls is None:
+        if "tool_calls" in message:
+            raise NeedsEngine("tool_calls", "null")
+        return []
+    if type(calls) is not list:
+        raise NeedsEngine("tool_calls", "not a list")
+    rebuilt = []
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        if (
+            type(function) is not dict
+            or call.get("type") != "function"
+            or type(call.get("id")) is not str
+            or type(function.get("name")) is not str
+            or type(function.get("arguments")) is not str
+        ):
+            raise NeedsEngine("tool_calls", "id, type or function")
+        rebuilt.append(
+            {
+                "id": call["id"][-_CALL_ID_CHARS:] if by_chat else call["id"],
+                "type": "function",
+                "function": {
+                    "name": function["name"],
+                    "arguments": memo.arguments(function["arguments"]),
+                },
+            }
+        )
+    return rebuilt
+
+
+def _written(tokens: Sequence[int], texts: Sequence[str]) -> str:
+    written = []
+    is_special = False
+    for token in tokens:
+        if token < 0:
+            written.append(TEXT + escaped(texts[-token - 1]))
+        else:
+            written.append(f",{token}" if is_special else f"{MARK}{token}")
+        is_special = token >= 0
+    return "".join(written)
