@@ -199,7 +199,12 @@ def none_hash(algorithm: Algorithm, seed: str) -> bytes:
 
 
 class StoredView(Struct, frozen=True, gc=False):
-    """One BlockStored event, for the search: hashes as published, tokens of all of them."""
+    """One BlockStored event, for the search: hashes as published, tokens of all of them.
+
+    Of a model with several KV groups (router.kv_events.groups) `block_size` is what a hash covers;
+    `span` tokens are behind the first hash where that is more. `is_sparse`: some blocks in between
+    were not stored, so a hash may be of any of them.
+    """
 
     block_hashes: Sequence[int | bytes]
     parent_block_hash: int | bytes | None
@@ -207,6 +212,8 @@ class StoredView(Struct, frozen=True, gc=False):
     block_size: int
     lora_name: str | None = None
     extra_keys: Sequence[Sequence[Any] | None] | None = None
+    span: int = 0
+    is_sparse: bool = False
 
     @property
     def is_computable(self) -> bool:
@@ -259,8 +266,12 @@ def obeys(
     extra = extra_of(stored, lora_paths or {})
     if extra is None:
         return None
-    keys, _ = contract.extend(None, stored.token_ids[: stored.block_size], extra)
-    return keys[0] == block_key(stored.block_hashes[0])
+    first = block_key(stored.block_hashes[0])
+    if stored.is_sparse:
+        keys, _ = contract.extend(None, stored.token_ids, extra)
+        return True if first in keys else None
+    keys, _ = contract.extend(None, stored.token_ids[: stored.span or stored.block_size], extra)
+    return keys[-1] == first
 
 
 def extra_of(stored: StoredView, lora_paths: Mapping[str, str]) -> ExtraKeys | None:

@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from policies.view import CandidateId
-from router.contracts import BlockKey, HashContract
+from router.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.decoding import decoder
+from router.roles import Role, Transfer
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -31,6 +32,9 @@ Keys = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
 
 MAX_RECORDS = 4_096
 """Replicas, or experiments, that are read of the registry."""
+
+MAX_GROUPS = 256
+"""KV groups of a model; real ones have ten at most."""
 
 SCHEMA = 1
 """Of everything in Redis. A router refuses data of another schema rather than misread it."""
@@ -90,6 +94,19 @@ class Position(Struct, frozen=True, array_like=True):
     mark: Annotated[bytes, Meta(max_length=64)]
 
 
+class KvGroup(Struct, frozen=True, array_like=True, gc=False):
+    """One KV group of a model that has several: layers whose caches are of one kind.
+
+    `kind` and `window` (tokens) are the engine's words; a window it does not tell is None.
+    Source: KVCacheSpecKind in vllm/v1/kv_cache_interface.py, 0.32.0.
+    """
+
+    index: Annotated[int, Meta(ge=0, lt=1 << 16)]
+    kind: Text
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
+    window: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+
+
 class StreamStatus(Struct, frozen=True, array_like=True):
     """How much of a candidate its leader knows.
 
@@ -104,6 +121,8 @@ class StreamStatus(Struct, frozen=True, array_like=True):
     is_suspect: bool = False  # matches do not count until history is read again
     lacks: Text = ""  # what the index has missed, until the next epoch
     is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
+    groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
+    """Of a model with several KV groups, or one that is no full attention; in the order seen."""
 
 
 class TierChange(Struct, frozen=True, array_like=True):
@@ -268,6 +287,13 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replay: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
     draining: bool = False
     removed: bool = False
+    role: Role = "both"
+    transfer: Transfer | None = None
+    bootstrap: Text | None = None
+    hardware: Annotated[str, Meta(max_length=64)] | None = None
+    weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    eagle: bool | None = None
+    discovered: bool = False  # each router finds it itself: the record adds it nowhere
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,8 @@ What must live here: which block holds what, who uses it, which is evicted next,
 that say so. What must not: scheduling, time, hashing (sequences bring their digests), the wire.
 
 Rules (source: vllm/v1/core/{block_pool,kv_cache_utils,kv_cache_manager}.py, 0.32.0, one
-full-attention group; tests/emulator/golden holds a recording of the original):
+full-attention group; tests/emulator/golden holds a recording of the original; sliding windows
+beside it: loadtest.emulator.window_blocks):
 
 1. Block 0 is the null block: never handed out, never cached.
 2. The free queue is the eviction order. Freed blocks with a digest go to its end, the tail of a
@@ -12,6 +13,7 @@ full-attention group; tests/emulator/golden holds a recording of the original):
 3. A cached block stays findable while it waits in the free queue; a hit takes it out again.
 4. Identical blocks are not merged: each copy is stored, reported and evicted on its own.
 5. At least the last token is computed: a hit covers at most (num_tokens - 1) // block_size blocks.
+6. With EAGLE or MTP the last block of a hit is dropped, and computed again.
 """
 
 from __future__ import annotations
@@ -119,6 +121,7 @@ class CachedSequence:
         "lora_name",
         "num_cached_blocks",
         "num_prompt_blocks",
+        "num_prompt_tokens",
         "token_ids",
     )
 
@@ -135,6 +138,7 @@ class CachedSequence:
         self.blocks: list[Block] = []
         self.num_cached_blocks = 0
         self.num_prompt_blocks = len(digests)  # those that were named when it began
+        self.num_prompt_tokens = len(token_ids)
         self.lora_id: int | None = None if lora is None else lora[0]
         self.lora_name: str | None = None if lora is None else lora[1]
         names: list[Any] = [] if lora is None else [lora[1]]
@@ -152,13 +156,16 @@ class BlockManager:
         block_size: Tokens in a block.
         events: Whether to note events for `take_events`.
         hash_form: How events name blocks: the digest's low 64 bits, or all its bytes.
+        eagle: Whether the last block of a hit is dropped.
     """
 
     __slots__ = (
         "_blocks",
         "_by_digest",
+        "_eagle",
         "_events",
         "_free",
+        "_full_group",
         "_notes_events",
         "_raw_hashes",
         "block_size",
@@ -171,14 +178,17 @@ class BlockManager:
         *,
         events: bool = True,
         hash_form: HashForm = "int",
+        eagle: bool = False,
     ) -> None:
         if num_blocks < 2:
             raise ValueError(f"need at least 2 blocks (one is the null block), got {num_blocks}")
         self.block_size = block_size
+        self._eagle = eagle
         self._blocks = [Block(i) for i in range(num_blocks)]
         self._free = FreeQueue(self._blocks[1:])
         self._by_digest: dict[bytes, Block | dict[int, Block]] = {}
         self._events: list[KvEvent] = []
+        self._full_group = 0  # what events call the group of full attention
         self._notes_events = events
         self._raw_hashes = hash_form == "bytes"
 
@@ -206,7 +216,7 @@ class BlockManager:
             if found is None:
                 break
             hit.append(found if isinstance(found, Block) else next(iter(found.values())))
-        return hit
+        return hit[:-1] if self._eagle else hit
 
     def allocate(
         self,
@@ -237,10 +247,7 @@ class BlockManager:
         if num_needed + num_revived > self._free.num_blocks:
             return False
         if hit:
-            assert not sequence.blocks
-            self._touch(hit)
-            sequence.blocks.extend(hit)
-            sequence.num_cached_blocks = len(hit)
+            self._reuse(sequence, hit)
         if num_new:
             sequence.blocks.extend(self._take(num_new))
         self._cache(sequence, min(num_tokens, len(sequence.token_ids)) // size)
@@ -248,14 +255,7 @@ class BlockManager:
 
     def free(self, sequence: CachedSequence) -> None:
         """Free the sequence's blocks; cached ones stay findable until evicted."""
-        cached: list[Block] = []
-        blank: list[Block] = []
-        for block in reversed(sequence.blocks):
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                (blank if block.digest is None else cached).append(block)
-        self._free.prepend(blank)
-        self._free.append(cached)
+        self._release(reversed(sequence.blocks))
         sequence.blocks = []
         sequence.num_cached_blocks = 0
 
@@ -273,7 +273,7 @@ class BlockManager:
                 token_ids=sequence.token_ids[start : start + self.block_size],
                 block_size=self.block_size,
                 medium="cpu",
-                group_idx=0,
+                group_idx=self._full_group,
             )
         )
 
@@ -308,6 +308,23 @@ class BlockManager:
         """List the free blocks in eviction order (for tests and inspection)."""
         return [block.id for block in self._free]
 
+    def _release(self, blocks: Iterable[Block]) -> None:
+        """Give up blocks, those first that are to be handed out first."""
+        cached: list[Block] = []
+        blank: list[Block] = []
+        for block in blocks:
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                (blank if block.digest is None else cached).append(block)
+        self._free.prepend(blank)
+        self._free.append(cached)
+
+    def _reuse(self, sequence: CachedSequence, hit: Sequence[Block]) -> None:
+        assert not sequence.blocks
+        self._touch(hit)
+        sequence.blocks.extend(hit)
+        sequence.num_cached_blocks = len(hit)
+
     def _touch(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if block.ref_cnt == 0:
@@ -333,7 +350,11 @@ class BlockManager:
         block.digest = None
         if self._notes_events:
             self._events.append(
-                BlockRemoved(block_hashes=[self._external(digest)], medium="GPU", group_idx=0)
+                BlockRemoved(
+                    block_hashes=[self._external(digest)],
+                    medium="GPU",
+                    group_idx=self._full_group,
+                )
             )
 
     def _cache(self, sequence: CachedSequence, num_full_blocks: int) -> None:
@@ -370,7 +391,7 @@ class BlockManager:
             medium="GPU",
             lora_name=sequence.lora_name,
             extra_keys=extra,
-            group_idx=0,
+            group_idx=self._full_group,
             kv_cache_spec_kind="full_attention",
         )
 

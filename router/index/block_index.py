@@ -19,8 +19,9 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
+from router.index.hit_length import Chain, KvLayout, with_eagle
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
-from router.index.prefix import PrefixEnd, leading, prolonged
+from router.index.prefix import Either, PrefixEnd, leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
 from router.messages import TierChange
@@ -81,11 +82,21 @@ class BlockIndex:
         max_pending: Bound of one candidate's journal, in keys.
     """
 
-    __slots__ = ("_holdings", "_journals", "_max_cpu_blocks", "_max_pending", "_retired")
+    __slots__ = (
+        "_eagles",
+        "_holdings",
+        "_journals",
+        "_layouts",
+        "_max_cpu_blocks",
+        "_max_pending",
+        "_retired",
+    )
 
     def __init__(self, *, max_cpu_blocks: int = 2_000_000, max_pending: int = MAX_PENDING) -> None:
         self._holdings: dict[CandidateId, _Holdings] = {}
         self._journals: dict[CandidateId, Journal] = {}
+        self._layouts: dict[CandidateId, KvLayout | None] = {}
+        self._eagles: set[CandidateId] = set()  # whose engines drop the last block of a hit
         self._retired: list[Copies] = []
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
@@ -127,6 +138,30 @@ class BlockIndex:
         journal = self._journals.get(candidate)
         if journal is not None:
             journal.clear()
+
+    def lay_out(self, candidate: CandidateId, layout: KvLayout | None) -> None:
+        """Set the KV groups of a candidate that has several; their keys are the layout's.
+
+        None: how they are hit is not known, so nothing of it counts.
+        """
+        self._layouts[candidate] = with_eagle(layout, candidate in self._eagles)
+
+    def set_eagle(self, candidate: CandidateId, on: bool) -> None:
+        """Set whether the engine drops the last block of a hit (router.index.last_block)."""
+        if on:
+            self._eagles.add(candidate)
+        else:
+            self._eagles.discard(candidate)
+        if candidate in self._layouts:
+            self._layouts[candidate] = with_eagle(self._layouts[candidate], on)
+
+    def has_eagle(self, candidate: CandidateId) -> bool:
+        """Return whether the engine drops the last block of a hit."""
+        return candidate in self._eagles
+
+    def forget_layout(self, candidate: CandidateId) -> None:
+        """Take the candidate for one with a single group of full attention again."""
+        self._layouts.pop(candidate, None)
 
     # -- another router's deltas and snapshots -----------------------------------------------
 
@@ -282,21 +317,47 @@ class BlockIndex:
         holdings = self._holdings.get(candidate)
         return holdings is not None and key in holdings.evicted
 
+    def has_groups(self, candidate: CandidateId) -> bool:
+        """Return whether the candidate has several KV groups."""
+        return candidate in self._layouts
+
+    def groups_of(self, candidate: CandidateId) -> KvLayout | None:
+        """Return the candidate's KV groups; None: it has one, or they are not understood."""
+        return self._layouts.get(candidate)
+
+    def left_by(
+        self, candidate: CandidateId, chain: Sequence[BlockKey], num_tokens: int
+    ) -> Sequence[BlockKey]:
+        """Name the blocks that a prompt leaves besides its chain: those of other KV groups."""
+        layout = self._layouts.get(candidate) if self._layouts else None
+        return layout.kept(chain, num_tokens) if layout is not None else ()
+
+    def needed_by(
+        self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int
+    ) -> Sequence[BlockKey]:
+        """Name the blocks of other KV groups without which a hit of this length is none."""
+        layout = self._layouts.get(candidate) if self._layouts else None
+        return layout.needed(chain, num_blocks) if layout is not None else ()
+
     def num_blocks(self, candidate: CandidateId, tier: Tier = "gpu") -> int:
-        """Count distinct blocks."""
+        """Count distinct blocks, each in every KV group that has it."""
         holdings = self._holdings.get(candidate)
         if holdings is None:
             return 0
         return len(holdings.gpu if tier == "gpu" else holdings.cpu)
 
     def match(
-        self, chain: Sequence[BlockKey], candidates: Iterable[CandidateId]
+        self,
+        chain: Sequence[BlockKey],
+        candidates: Iterable[CandidateId],
+        limit: int | None = None,
     ) -> dict[CandidateId, BlockMatch]:
-        """Count the leading blocks of `chain` that each candidate has.
+        """Count the leading blocks of `chain` that each candidate's engine would reuse.
 
         Args:
             chain: Block keys, shape (num_blocks,), first block first.
             candidates: The ones to look up.
+            limit: Blocks that can be reused; the last may prove a hit, and is none. None: all.
 
         Returns:
             Every candidate asked, in the order asked.
@@ -304,7 +365,33 @@ class BlockIndex:
         Bisects on prefix closure (who has block n has those before it), tries the ends that other
         candidates had first, and looks at the last blocks before the end it found, because
         closure can break. Read-only; O(k d + d log n) for k candidates with d different ends.
+
+        Candidates with several KV groups are matched by the engine's rule for them, one by one.
         """
+        limit = len(chain) if limit is None else min(limit, len(chain))
+        short = chain if limit == len(chain) else chain[:limit]
+        if not self._layouts:
+            return self._match(short, candidates)
+        asked = list(candidates)
+        found = self._match(short, [cid for cid in asked if cid not in self._layouts])
+        units = Chain(chain)
+        return {
+            cid: found[cid] if cid in found else self._match_groups(units, cid, limit)
+            for cid in asked
+        }
+
+    def _match_groups(self, chain: Chain, candidate: CandidateId, limit: int) -> BlockMatch:
+        layout, holdings = self._layouts[candidate], self._holdings.get(candidate)
+        if layout is None or holdings is None or not limit:
+            return NO_BLOCKS
+        gpu = stored = layout.hit(chain, holdings.gpu, limit)
+        if holdings.computing:
+            gpu = max(gpu, layout.hit(chain, Either(holdings.gpu, holdings.computing), limit))
+        return BlockMatch(gpu, stored, gpu)  # which groups the cpu tier has is not known
+
+    def _match(
+        self, chain: Sequence[BlockKey], candidates: Iterable[CandidateId]
+    ) -> dict[CandidateId, BlockMatch]:
         matches: dict[CandidateId, BlockMatch] = {}
         known: dict[int, BlockMatch] = {0: NO_BLOCKS}
         ends: list[PrefixEnd] = []
@@ -330,6 +417,8 @@ class BlockIndex:
     ) -> BlockMatch:
         """Prolong a match found elsewhere by the blocks that requests in flight are computing."""
         holdings = self._holdings.get(candidate)
+        if candidate in self._layouts:
+            return NO_BLOCKS  # found in one of several groups
         if holdings is None or not holdings.computing:
             return found
         gpu = prolonged(chain, found.num_gpu_blocks, holdings.computing, holdings.gpu)

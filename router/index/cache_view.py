@@ -17,6 +17,7 @@ from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
 from router.index.candidate_stream import CandidateStream, StreamState
+from router.index.last_block import LastBlock
 
 NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
 
@@ -36,6 +37,7 @@ class Claim(Struct, kw_only=True):
 
     candidate: CandidateId
     keys: Sequence[BlockKey]  # the whole chain
+    others: Sequence[BlockKey] = ()  # of other KV groups
     speculation: Speculation | None  # over blocks not there yet; None: none, or they came
     until_s: float | None = None  # None: its request is under way; else it waits for events
 
@@ -48,18 +50,28 @@ class _Trust(Struct):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_streams", "_trust", "index")
+    __slots__ = ("_claims", "_last_blocks", "_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
+        self._last_blocks: dict[CandidateId, LastBlock] = {}  # of engines that speculate
 
-    def add(self, candidate: CandidateId, stream: CandidateStream) -> None:
-        """Add a candidate, by its stream."""
+    def add(
+        self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
+    ) -> None:
+        """Add a candidate, by its stream.
+
+        `last_block`: what is expected of the last block of its hits; None: it is reused.
+        """
         self.hand_over(candidate, stream)
         self._trust[candidate] = _Trust()
+        self._last_blocks.pop(candidate, None)
+        if last_block is not None:
+            self._last_blocks[candidate] = last_block
+        self.index.set_eagle(candidate, last_block is not None and last_block.is_dropped)
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Use another stream from now on; blocks, claims and trust stay."""
@@ -75,7 +87,10 @@ class CacheView:
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
         self._claims.pop(candidate, None)
+        self._last_blocks.pop(candidate, None)
+        self.index.set_eagle(candidate, False)
         self.index.clear(candidate)
+        self.index.forget_layout(candidate)
 
     def stream(self, candidate: CandidateId) -> CandidateStream | None:
         """Return the candidate's event stream."""
@@ -113,32 +128,69 @@ class CacheView:
         trust = self._trust.get(candidate)
         return 1.0 if trust is None else trust.ratio
 
+    def last_block(self, candidate: CandidateId) -> LastBlock | None:
+        """Return what is expected of the last block of its hits; None: it is reused."""
+        return self._last_blocks.get(candidate)
+
     def match(
         self,
         chain: Sequence[BlockKey],
         candidates: Iterable[CandidateId],
         found: Mapping[CandidateId, BlockMatch] = NOTHING_FOUND,
+        limit: int | None = None,
     ) -> dict[CandidateId, BlockMatch]:
-        """Count the leading blocks of `chain` that each candidate holds; none for suspect ones.
+        """Count the leading blocks of `chain` that each candidate reuses; none for suspect ones.
 
-        `found`: matches found elsewhere, of candidates whose blocks are not kept here.
+        Args:
+            chain: The prompt's full blocks.
+            candidates: The ones to look up.
+            found: Matches found elsewhere, of candidates whose blocks are not kept here.
+            limit: Blocks that can be reused at most; None: all.
         """
-        matches = self.index.match(chain, candidates)
-        for candidate in found.keys() & matches.keys():
-            matches[candidate] = self.index.prolonged(chain, candidate, found[candidate])
+        matches = self.index.match(chain, candidates, limit)
+        if found:
+            short = chain[:limit]
+            for candidate in found.keys() & matches.keys():
+                held = _at_most(found[candidate], len(short))
+                matches[candidate] = self.index.prolonged(short, candidate, held)
+        if self._last_blocks:
+            self._drop_last(matches)
         for candidate in matches:
             stream = self._streams.get(candidate)
             if stream is not None and stream.is_suspect:
                 matches[candidate] = NO_BLOCKS
         return matches
 
+    def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
+        """Take the last block off matches where the engine does; several groups have a rule."""
+        index = self.index
+        for candidate in self._last_blocks.keys() & matches.keys():
+            found = matches[candidate]
+            if found is NO_BLOCKS or index.has_groups(candidate) or not index.has_eagle(candidate):
+                continue
+            matches[candidate] = BlockMatch(
+                max(0, found.num_gpu_blocks - 1),
+                max(0, found.num_gpu_stored_blocks - 1),
+                max(0, found.num_cpu_blocks - 1),
+            )
+
     def claim(
-        self, candidate: CandidateId, keys: Sequence[BlockKey], num_held_blocks: int
+        self,
+        candidate: CandidateId,
+        keys: Sequence[BlockKey],
+        num_held_blocks: int,
+        num_tokens: int | None = None,
     ) -> Claim:
-        """Claim the chain for a request that is about to be sent: it counts as held from now on."""
+        """Claim the chain for a request that is about to be sent: it counts as held from now on.
+
+        `num_tokens`: of the prompt; None: not known, what it leaves in other KV groups is not
+        claimed.
+        """
         new = keys[num_held_blocks:]
-        speculation = self.index.speculate(candidate, new) if new else None
-        claim = Claim(candidate=candidate, keys=keys, speculation=speculation)
+        others = () if num_tokens is None else self.index.left_by(candidate, keys, num_tokens)
+        computing = (*new, *others) if others else new
+        speculation = self.index.speculate(candidate, computing) if new else None
+        claim = Claim(candidate=candidate, keys=keys, others=others, speculation=speculation)
         if speculation is not None:
             self._claims.setdefault(candidate, []).append(claim)
         return claim
@@ -150,7 +202,8 @@ class CacheView:
         """
         stream = self._streams.get(claim.candidate)
         if computed and stream is not None and stream.state == "blind":
-            self.index.remember(claim.candidate, claim.keys, stream.capacity_blocks)
+            keys = (*claim.others, *claim.keys) if claim.others else claim.keys
+            self.index.remember(claim.candidate, keys, stream.capacity_blocks)
             computed = False
         if not computed or stream is None:
             _end(claim)
@@ -177,26 +230,47 @@ class CacheView:
         if waiting:
             self._claims[candidate] = waiting
 
-    def was_overtaken(self, claim: Claim, num_reported_tokens: int) -> bool:
+    def was_overtaken(
+        self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
+    ) -> bool:
         """Return whether a prediction was right when it was made, and an eviction came later.
 
-        The first block that the engine did not have was removed recently, by its events.
+        The first block that the engine did not have was removed recently, by its events; or, with
+        several KV groups, one that the predicted hit needed.
         """
         contract = self.contract(claim.candidate)
         if contract is None:
             return False
         missing = num_reported_tokens // contract.block_size
-        return missing < len(claim.keys) and self.index.was_evicted(
-            claim.candidate, claim.keys[missing]
+        if missing >= len(claim.keys):
+            return False
+        num_blocks = min(num_predicted_tokens // contract.block_size, len(claim.keys))
+        needed = self.index.needed_by(claim.candidate, claim.keys, num_blocks)
+        num_more = 2 if self.index.has_eagle(claim.candidate) else 1  # it dropped one that it had
+        return any(
+            self.index.was_evicted(claim.candidate, key)
+            for key in (*claim.keys[missing : missing + num_more], *needed)
         )
 
     def audit(
         self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
-    ) -> None:
-        """Note a prediction's outcome; a stream whose predictions fail becomes suspect."""
+    ) -> LastBlock | None:
+        """Note a prediction's outcome; a stream whose predictions fail becomes suspect.
+
+        Returns:
+            What is expected of the last block from now on, if that is another thing; else None.
+        """
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
-            return
+            return None
+        last_block = self._last_blocks.get(candidate)
+        if last_block is not None:
+            layout, size = self.index.groups_of(candidate), stream.contract.block_size
+            step = size if layout is None else layout.alignment * layout.unit
+            if last_block.observe(num_predicted_tokens, num_reported_tokens, step):
+                self.index.set_eagle(candidate, last_block.is_dropped)
+                self._trust[candidate] = _Trust()  # it was not the stream's fault
+                return last_block
         right = num_predicted_tokens == num_reported_tokens
         trust.ratio = TRUST_DECAY * trust.ratio + (1 - TRUST_DECAY) * right
         trust.num_audits += 1
@@ -204,6 +278,18 @@ class CacheView:
             if stream.state == "exact":
                 stream.mark_suspect(f"only {trust.ratio:.0%} of recent predictions were right")
             self._trust[candidate] = _Trust()
+        return None
+
+
+def _at_most(found: BlockMatch, limit: int) -> BlockMatch:
+    """Return a match without what lies behind `limit` blocks."""
+    if found.num_cpu_blocks <= limit:
+        return found
+    return BlockMatch(
+        min(found.num_gpu_blocks, limit),
+        min(found.num_gpu_stored_blocks, limit),
+        limit,
+    )
 
 
 def _end(claim: Claim) -> None:

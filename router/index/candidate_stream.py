@@ -36,6 +36,7 @@ class StreamReason(StrEnum):
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed, translated"
     UNVERIFIED = "hash contract not verified yet"
+    GROUPS = "a KV group is of a kind, window or block size that is not understood"
 
 
 class CandidateStream(ABC):

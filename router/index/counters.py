@@ -26,7 +26,7 @@ class StreamCounters(Struct):
     num_missing: int = 0  # removed, but not known as held
     num_unknown_events: int = 0
     num_unknown_medium: int = 0  # blocks on an unknown tier
-    num_other_groups: int = 0  # blocks of KV groups that are not full attention
+    num_other_groups: int = 0  # blocks of KV groups not seen, and of connectors in other groups
     num_other_sizes: int = 0  # blocks of another size than the contract's
     num_untranslated: int = 0
     num_contract_misses: int = 0

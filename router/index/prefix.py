@@ -83,17 +83,20 @@ def prolonged(
     """
     if start == len(chain) or chain[start] not in tier:
         return start
-    held = _Either(tier, *others)
+    held = Either(tier, *others)
     return max(start, _checked(chain, held, _bisect(chain, held, start + 1, len(chain))))
 
 
-class _Either:
+class Either:
     """Blocks in any of the given tiers."""
 
-    __slots__ = ("_tiers",)
+    __slots__ = ("tiers",)
 
     def __init__(self, *tiers: Container[BlockKey]) -> None:
-        self._tiers = tiers
+        self.tiers = tiers
 
     def __contains__(self, key: object) -> bool:
-        return any(key in tier for tier in self._tiers)
+        for tier in self.tiers:  # any() takes three times as long
+            if key in tier:
+                return True
+        return False

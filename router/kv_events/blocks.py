@@ -4,7 +4,8 @@ What must live here: from decoded events to keys in `BlockIndex`. What must not:
 contract (contract_search), sequence numbers and replay (sequence).
 
 Blocks are indexed under the low bits of the engine's own hashes, which need no contract; only a
-translated rank is indexed under our own. So nothing waits for the contract to be found.
+translated rank is indexed under our own. So nothing waits for the contract to be found. Of a model
+with several KV groups, each group's keys differ by its salt (router.index.hit_length).
 
 A limit that events cannot show: for a request that asks for `kv_cache_report_mode: full`, vLLM
 reports reused blocks as if they were stored. They are counted as copies; the audit finds them.
@@ -20,7 +21,9 @@ from router.contracts import KEY_MASK, BlockKey, HashContract, StoredView, block
 from router.index.block_index import BlockIndex
 from router.index.copies import Tier
 from router.index.counters import StreamCounters
+from router.index.hit_length import FULL_ATTENTION
 from router.kv_events.contract_search import ContractSearch, Phase
+from router.kv_events.groups import RankGroups
 from router.kv_events.translation import Translation
 from router.kv_events.wire import (
     AllBlocksCleared,
@@ -30,6 +33,9 @@ from router.kv_events.wire import (
     ExternalHash,
     decode,
 )
+from router.messages import KvGroup
+
+_UNSEEN: Final = object()
 
 _TIERS: Final[dict[str | None, Tier]] = {
     None: "gpu",
@@ -38,9 +44,6 @@ _TIERS: Final[dict[str | None, Tier]] = {
     "CPU": "cpu",
     "cpu": "cpu",
 }
-
-_FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-# Source: KVCacheSpecKind in vllm/v1/kv_cache_interface.py, 0.32.0
 
 
 class RankBlocks:
@@ -60,11 +63,13 @@ class RankBlocks:
         "_index",
         "_is_taken_over",
         "_lora_paths",
+        "_plain",
         "_pool_stored",
         "_search",
         "_translation",
         "counters",
         "needs_history",
+        "understands_groups",
     )
 
     def __init__(
@@ -84,10 +89,14 @@ class RankBlocks:
         self._lora_paths = {} if lora_paths is None else lora_paths
         self._search = ContractSearch(contract, seeds, self._lora_paths)
         self._translation: Translation | None = None
-        self._groups: dict[int, bool] = {}  # whether a KV group is full attention
+        self._groups = RankGroups()
+        self._plain: dict[int | None, str | None] = {}
+        """How events name the only group, and its kind: full attention. Empty: several, or none."""
         self._is_taken_over = False  # blocks are held whose groups are not known
         self.counters = counters
         self.needs_history = False  # the owner begins an epoch and sets it back
+        self.understands_groups = True  # how long a hit is in the model's KV groups is known
+        index.forget_layout(candidate)
 
     @property
     def contract(self) -> HashContract:
@@ -104,16 +113,26 @@ class RankBlocks:
         """Whether batches have to be decoded with their tokens."""
         return self._search.phase is not Phase.FOUND
 
-    def take_over(self, contract: HashContract, *, is_verified: bool) -> None:
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The KV groups of a model that has several, or one that is no full attention."""
+        return self._groups.groups
+
+    def take_over(
+        self, contract: HashContract, *, is_verified: bool, groups: tuple[KvGroup, ...] = ()
+    ) -> None:
         """Go on with the blocks that are in the index, as another router named them."""
         self._search.take_over(contract, is_verified=is_verified)
         self._is_taken_over = True
+        self._groups.take_over(groups)
+        self._lay_out()
 
     def restart(self) -> None:
         """Forget what was learned about the engine: it may be another one now."""
         self._search.restart()
         self._translation = None
-        self._groups = {}
+        self._groups = RankGroups()
+        self._lay_out()
 
     def clear(self) -> None:
         """Begin an epoch with nothing held, under the same contract."""
@@ -148,60 +167,101 @@ class RankBlocks:
         if tier is None:
             self.counters.num_unknown_medium += num_blocks
             return
-        if not self._learns_full_attention(event, tier):
-            self.counters.num_other_groups += num_blocks
-            return
+        salt = 0
+        if self._plain.get(event.group_idx, _UNSEEN) != event.kv_cache_spec_kind:
+            found = self._salt(event, tier)
+            if found is None:
+                self.counters.num_other_groups += num_blocks
+                return
+            salt = found
         if tier == "gpu" and event.parent_block_hash is None and num_blocks:
             self._examine(event, payload, position)
             if self.needs_history:
                 return
         to_pool = self._pool_stored if tier == "cpu" else None
+        is_plain = self._groups.is_plain
         if self._translation is not None:
-            if to_pool is not None:  # a pool does not know our keys
+            if to_pool is not None or not is_plain:  # a pool does not know our keys
                 self.counters.num_untranslated += num_blocks
                 return
             keys = self._translation.stored(_view(event), self._lora_paths)
             self.counters.num_untranslated += num_blocks - len(keys)
-        elif self.phase is Phase.FOUND and event.block_size not in (0, self.contract.block_size):
+        elif (
+            self.phase is Phase.FOUND
+            and event.block_size not in (0, self.contract.block_size)
+            and is_plain
+        ):
             self.counters.num_other_sizes += num_blocks
             return
         else:
             keys = _keys(event.block_hashes)
+            if salt:
+                keys = [BlockKey(key ^ salt) for key in keys]
         if to_pool is not None:
             to_pool(keys)
         else:
             self._index.store(self._candidate, keys, tier)
         self.counters.num_stored += len(keys)
 
-    def _learns_full_attention(self, event: BlockStored, tier: Tier) -> bool:
-        """Return whether the event's group is indexed; learn the kind where the event has it.
+    def _salt(self, event: BlockStored, tier: Tier) -> int | None:
+        """Learn the event's KV group; return what its keys differ by, None: it is not indexed.
 
-        Events of connectors may lack it.
+        Of what connectors store, only full attention is: their events may lack the kind.
         """
         group, kind = event.group_idx, event.kv_cache_spec_kind
-        if group is None:
-            return kind is None or kind in _FULL_ATTENTION
-        if kind is not None:
-            self._groups[group] = kind in _FULL_ATTENTION
-        elif tier == "gpu":
-            self._groups.setdefault(group, True)
-        return self._groups.get(group, group == 0)
+        if tier == "gpu":
+            if self._groups.learn(event):
+                self._lay_out()
+            return self._salt_of(group, 0 if not group else None)
+        is_full = kind in FULL_ATTENTION if kind is not None else not group
+        return 0 if self._salt_of(group, 0 if is_full else None) == 0 else None
+
+    def _salt_of(self, group: int | None, otherwise: int | None) -> int | None:
+        """Return what the keys of a KV group differ by; `otherwise` where none was seen yet."""
+        groups = self._groups
+        if groups.is_plain:
+            return 0 if group in self._plain else otherwise
+        return groups.salts.get(group or 0)
+
+    def _lay_out(self) -> None:
+        """Let the index know the KV groups, or that there is but one of full attention."""
+        groups = self._groups
+        self.understands_groups = groups.is_plain
+        if groups.is_plain:
+            self._plain = groups.names
+            self._index.forget_layout(self._candidate)
+            return
+        self._plain = {}
+        is_named = self.phase is not Phase.TRANSLATED
+        layout = groups.layout(self.contract.block_size) if is_named else None
+        self.understands_groups = layout is not None and layout.is_understood
+        self._index.lay_out(self._candidate, layout)
 
     def _examine(self, event: BlockStored, payload: bytes, position: int) -> None:
         """Learn about the contract from an event that starts a prompt."""
-        search = self._search
-        view = _view(event)
-        if not search.wants(view):
+        search, contract, phase = self._search, self.contract, self.phase
+        view = self._view(event)
+        if view is None or not search.wants(view):
             return
         if not view.token_ids:
             again = decode(payload, with_tokens=True).events[position]
             assert isinstance(again, BlockStored)
-            view = _view(again)
+            view = self._view(again)
+            assert view is not None
         num_misses = search.num_misses
         self.needs_history = search.examine(view)
         self.counters.num_contract_misses += max(0, search.num_misses - num_misses)
+        if search.contract != contract or search.phase is not phase:
+            self._lay_out()
         if self.phase is Phase.TRANSLATED:
             self._translation = Translation(search.contract)
+
+    def _view(self, event: BlockStored) -> StoredView | None:
+        """Return what the event shows of the contract; None: nothing sure."""
+        if self._groups.is_plain:
+            return _view(event)
+        is_found = self.phase is Phase.FOUND
+        return self._groups.view(event, self.contract.block_size if is_found else 0)
 
     # -- removals ----------------------------------------------------------------------------
 
@@ -211,23 +271,25 @@ class RankBlocks:
         if tier is None:
             self.counters.num_unknown_medium += num_blocks
             return
-        if not self._may_hold(event.group_idx):
-            self.counters.num_other_groups += num_blocks
-            return
+        salt = 0
+        if event.group_idx not in self._plain:
+            # Of a group not seen yet, too few blocks are better than too many.
+            is_first = event.group_idx == 0 or self._is_taken_over
+            found = self._salt_of(event.group_idx, 0 if is_first else None)
+            if found is None:
+                self.counters.num_other_groups += num_blocks
+                return
+            salt = found
         self.counters.num_removed += num_blocks
         if tier == "cpu" and self._pool_stored is not None:
             return  # it is one replica's view of the pool
         if self._translation is None:
             keys = _keys(event.block_hashes)
+            if salt:
+                keys = [BlockKey(key ^ salt) for key in keys]
             self.counters.num_missing += self._index.remove(self._candidate, keys, tier)
         else:
             self._remove_translated(self._translation, event.block_hashes, tier)
-
-    def _may_hold(self, group: int | None) -> bool:
-        """Return whether blocks of this group may be indexed; too few are better than too many."""
-        if group is None:
-            return True
-        return self._groups.get(group, group == 0 or self._is_taken_over)
 
     def _remove_translated(
         self, translation: Translation, externals: Sequence[ExternalHash], tier: Tier

@@ -121,7 +121,7 @@ class ContractSearch:
             self.contract = found
             self.phase = Phase.FOUND
             self._is_tag_known = not stored.is_plain
-        elif stored.is_computable and stored.is_plain:
+        elif stored.is_computable and stored.is_plain and not stored.is_sparse:
             self.num_misses += 1
             if self.num_misses >= MAX_MISSES:
                 self.contract = HashContract(algorithm="warmroute", block_size=stored.block_size)

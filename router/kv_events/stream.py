@@ -133,6 +133,7 @@ class RankStream(CandidateStream):
             (not self._history.is_caught_up, StreamReason.READING),
             (phase is Phase.TRANSLATED, StreamReason.TRANSLATED),
             (phase is Phase.SEARCHING, StreamReason.UNVERIFIED),
+            (not self._blocks.understands_groups, StreamReason.GROUPS),
             (bool(self._lacks), self._lacks),
         ):
             if is_so:
@@ -151,6 +152,7 @@ class RankStream(CandidateStream):
             is_suspect=self.is_suspect,
             lacks=self._lacks,
             is_proven=not self._is_resuming,
+            groups=self._blocks.groups,
         )
 
     @property
@@ -182,7 +184,9 @@ class RankStream(CandidateStream):
         if status.contract.algorithm == "warmroute" or status.state == "blind" or status.is_suspect:
             self._begin_epoch()
             return False
-        self._blocks.take_over(status.contract, is_verified=status.is_verified)
+        self._blocks.take_over(
+            status.contract, is_verified=status.is_verified, groups=status.groups
+        )
         self._history.resume(position)
         self._has_understood = True
         self._is_resuming = True
@@ -263,6 +267,11 @@ class RankStream(CandidateStream):
         self._suspicion = reason
         if not is_reading:
             self.resync()
+
+    def cleared(self) -> None:
+        """Drop what the engine is known to have lost; its own word for it is yet to come."""
+        self._blocks.clear()
+        self._applied()
 
     def resync(self) -> None:
         """Read the whole history again, as far as it goes back."""

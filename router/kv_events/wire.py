@@ -57,6 +57,7 @@ class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):

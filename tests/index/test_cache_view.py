@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from policies.view import CandidateId
-from router.index.block_index import BlockIndex
+from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, MIN_AUDITS, SUSPECT_BELOW, CacheView
+from router.index.hit_length import KvLayout
 from router.kv_events.stream import RankStream
+from router.messages import KvGroup
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
 
 R1, R2 = CandidateId("r1"), CandidateId("r2")
@@ -218,3 +220,35 @@ def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
     assert view.state(R1) == "degraded"
     assert not stream.is_suspect
     assert num_matched(view) == 3
+
+
+def test_what_a_prompt_will_leave_in_other_groups_is_claimed() -> None:
+    """With a sliding window a follow-up joins a request in flight, a sibling does not."""
+    index = BlockIndex()
+    groups = KvGroup(0, "full_attention", BLOCK_SIZE), KvGroup(1, "sliding_window", BLOCK_SIZE, 3)
+    index.lay_out(R1, KvLayout(groups, BLOCK_SIZE))
+    view = CacheView(index)
+    chain = CONTRACT.extend(None, prompt(1, 6))[0]
+    claim = view.claim(R1, chain[:4], 0, num_tokens=4 * BLOCK_SIZE + 1)
+
+    assert view.match(chain, [R1])[R1] == BlockMatch(4, 0, 4)
+    assert view.match(chain[:3], [R1])[R1] == NO_BLOCKS
+    view.release(claim, computed=False, now_s=0.0)
+    assert view.match(chain, [R1])[R1] == NO_BLOCKS
+
+
+def test_an_eviction_in_another_group_overtakes_a_prediction() -> None:
+    """The window's blocks that the predicted hit needed are gone: it was right when made."""
+    index = BlockIndex()
+    groups = KvGroup(0, "full_attention", BLOCK_SIZE), KvGroup(1, "sliding_window", BLOCK_SIZE, 3)
+    layout = KvLayout(groups, BLOCK_SIZE)
+    index.lay_out(R1, layout)
+    view = CacheView(index)
+    view.add(R1, RankStream(R1, BlockIndex(), block_size=BLOCK_SIZE, capacity_blocks=1))
+    chain = CONTRACT.extend(None, prompt(1, 6))[0]
+    claim = view.claim(R1, chain, 4)
+
+    assert not view.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
+    index.remove(R1, layout.needed(chain, 5))
+    assert not view.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
+    assert view.was_overtaken(claim, 0, 5 * BLOCK_SIZE)

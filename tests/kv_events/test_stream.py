@@ -218,23 +218,6 @@ def test_unknown_events_cost_nothing_but_a_count() -> None:
     assert talk.num_matched(prompt(1)) == 3
 
 
-def test_only_full_attention_groups_are_indexed() -> None:
-    """A sliding window's eviction says nothing about the prefix."""
-    talk = Talk().join()
-    talk.say(
-        batch(
-            stored(prompt(1), group=0),
-            stored(prompt(1), group=1, kind="sliding_window"),
-            removed(hashes(prompt(1)), group=1),
-            removed(hashes(prompt(1)), group=7),
-        )
-    )
-
-    assert talk.num_matched(prompt(1)) == 3
-    assert talk.index.num_blocks(R1) == 3
-    assert talk.stream.counters.num_other_groups == 9
-
-
 def test_groups_without_a_kind_are_indexed() -> None:
     """Older engines name no kinds; connectors name a group only, and teach nothing."""
     talk = Talk().join()
@@ -242,14 +225,14 @@ def test_groups_without_a_kind_are_indexed() -> None:
         batch(
             stored(prompt(1), group=None, kind=None),
             stored(prompt(2), group=0, kind=None),
-            stored(prompt(3), group=None, kind="mamba"),
             stored(prompt(4), group=5, kind=None, medium="cpu"),
             removed(hashes(prompt(1)), group=None),
         )
     )
 
-    assert talk.matched([1, 2, 3, 4]) == [0, 3, 0, 0]
+    assert talk.matched([1, 2, 4]) == [0, 3, 0]
     assert talk.index.num_blocks(R1, "cpu") == 0
+    assert talk.stream.counters.num_other_groups == 3
 
 
 def test_blocks_of_another_size_are_left_out() -> None:

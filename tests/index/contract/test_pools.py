@@ -139,12 +139,12 @@ class PoolsOfRouters(RuleBasedStateMachine):
     def evict(self, numbers: list[int], rank: int | None) -> None:
         """The master evicts objects, in silence.
 
-        Not so many of one rank's that it looks like a rank of former times (`infer_ranks`).
+        Not so many of one rank that the others look like blocks of fewer ranks (pool.evidence).
         """
         ranks = range(NUM_RANKS) if rank is None else (rank,)
         left = self.objects - {(number, each) for number in numbers for each in ranks}
         num_left = [sum(each == rank_left for _, rank_left in left) for each in range(NUM_RANKS)]
-        if 4 * min(num_left) >= 3 * max(num_left):
+        if max(num_left) - min(num_left) < 8:
             self.objects = left
 
     @rule()

@@ -1,0 +1,56 @@
+"""What conversations take of a cache whose model has several KV groups, and so how many fit.
+
+What must live here: the sum. What must not: who is where, and what they share.
+
+All groups take their blocks from one pool, in which all blocks have as many bytes (source:
+vllm/v1/core/block_pool.py; unify_kv_cache_spec_page_size in kv_cache_utils.py, 0.32.0). A
+conversation that is to go on where it ended needs
+
+    kind                   blocks
+    full attention         one for each `block_size` tokens
+    sliding window         those of the window, however long it is
+    Mamba                  one: the last state
+    any other              as full attention
+
+The others that it has left in windows and states are the first that are overwritten, and nothing is
+lost with them. What vLLM reports (`kv_cache_size_tokens`) is another figure: for requests that run,
+as long as the longest, whose windows cover a whole step.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from router.index.hit_length import MAMBA, SLIDING_WINDOW, KvLayout
+from router.messages import KvGroup
+
+
+class _Footprint(NamedTuple):
+    blocks_per_token: float
+    num_blocks: int  # of a conversation of any length
+
+
+def capacity_tokens(layout: KvLayout, num_blocks: int, num_sessions: int) -> int | None:
+    """Return how many tokens so many conversations may have in all.
+
+    None: no group grows with them.
+    """
+    footprint = _footprint(layout.groups, layout.has_eagle)
+    if not footprint.blocks_per_token:
+        return None
+    num_free = num_blocks - num_sessions * footprint.num_blocks
+    return max(0, int(num_free / footprint.blocks_per_token))
+
+
+@lru_cache(maxsize=64)
+def _footprint(groups: tuple[KvGroup, ...], has_eagle: bool) -> _Footprint:
+    per_token, num_blocks = 0.0, 0
+    for group in groups:
+        if group.kind == MAMBA:
+            num_blocks += 1
+        elif group.kind in SLIDING_WINDOW and group.window is not None:
+            num_blocks += -(-(group.window - 1) // group.block_size) + has_eagle
+        else:
+            per_token += 1 / group.block_size
+    return _Footprint(per_token, num_blocks)

@@ -1,0 +1,66 @@
+"""A whole router in front of engines that drop the last block of each hit (EAGLE, MTP)."""
+
+from __future__ import annotations
+
+from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from router.index.last_block import RUN
+from tests.faults.stage import Engines, chat, on_stage, streamed, words
+
+
+async def test_a_configured_replica_is_predicted_to_the_block() -> None:
+    """From the first turn on; /admin/explain says so."""
+    async with Engines(1, eagle=True) as (engine,):
+        replicas = [{"url": engine.url, "eagle": True}]
+        async with on_stage(engine, replicas=replicas) as stage:
+            texts = [words(1)]
+            for number in range(2, 6):
+                reply = await stage.ask(streamed(chat(*texts)))
+                await stage.settled(engine)
+                assert reply.predicted == reply.reported
+                texts += ["ok", words(number, 40)]
+            explained = await stage.admin("/admin/explain", chat(*texts))
+
+            assert reply.reported > 0
+            assert explained.json()["candidates"][0]["drops_last_block"] is True
+            assert stage.metric("warmroute_last_block_dropped", replica="r1") == 1
+
+
+async def test_it_is_learned_from_answers() -> None:
+    """After a run that is a block short predictions are right; counted, logged, taken for good."""
+    async with Engines(1, eagle=True) as engines, on_stage(*engines) as stage:
+        errors = []
+        for _ in range(RUN + 3):
+            reply = await stage.ask(streamed(chat(words(1))))
+            await stage.settled(*engines)
+            errors.append(reply.predicted - reply.reported)
+
+        assert errors == [0] + [16] * RUN + [0] * 2
+        assert stage.metric("warmroute_last_block_changes_total", replica="r1") == 1
+        assert stage.metric("warmroute_last_block_dropped", replica="r1") == 1
+        assert stage.metric("warmroute_trust_ratio", replica="r1") == 1
+        assert "set replicas[].eagle" in stage.log
+        (rank,) = stage.router.status.describe()[0]["ranks"]
+        assert rank["eagle"] == {"drops_last_block": True, "learned": True, "changes": 1}
+
+
+async def test_the_pool_gives_a_block_less_too() -> None:
+    """What one replica stored, the other reads but for the last block."""
+    pool = EmulatedPool(capacity_bytes=1 << 22, bytes_per_object=1024)
+    async with (
+        PoolMaster(pool) as master,
+        Engines(2, eagle=True, pool=master.url, ms_per_fetched_token=0.0) as engines,
+    ):
+        replicas = [{"url": engine.url, "eagle": True} for engine in engines]
+        settings = {"mooncake__master": master.url, "policy__name": "round_robin"}
+        async with on_stage(
+            *engines, replicas=replicas, mooncake__verify_timeout_s=5.0, **settings
+        ) as stage:
+            await stage.until(lambda: stage.router.pool.is_up)
+            first = await stage.ask(streamed(chat(words(1))))
+            await stage.saved(*engines)
+            await stage.until(lambda: "tiny" in stage.router.pool.layouts)
+            second = await stage.ask(streamed(chat(words(1))))
+
+            assert first.replica != second.replica
+            assert "pool=0" not in second.headers["x-warmroute-cached"]
+            assert second.predicted == second.reported > 0

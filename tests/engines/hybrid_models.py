@@ -1,0 +1,59 @@
+"""Model directories of hybrid models without weights: the tiny tokenizer, several KV groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from loadtest.tiny_model import MODEL_DIR
+
+WINDOW_TOKENS: Final = 96
+
+_WINDOWS: Final[dict[str, Any]] = {  # two groups of windows, one of full attention
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 3,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": WINDOW_TOKENS,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_local_base_freq": 10000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_CONVOLUTIONS: Final[dict[str, Any]] = {  # to vLLM a kind of Mamba; blocks of half the size
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "num_hidden_layers": 2,
+    "layer_types": ["conv", "full_attention"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 64,
+    "norm_eps": 1e-5,
+    "block_dim": 64,
+    "block_ff_dim": 128,
+    "block_auto_adjust_ff_dim": False,
+    "block_multiple_of": 32,
+    "block_norm_eps": 1e-5,
+    "block_use_swiglu": True,
+    "block_ffn_dim_multiplier": 1.0,
+}
+_DRAFTS: Final[dict[str, Any]] = {  # of EAGLE: a layer that is fed the target's hidden states
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+}
+CONFIGS: Final = {"windows": _WINDOWS, "convolutions": _CONVOLUTIONS}
+
+
+def make_model(kind: str, directory: Path) -> Path:
+    """Write a model directory for `--load-format dummy`; return it. `drafts`: to draft for one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = json.loads((MODEL_DIR / "config.json").read_text())
+    changes = _DRAFTS if kind == "drafts" else CONFIGS[kind]
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    for file in MODEL_DIR.glob("*token*.json*"):
+        (directory / file.name).write_bytes(file.read_bytes())
+    (directory / "chat_template.jinja").write_bytes(
+        (MODEL_DIR / "chat_template.jinja").read_bytes()
+    )
+    return directory
