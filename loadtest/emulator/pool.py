@@ -31,6 +31,7 @@ class EmulatedPool:
         self.bytes_per_object = bytes_per_object
         self.num_evicted = 0
         self.num_put = 0
+        self.on_disk: set[str] = set()  # and not in memory; they can be fetched all the same
         self._objects: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -71,6 +72,10 @@ class EmulatedPool:
         for key in keys:
             self._objects.pop(key, None)
 
+    def remove_all(self) -> None:
+        """Lose all objects at an engine's word; nothing counts as evicted."""
+        self._objects.clear()
+
     def restart(self) -> None:
         """Begin anew, as a master does that was killed: nothing is there, counters are zero."""
         self._objects.clear()
@@ -80,8 +85,10 @@ class EmulatedPool:
 class PoolMaster:
     """The master's HTTP server: `async with PoolMaster(pool) as master: ... master.url`.
 
-    `fault` is what happens to questions from now on; `num_asked` counts them by path. `stop` and
-    `start` end and begin its life on the same port.
+    `ha_status` is what it says of itself: only a master that is `serving` knows of objects.
+    `view_version` counts elections; None: it takes part in none. `fault` is what happens to
+    questions from now on; `num_asked` counts them by path. `stop` and `start` end and begin its
+    life on the same port.
     """
 
     def __init__(
@@ -91,6 +98,8 @@ class PoolMaster:
         self.host = host
         self.port = port
         self.fault: PoolFault = "none"
+        self.ha_status = "serving"
+        self.view_version: int | None = None
         self.num_asked: dict[str, int] = {}
         self._runner: web.AppRunner | None = None
 
@@ -142,17 +151,31 @@ class PoolMaster:
                 return web.Response(status=500, text="Failed to get all keys")
             case "half":
                 return await _half(request, self._text(request))
+        if self.ha_status != "serving" and path in _ABOUT_OBJECTS:
+            return web.Response(status=503, text=_STANDBY, content_type="application/json")
         return web.Response(text=self._text(request))
 
     def _text(self, request: web.Request) -> str:
-        pool = self.pool
+        pool = self.pool if self.ha_status == "serving" else EmulatedPool()
         match request.path:
+            case "/ha_status":
+                return self.ha_status
+            case "/role":
+                return "leader" if self.ha_status == "serving" else "standby"
+            case "/leader":
+                view = {"leader_address": "127.0.0.1:50051", "view_version": self.view_version}
+                is_present = self.view_version is not None
+                return orjson.dumps({"present": is_present} | (view if is_present else {})).decode()
             case "/get_all_keys":
                 return "".join(f"{key}\n" for key in pool.keys())
             case "/batch_query_keys":
                 keys = request.query.get("keys", "").split(",")
                 found = zip(keys, pool.holds(keys), strict=True)
-                data = {key: {"ok": ok, "error": None if ok else _NOT_FOUND} for key, ok in found}
+                data = {
+                    key: {"ok": ok, "error": None if ok else _NOT_FOUND, "values": [{}]}
+                    | (_ON_DISK if key in pool.on_disk else {})
+                    for key, ok in found
+                }
                 return orjson.dumps({"success": True, "data": data}).decode()
             case "/get_all_segments":
                 return "127.0.0.1:12345\n"
@@ -175,12 +198,18 @@ class PoolMaster:
             answer = self.pool.leading(keys)
         elif request.path == "/emulator/put":
             answer = self.pool.put(keys)
+        elif request.path == "/emulator/remove_all":
+            self.pool.remove_all()
+            answer = None
         else:
             raise web.HTTPNotFound
         return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
 
+_ON_DISK: Any = {"values": [], "local_disk_values": [{"client_id": "1-2", "object_size": 1}]}
 _NOT_FOUND = "OBJECT_NOT_FOUND"
+_ABOUT_OBJECTS = frozenset({"/get_all_keys", "/batch_query_keys", "/get_all_segments"})
+_STANDBY = '{"success":false,"error":"service plane is not active"}'
 _METRICS = """# TYPE master_allocated_bytes gauge
 master_allocated_bytes {allocated}
 # TYPE master_total_capacity_bytes gauge

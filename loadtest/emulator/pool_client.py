@@ -46,6 +46,10 @@ class PoolClient:
             if self._head + digest.hex() in known
         ]
 
+    async def remove_all(self) -> None:
+        """Empty the pool, for everybody."""
+        await self._ask("/emulator/remove_all", ())
+
     def fetch_s(self, num_tokens: int) -> float:
         """Return how long it takes to fetch so many tokens' KV."""
         return max(0, num_tokens) * self._ms_per_token * 1e-3

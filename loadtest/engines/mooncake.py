@@ -88,6 +88,7 @@ class Master(Process):
         num_blocks: int = NUM_BLOCKS,
         max_model_len: int = MAX_MODEL_LEN,
         load_failure_policy: str = "recompute",
+        kv_role: str = "kv_both",
     ) -> Engine:
         """Make a replica that reads and writes this master's pool, over TCP.
 
@@ -96,6 +97,7 @@ class Master(Process):
             buffer_steps: Event batches that it can replay; None: vLLM's default, 10,000.
             load_failure_policy: What it does where a pool object is gone; `fail`, vLLM's own
                 default, ends the request with an error.
+            kv_role: kv_producer writes, kv_consumer reads.
         """
         config_path = log_dir / f"{name}-mooncake.json"
         config_path.write_text(
@@ -113,7 +115,7 @@ class Master(Process):
         )
         connector = {
             "kv_connector": "MooncakeStoreConnector",
-            "kv_role": "kv_both",
+            "kv_role": kv_role,
             "kv_load_failure_policy": load_failure_policy,
             # Names a socket in /tmp: two engines on one host must not share it.
             "kv_connector_extra_config": {"lookup_rpc_port": free_port()},

@@ -16,13 +16,15 @@ from router.check.replica import ReplicaSeen
 from router.config import MooncakeConfig
 from router.errors import PoolError
 from router.pool.catalog import PoolCatalog
-from router.pool.master import MasterApi
+from router.pool.leader import find_leader
+from router.pool.master import MasterApi, masters
 
 CONNECTOR_FLAG: Final = (
     '--kv-transfer-config \'{"kv_connector": "MooncakeStoreConnector", "kv_role": '
     '"kv_both", "kv_load_failure_policy": "recompute"}\''
 )
 _SLICE: Final = 10_000  # keys
+_LISTED: Final = 0.8  # of the objects; fewer are no race
 _POOL: Final = Subject("pool")
 
 
@@ -40,6 +42,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     """The Mooncake master. `error` says why nothing else is known; None: not reported."""
 
     url: str
+    leader: str | None = None  # of several masters, the one that serves
     error: str | None = None
     num_objects: int | None = None
     used_bytes: int | None = None
@@ -51,6 +54,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     events_reach: Reach | None = None
     is_listed: bool = False  # its keys could be listed
     list_error: str | None = None
+    num_listed: int | None = None
     num_unknown_keys: int = 0
     models: tuple[PatternSeen, ...] = ()
 
@@ -68,13 +72,16 @@ async def look(
         block_sizes: Base model to tokens a block.
     """
     assert config.master is not None
-    seen = PoolSeen(url=config.master.rstrip("/"), events_configured=config.events is not None)
+    seen = PoolSeen(
+        url=", ".join(masters(config.master)), events_configured=config.events is not None
+    )
     timeout_s = deadline.at_most(config.timeout_s)
     with deadline.waiting("pool"):
         async with MasterApi(config.master, timeout_s=timeout_s) as api:
             try:
                 async with asyncio.timeout(deadline.left_s):
-                    seen = await _with_figures(seen, api, pool)
+                    await find_leader(api)
+                    seen = await _with_figures(replace(seen, leader=api.url), api, pool)
             except PoolError as exc:
                 return replace(seen, error=exc.message)
             except TimeoutError:
@@ -88,7 +95,8 @@ async def look(
     return replace(
         seen,
         models=tuple(
-            _pattern(pool, model, block_sizes.get(model)) for model in sorted(pool.directories)
+            _pattern(pool, name, block_sizes.get(name.partition("@@")[0]))
+            for name in sorted(pool.directories)
         ),
     )
 
@@ -132,19 +140,25 @@ async def _with_keys(
     except TimeoutError:
         pool.abandon_listing()
         return replace(seen, list_error="its keys could not be listed in time")
-    return replace(seen, is_listed=True, num_unknown_keys=pool.counters.num_unknown_keys)
+    counted = pool.counters
+    return replace(
+        seen,
+        is_listed=True,
+        num_listed=counted.num_objects,
+        num_unknown_keys=counted.num_unknown_keys,
+    )
 
 
-def _pattern(pool: PoolCatalog, model: str, block_size: int | None) -> PatternSeen:
-    pattern = pool.patterns.get(model)
-    if pattern is None:
-        return PatternSeen(model=model, text=None)
-    block_bytes = pool.bytes_per_block(model)
+def _pattern(pool: PoolCatalog, name: str, block_size: int | None) -> PatternSeen:
+    layout = pool.layouts.get(name)
+    if layout is None:
+        return PatternSeen(model=name, text=None)
+    block_bytes = pool.bytes_per_block(name)
     return PatternSeen(
-        model=model,
-        text=pattern.text,
-        num_ranks=pattern.num_ranks,
-        num_blocks=len(pool.directory(model)),
+        model=name,
+        text=layout.text,
+        num_ranks=layout.num_ranks,
+        num_blocks=len(pool.directory(name)),
         bytes_per_token=(
             round(block_bytes / block_size, 1) if block_bytes and block_size else None
         ),
@@ -163,7 +177,8 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
             "--mooncake names the master's --metrics_port (9003 by default), not its --rpc_port",
         )
         return
-    yield _POOL.ok("reachable", seen.url)
+    is_one = seen.leader in (None, seen.url)
+    yield _POOL.ok("reachable", seen.url if is_one else f"{seen.leader} serves, of {seen.url}")
     yield from _contents(seen)
     for model in seen.models:
         yield _keys(model, seen)
@@ -194,6 +209,13 @@ def _contents(seen: PoolSeen) -> Iterator[Finding]:
             "keys",
             f"not listed: {seen.list_error}",
             "what was stored before a router starts is then unknown; --wait longer?",
+        )
+    elif seen.num_listed is not None and seen.num_listed < _LISTED * (seen.num_objects or 0):
+        yield _POOL.warning(
+            "tenants",
+            f"{seen.num_objects or 0:,} objects are there, {seen.num_listed:,} are listed: the "
+            "master's routes show those of tenant `default` only (or it evicts just now)",
+            "a master without --enable_multi_tenants, and a cache_prefix for each deployment",
         )
 
 

@@ -1,30 +1,41 @@
-"""All that is known of one Mooncake pool: its objects' key patterns, and a directory per model.
+"""All that is known of one Mooncake pool: its objects' layouts, and a directory for each.
 
 What must live here: which objects are which model's, from any source. What must not: HTTP and ZMQ
-(router.pool.master), when to ask (router.pool.follower).
+(router.pool.master), when to ask (router.pool.follower), how ranks make a block (layouts).
 
-A model's pattern is learned. A digest does not name its model, so two models with one tokenizer
+A model's layout is learned. A digest does not name its model, so two models with one tokenizer
 may share digests; the key's own model field decides between them, digests decide everything else:
-prefixes, namespaces, fingerprints, groups.
+prefixes, namespaces, fingerprints.
+
+    one layout                  the directory has the model's name
+    several (TP 2 beside TP 4)  a directory for each, named `MODEL@@LAYOUT`: a replica reads that of
+                                the blocks that it stored itself, or of the layout configured for it
+    several KV groups           a directory for each further group: `...@@group:1`
 
     begin_listing -> listed ... -> reconcile (in slices) -> True      or abandon_listing
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 from msgspec import Struct
 
+from policies.view import CandidateId
 from router.contracts import BlockKey
+from router.index.hit_length import KvLayout
 from router.pool.directory import PoolDirectory
-from router.pool.keys import KeyPattern, PatternTable
+from router.pool.evidence import Assignment, Evidence
+from router.pool.groups import hit, least
+from router.pool.keys import GroupObjects, KeyPattern, PatternTable
+from router.pool.layouts import GroupLayout, Layout, layouts_of
 
-_MAX_EVIDENCE: Final = 4096  # blocks of a model that are remembered to know its objects by
-_SAMPLE: Final = 8  # blocks of an event or a prompt that become evidence
+_NOBODY: Final = Assignment(None, {})
+_ANYBODY: Final = CandidateId("")
+_SAMPLE: Final = 20_000  # blocks of a listing that show which ranks make one (1 ms)
 
 
 class PoolCounters(Struct):
@@ -37,6 +48,8 @@ class PoolCounters(Struct):
     num_events: int = 0  # of the master's stream
     num_listings: int = 0
     num_restarts: int = 0
+    num_emptied: int = 0  # times that an engine had everything removed
+    num_on_disk: int = 0  # blocks that verification found on disk only
     num_corrections: int = 0  # blocks that verification found to be otherwise
 
 
@@ -47,10 +60,13 @@ class PoolCatalog:
     """
 
     __slots__ = (
+        "_assigned",
         "_evidence",
-        "_hints",
         "_is_listing",
+        "_layouts",
         "_max_blocks",
+        "_models",
+        "_names",
         "_reconciling",
         "_table",
         "allocated_bytes",
@@ -59,8 +75,8 @@ class PoolCatalog:
         "counters",
         "directories",
         "is_up",
+        "layouts",
         "listed_s",
-        "patterns",
         "quiet_s",
         "reason",
         "wants_listing",
@@ -69,12 +85,15 @@ class PoolCatalog:
     def __init__(self, *, max_blocks: int = 4_000_000) -> None:
         self._max_blocks = max_blocks
         self._table = PatternTable()
-        self._hints: dict[str, frozenset[str]] = {}
-        self._evidence: dict[str, OrderedDict[BlockKey, None]] = {}
+        self._models: dict[str, None] = {}
+        self._evidence = Evidence()
+        self._layouts: dict[KeyPattern, list[Layout]] = {}  # as last seen
+        self._assigned: dict[str, Assignment] = {}
+        self._names: dict[str, dict[str, str]] = {}  # model -> layout -> directory, if several
         self._is_listing = False
         self._reconciling: Iterator[int] | None = None
         self.directories: dict[str, PoolDirectory] = {}
-        self.patterns: dict[str, KeyPattern] = {}  # model -> what its objects' keys look like
+        self.layouts: dict[str, GroupLayout] = {}  # directory -> what makes its blocks
         self.bytes_per_object: float | None = None  # this and the next two: the master's figures
         self.allocated_bytes: int | None = None
         self.capacity_bytes: int | None = None
@@ -87,81 +106,136 @@ class PoolCatalog:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def directory(self, model: str) -> PoolDirectory:
-        """Return the directory of a base model; a new one knows nothing yet."""
-        directory = self.directories.get(model)
+    def directory(self, name: str) -> PoolDirectory:
+        """Return a directory by its name, a base model's; a new one knows nothing yet."""
+        directory = self.directories.get(name)
         if directory is None:
             directory = PoolDirectory(max_blocks=self._max_blocks)
             if self._is_listing:
                 directory.begin_listing()
-            self.directories[model] = directory
+            self.directories[name] = directory
         return directory
 
-    def match(self, model: str, chain: Sequence[BlockKey]) -> int:
-        """Count the leading blocks of `chain` in the pool; 0 while it is not up."""
-        directory = self.directories.get(model)
-        return directory.match(chain) if self.is_up and directory is not None else 0
+    def directory_of(self, model: str, candidate: CandidateId) -> str | None:
+        """Name the directory of the blocks that a candidate can read; None: not known."""
+        names = self._names.get(model)
+        if names is None:  # it has one layout
+            return model
+        assigned = self._assigned[model]
+        own = assigned.own
+        at = candidate if candidate in own else CandidateId(candidate.partition("#")[0])
+        layout = own.get(at, assigned.default)
+        return names[layout.text] if layout is not None else None
 
-    def names(self, model: str, digest: bytes) -> list[str]:
-        """Name the objects that make a block of a model; empty: its pattern is not known."""
-        pattern = self.patterns.get(model)
-        return pattern.names(digest) if pattern is not None else []
+    def directories_of(self, model: str, candidates: Iterable[CandidateId]) -> Collection[str]:
+        """Name the directories that some candidates of a model can read."""
+        if model not in self._names:
+            return (model,)
+        found = {self.directory_of(model, candidate) for candidate in candidates}
+        return sorted(name for name in found if name is not None)
+
+    def match(self, name: str, chain: Sequence[BlockKey], groups: KvLayout | None = None) -> int:
+        """Count the leading blocks of `chain` in a directory; 0 while the pool is not up.
+
+        `groups`: the model's KV groups, where it has several. Where the pool has several and this
+        is not known, every group must have a block: never more than an engine finds.
+        """
+        directory = self.directories.get(name)
+        if not self.is_up or directory is None:
+            return 0
+        layout = self.layouts.get(name)
+        if groups is None and (layout is None or not layout.further):
+            return directory.match(chain)
+        if layout is None:
+            return 0
+        by_group = {layout.group.number: directory}
+        for number in layout.further:
+            by_group[number] = self.directory(_group_name(name, number))
+        return least(by_group, chain) if groups is None else hit(groups, by_group, chain)
+
+    def names(self, name: str, digest: bytes) -> list[str]:
+        """Name the objects that make a block of a directory; empty: its layout is not known."""
+        layout = self.layouts.get(name)
+        return layout.names(digest) if layout is not None else []
 
     @property
     def lacks_patterns(self) -> bool:
         """Whether there is a model with blocks in the pool whose objects cannot be named yet."""
         return any(
-            len(directory) and model not in self.patterns
-            for model, directory in self.directories.items()
+            len(directory) and name not in self.layouts
+            for name, directory in self.directories.items()
         )
 
-    def bytes_per_block(self, model: str) -> float | None:
-        """Return the bytes of a model's block; the mean of all models in the pool."""
-        pattern = self.patterns.get(model)
-        if self.bytes_per_object is None or pattern is None:
+    def bytes_per_block(self, name: str) -> float | None:
+        """Return the bytes of a directory's block; the mean of all models in the pool."""
+        layout = self.layouts.get(name)
+        if self.bytes_per_object is None or layout is None:
             return None
-        return self.bytes_per_object * pattern.num_ranks
+        return self.bytes_per_object * layout.num_ranks
 
     # -- from engines and prompts ------------------------------------------------------------
 
-    def add_model(self, model: str, hints: Collection[str]) -> None:
-        """Serve a base model, whose objects' model field may be one of `hints`."""
-        self._hints[model] = self._hints.get(model, frozenset()) | frozenset(filter(None, hints))
+    def add_model(
+        self, model: str, hints: Collection[str], *, replica: str = "", layout: str | None = None
+    ) -> None:
+        """Serve a base model, whose objects' model field may be one of `hints`.
+
+        Args:
+            model: Its name.
+            hints: What keys may call it.
+            replica: One that serves it.
+            layout: Of that replica, or some fields of the layout's name; None: to be found out.
+        """
+        self._models[model] = None
+        self._evidence.add_model(model, hints, replica=replica, layout=layout)
         self.directory(model)
 
-    def stored(self, model: str, keys: Sequence[BlockKey]) -> None:
+    def forget(self, candidate: CandidateId) -> None:
+        """Forget which layout a candidate has: it is another process now."""
+        self._evidence.forget(candidate)
+
+    def stored(
+        self, model: str, keys: Sequence[BlockKey], *, candidate: CandidateId = _ANYBODY
+    ) -> None:
         """Note whole blocks that an engine of the model stored."""
-        self.directory(model).stored(keys)
+        name = self.directory_of(model, candidate)
+        layout = self.layouts.get(name or "")
+        if layout is not None and layout.further:
+            self.wants_listing = True  # what it stored of other groups, it does not say
+        elif name is not None:
+            self.directory(name).stored(keys)
         self.counters.num_stored += len(keys)
-        self.named(model, keys)
-        if model not in self.patterns:
+        self._evidence.stored(model, keys, candidate)
+        self._want_names(model, keys)
+        if layout is None:
             self.wants_listing = True
 
     def named(self, model: str, keys: Sequence[BlockKey]) -> None:
         """Note that these keys are the model's, wherever the blocks are: a prompt's chain."""
-        evidence = self._evidence.setdefault(model, OrderedDict())
-        for key in keys[:: max(1, len(keys) // _SAMPLE)]:
-            evidence[key] = None
-            evidence.move_to_end(key)
-        while len(evidence) > _MAX_EVIDENCE:
-            evidence.popitem(last=False)
-        if model not in self.patterns and any(
-            key in pattern.blocks for pattern in self._table.patterns for key in keys[:1]
-        ):
-            self.wants_listing = True
+        self._evidence.named(model, keys)
+        self._want_names(model, keys)
 
     def verified(
-        self, model: str, present: Collection[BlockKey], missing: Collection[BlockKey]
+        self,
+        name: str,
+        present: Collection[BlockKey],
+        missing: Collection[BlockKey],
+        on_disk: Collection[BlockKey] = (),
     ) -> int:
-        """Note the master's answer about blocks; return how many were thought to be otherwise."""
-        directory = self.directory(model)
+        """Note the master's answer about blocks; return how many were thought to be otherwise.
+
+        What is on disk only is not counted on: a fetch of it works, at a price that is not known.
+        """
+        directory = self.directory(name)
         num_new = sum(key not in directory for key in present)
         directory.stored(present)
         num_gone = directory.removed(missing)
-        self.counters.num_corrections += num_new + num_gone
+        num_cold = directory.went_to_disk(on_disk) if on_disk else 0
+        self.counters.num_on_disk += num_cold
+        self.counters.num_corrections += num_new + num_gone + num_cold
         if num_gone:
             self.wants_listing = True  # where one was evicted, others were
-        return num_new + num_gone
+        return num_new + num_gone + num_cold
 
     # -- from the master ---------------------------------------------------------------------
 
@@ -180,11 +254,20 @@ class PoolCatalog:
     def restarted(self) -> None:
         """Note that the master restarted, with an empty pool."""
         self.counters.num_restarts += 1
+        self._layouts = {}
+        self._clear()
+
+    def emptied(self) -> None:
+        """Note that all objects were removed, at an engine's word."""
+        self.counters.num_emptied += 1
+        self._clear()
+
+    def _clear(self) -> None:
         self.wants_listing = True
         for directory in self.directories.values():
             directory.clear()
         for pattern in self._table.patterns:
-            pattern.blocks = {}
+            pattern.begin_listing()
 
     def object_stored(self, key: str) -> None:
         """Note an object that was stored, from the master's event stream."""
@@ -192,19 +275,16 @@ class PoolCatalog:
         found = self._table.parse(key)
         if found is None:
             return
-        pattern, bit, block = found
-        directories = self._claimants(pattern)
-        if not directories:
-            self.wants_listing = self.wants_listing or not pattern.blocks
-        elif any(block in directory for directory in directories):
-            return
-        bits = pattern.blocks.get(block, 0) | bit
-        if directories and pattern.is_whole(bits):
-            pattern.blocks.pop(block, None)
-            for directory in directories:
-                directory.stored((block,))
-        elif len(pattern.blocks) < self._max_blocks:
-            pattern.blocks[block] = bits
+        group, bit, block = found
+        claimants = self._claimants(group)
+        if not claimants:
+            self.wants_listing = self.wants_listing or not group.blocks
+        bits = group.blocks.get(block, 0)
+        for directory, layout in claimants:
+            if block in directory:
+                bits |= layout.required
+        bits |= bit
+        self._place(group, block, bits, claimants)
 
     def object_removed(self, key: str) -> None:
         """Note an object that was removed: its block is no longer whole."""
@@ -212,13 +292,13 @@ class PoolCatalog:
         found = self._table.parse(key)
         if found is None:
             return
-        pattern, bit, block = found
-        bits = pattern.blocks.pop(block, 0)
-        for directory in self._claimants(pattern):
-            if directory.removed((block,)):
-                bits = pattern.all_bits
-        if bits & ~bit:
-            pattern.blocks[block] = bits & ~bit
+        group, bit, block = found
+        claimants = self._claimants(group)
+        bits = group.blocks.get(block, 0)
+        for directory, layout in claimants:
+            if block in directory:
+                bits |= layout.required
+        self._place(group, block, bits & ~bit, claimants)
 
     # -- listings ----------------------------------------------------------------------------
 
@@ -242,9 +322,8 @@ class PoolCatalog:
             if found is None:
                 counters.num_unknown_keys += 1
                 continue
-            pattern, bit, block = found
-            pattern.count(bit)
-            pattern.blocks[block] = pattern.blocks.get(block, 0) | bit
+            blocks = found.group.blocks
+            blocks[found.block] = blocks.get(found.block, 0) | found.bit
 
     def reconcile(self, max_blocks: int) -> bool:
         """After the last line: apply a slice of it; return whether there is more."""
@@ -265,31 +344,44 @@ class PoolCatalog:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _want_names(self, model: str, keys: Sequence[BlockKey]) -> None:
+        """Want a listing where unclaimed objects turn out to be the model's."""
+        if model not in self.layouts and any(
+            key in group.blocks for group in self._groups() for key in keys[:1]
+        ):
+            self.wants_listing = True
+
     def _reconcile(self, max_blocks: int) -> Iterator[int]:
         """Confirm whole blocks, slice by slice, then drop what was not confirmed."""
         for pattern in self._table.patterns:
-            pattern.infer_ranks()
-        self.patterns = self._claims()
+            seen = {
+                number: Counter(islice(group.blocks.values(), _SAMPLE))
+                for number, group in pattern.groups.items()
+                if group.blocks
+            }
+            if seen:
+                self._layouts[pattern] = layouts_of(pattern, seen, self._layouts.get(pattern, ()))
+        self._assign()
         num_unclaimed = 0
-        for pattern in self._table.patterns:
-            directories = self._claimants(pattern)
-            if not directories:
-                num_unclaimed += len(pattern.blocks)
+        for group in self._groups():
+            claimants = self._claimants(group)
+            if not claimants:
+                num_unclaimed += len(group.blocks)
                 continue
-            blocks, pattern.blocks = pattern.blocks, {}
+            blocks, group.blocks = group.blocks, {}
             items = iter(blocks.items())
-            while some := list(islice(items, max_blocks)):
-                whole = [block for block, bits in some if pattern.is_whole(bits)]
-                for directory in directories:
+            while some_items := list(islice(items, max_blocks)):
+                rest = dict(some_items)
+                for directory, layout in claimants:
+                    whole = [block for block, bits in some_items if layout.is_whole(bits)]
                     directory.listed(whole)
-                if len(whole) < len(some):
-                    pattern.blocks.update(
-                        (block, bits) for block, bits in some if not pattern.is_whole(bits)
-                    )
-                yield len(some)
+                    for block in whole:
+                        rest.pop(block, None)
+                group.blocks.update(rest)
+                yield len(some_items)
         self._is_listing = False
-        for model, directory in list(self.directories.items()):
-            if num_unclaimed and model not in self.patterns:
+        for name, directory in list(self.directories.items()):
+            if num_unclaimed and name in self._models and not self._assigned[name].in_use:
                 directory.abandon_listing()  # its objects may be among the unclaimed
                 continue
             while directory.sweep(max_blocks):
@@ -297,31 +389,60 @@ class PoolCatalog:
         self.counters.num_unclaimed = num_unclaimed
         self.counters.num_listings += 1
 
-    def _claims(self) -> dict[str, KeyPattern]:
-        """Find each model's pattern: by its blocks' keys, else by its own name."""
-        return {
-            model: best
-            for model in self.directories
-            if (best := self._best_pattern(model)) is not None
-        }
+    def _assign(self) -> None:
+        """Find each model's layouts, and name a directory for each."""
+        layouts = [layout for found in self._layouts.values() for layout in found]
+        self._names = {}
+        self.layouts = {}
+        for model in self._models:
+            assigned = self._evidence.assign(model, layouts, self._assigned.get(model, _NOBODY))
+            self._assigned[model] = assigned
+            in_use = assigned.in_use
+            is_one = len(in_use) == 1
+            names = {at.text: model if is_one else f"{model}@@{at.text}" for at in in_use}
+            if len(in_use) > 1 or None in assigned.own.values():
+                self._names[model] = names
+            for layout in in_use:
+                name = names[layout.text]
+                for number, group in layout.groups.items():
+                    is_main = group is layout.main
+                    known_as = name if is_main else _group_name(name, number)
+                    self.layouts[known_as] = group
+                    self.directory(known_as)
 
-    def _best_pattern(self, model: str) -> KeyPattern | None:
-        evidence = self._evidence.get(model, ())
-        hints = self._hints.get(model, frozenset())
-        scored: list[tuple[bool, int, int, KeyPattern]] = []
+    def _place(
+        self,
+        group: GroupObjects,
+        block: BlockKey,
+        bits: int,
+        claimants: Sequence[tuple[PoolDirectory, GroupLayout]],
+    ) -> None:
+        """Put a block where it belongs, now that these ranks have it."""
+        is_claimed = False
+        for directory, layout in claimants:
+            if layout.is_whole(bits):
+                is_claimed = True
+                if block not in directory:
+                    directory.stored((block,))
+            elif block in directory:
+                directory.removed((block,))
+        group.blocks.pop(block, None)
+        if bits and not is_claimed and len(group.blocks) < self._max_blocks:
+            group.blocks[block] = bits
+
+    def _groups(self) -> Iterator[GroupObjects]:
+        """List the objects of every pattern and KV group."""
         for pattern in self._table.patterns:
-            num_known = sum(key in pattern.blocks for key in evidence)
-            scored.append((pattern.matches(hints), num_known, len(pattern.blocks), pattern))
-        proven = [entry for entry in scored if entry[1]]
-        named = [entry for entry in scored if entry[0] and entry[2]]
-        if proven:
-            return max(proven, key=lambda entry: entry[:3])[3]
-        if model in self.patterns:  # it has no blocks there now: its pattern stays
-            return self.patterns[model]
-        return named[0][3] if len(named) == 1 else None
+            yield from pattern.groups.values()
 
-    def _claimants(self, pattern: KeyPattern) -> list[PoolDirectory]:
-        """List the directories of the models whose objects have this pattern."""
+    def _claimants(self, group: GroupObjects) -> list[tuple[PoolDirectory, GroupLayout]]:
+        """List the directories that blocks of these objects go to."""
         return [
-            self.directories[model] for model, theirs in self.patterns.items() if theirs is pattern
+            (self.directories[name], layout)
+            for name, layout in self.layouts.items()
+            if layout.group is group
         ]
+
+
+def _group_name(name: str, group: int) -> str:
+    return f"{name}@@group:{group}"

@@ -18,6 +18,7 @@ from router.contracts import BlockKey
 from router.index.prefix import leading
 from router.messages import TierChange, pack_keys, unpack_keys
 
+_MAX_COLD: Final = 100_000  # blocks on disk that are remembered
 _MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB
 
 
@@ -31,6 +32,7 @@ class PoolDirectory:
     __slots__ = (
         "_blocks",
         "_changes",
+        "_cold",
         "_has_holes",
         "_listing",
         "_max_blocks",
@@ -44,6 +46,7 @@ class PoolDirectory:
         self._listing = 0
         self._removed: set[BlockKey] | None = None  # while a listing runs: it may be older
         self._swept: Iterator[BlockKey] | None = None
+        self._cold: dict[BlockKey, int] = {}  # on disk only -> number of the listing before
         self._has_holes = False
         self._changes: dict[BlockKey, bool] | None = None  # held now? None: not journaled
 
@@ -83,6 +86,8 @@ class PoolDirectory:
         self._put(keys)
         if self._removed:
             self._removed.difference_update(keys)
+        for key in keys if self._cold else ():
+            self._cold.pop(key, None)
 
     def removed(self, keys: Iterable[BlockKey]) -> int:
         """Note blocks that are no longer in the pool; return how many were thought to be."""
@@ -98,6 +103,17 @@ class PoolDirectory:
         self._has_holes = bool(blocks) and (self._has_holes or num_held > 0)
         return num_held
 
+    def went_to_disk(self, keys: Collection[BlockKey]) -> int:
+        """Note blocks that are on disk only; return how many were thought to be in memory.
+
+        A listing shows them like others, so they are remembered until the second one after this.
+        """
+        for key in keys:
+            self._cold[key] = self._listing
+        for key in list(islice(self._cold, max(0, len(self._cold) - _MAX_COLD))):
+            del self._cold[key]
+        return self.removed(keys)
+
     def clear(self) -> None:
         """Forget everything: the master restarted."""
         self.removed(list(self._blocks))
@@ -107,12 +123,15 @@ class PoolDirectory:
     def begin_listing(self) -> None:
         """Begin a listing: blocks stored from now on need not be in it."""
         self._listing += 1
+        self._cold = {key: at for key, at in self._cold.items() if at >= self._listing - 1}
         self._removed = set()
         self._swept = None
 
     def listed(self, keys: Collection[BlockKey]) -> None:
         """Note blocks that the listing shows, unless they were removed since it began."""
-        gone = self._removed
+        gone, cold = self._removed, self._cold
+        if cold:
+            keys = [key for key in keys if key not in cold]
         self._learn([key for key in keys if key not in gone] if gone else keys)
 
     def sweep(self, max_blocks: int) -> bool:

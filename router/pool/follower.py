@@ -1,6 +1,7 @@
 """The side path of the pool, top to bottom: from the Mooncake master into the directories.
 
-1. Read the master's counters, often: is it up, is it the same process, did it evict?
+1. Find the master that serves, if there are several (router.pool.leader); read its counters, often:
+   is it up, is it the same process, did it evict?
 2. List its keys where the directories may be wrong: at the start, after an eviction or a restart,
    after a verification that differed, where a model's keys are not known yet; else now and then.
 3. Follow its event stream, if it has one; a gap in it asks for a listing, too.
@@ -22,6 +23,7 @@ from router.config import MooncakeConfig
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
+from router.pool.leader import find_leader
 from router.pool.master import SLICE, MasterApi, MasterEvents, MasterFigures, ObjectEvent
 from router.supervisor import keep_running
 
@@ -31,6 +33,7 @@ _PATIENCE: Final = 2  # failures in a row before the pool counts as lost; nothin
 _LIST_SHARE: Final = 0.05  # of the time at most goes into listings, however often they are wanted
 _LIST_TIMEOUT_S: Final = 120.0
 _ROOMY: Final = 0.8  # of its capacity; Mooncake begins to evict at 0.95, or where no gap fits
+_LEFT: Final = 0.5  # of the objects that were not evicted; with fewer, all were removed
 _SOON_S: Final = 0.05
 _EVENTS_S: Final = 0.5
 _EVENTS_PAUSE_S: Final = 2.0
@@ -90,6 +93,8 @@ class PoolFollower:
     async def step(self) -> None:
         """Read the master's counters once, and list its keys if that is due."""
         try:
+            if await find_leader(self._api):
+                self._note_leader()
             self._look(await self._api.figures())
             if self._is_listing_due():
                 await self._list()
@@ -101,6 +106,14 @@ class PoolFollower:
         self._log()
 
     # ---------------------------------------------------------------- 1 counters
+
+    def _note_leader(self) -> None:
+        """Begin anew with another master: what the last one held may be lost."""
+        logger.warning("another Mooncake master leads now", extra={"master": self._api.url})
+        self._figures = None
+        self._list_again_s = 0.0
+        if self.is_lister:
+            self._pool.restarted()
 
     def _look(self, figures: MasterFigures) -> None:
         before, self._figures = self._figures, figures
@@ -120,6 +133,15 @@ class PoolFollower:
             logger.warning("the Mooncake master was restarted", extra={"master": self._api.url})
             if self.is_lister:
                 pool.restarted()
+        elif _was_emptied(before, figures):
+            logger.warning(
+                "the Mooncake pool was emptied: an engine does that when it sleeps, is paused or "
+                "has its caches reset",
+                extra={"master": self._api.url, "objects": before.num_keys},
+            )
+            self._list_again_s = 0.0  # little is left to list
+            if self.is_lister:
+                pool.emptied()
         elif figures.num_evicted_keys != before.num_evicted_keys or _fell(
             before.num_keys, figures.num_keys
         ):
@@ -238,12 +260,12 @@ class PoolFollower:
             )
 
     def _log_patterns(self) -> None:
-        for model, pattern in self._pool.patterns.items():
-            if self._patterns.get(model) != pattern.text:
-                self._patterns[model] = pattern.text
+        for name, layout in self._pool.layouts.items():
+            if self._patterns.get(name) != layout.text:
+                self._patterns[name] = layout.text
                 logger.info(
                     "pool keys known",
-                    extra={"model": model, "pattern": pattern.text, "ranks": pattern.num_ranks},
+                    extra={"model": name, "pattern": layout.text, "ranks": layout.num_ranks},
                 )
 
 
@@ -258,6 +280,18 @@ def _is_quiet(before: MasterFigures | None, now: MasterFigures) -> bool:
     return before.num_evicted_keys == now.num_evicted_keys and not (
         _fell(before.num_keys, now.num_keys) or _fell(before.num_put_keys, now.num_put_keys)
     )
+
+
+def _was_emptied(before: MasterFigures, now: MasterFigures) -> bool:
+    """Return whether most objects went without being evicted: `remove_all`.
+
+    Source: MooncakeStoreConnector.reset_cache in vLLM 0.32.0. Since then some may be stored again.
+    """
+    if not before.num_keys or now.num_keys is None:
+        return False
+    num_evicted = (now.num_evicted_keys or 0) - (before.num_evicted_keys or 0)
+    num_left = before.num_keys - num_evicted
+    return now.num_keys < _LEFT * num_left
 
 
 def _fell(before: int | None, now: int | None) -> bool:

@@ -26,7 +26,7 @@ from router.contracts import BlockKey
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
-from router.pool.master import MasterApi
+from router.pool.master import MasterApi, Place
 
 _NUM_AT_ONCE: Final = 4  # questions under way
 _MAX_WAITING: Final = 8  # requests; for others the directory's word counts
@@ -174,26 +174,26 @@ class Questions:
         asked_s = monotonic()
         names = [name for objects in question.objects.values() for name in objects]
         try:
-            held = await self._api.holds(names, timeout_s=_PATIENCE * self._timeout_s)
+            found = await self._api.places(names, timeout_s=_PATIENCE * self._timeout_s)
         except PoolError as exc:
             self._blame(question, exc)
             return exc
-        self._learn(question, held, asked_s)
+        self._learn(question, found, asked_s)
         return None
 
-    def _learn(self, question: Question, held: Mapping[str, bool], asked_s: float) -> None:
-        found: dict[str, tuple[list[BlockKey], list[BlockKey]]] = {}
+    def _learn(self, question: Question, places: Mapping[str, Place], asked_s: float) -> None:
+        found: dict[str, tuple[list[BlockKey], list[BlockKey], list[BlockKey]]] = {}
         for (model, key), objects in question.objects.items():
-            present, missing = found.setdefault(model, ([], []))
-            answers = [held.get(name) for name in objects]
-            if False in answers:
+            present, missing, on_disk = found.setdefault(model, ([], [], []))
+            answers = [places.get(name) for name in objects]
+            if "nowhere" in answers:
                 missing.append(key)
             elif None not in answers:
-                present.append(key)
-        for model, (present, missing) in found.items():
-            self._pool.verified(model, present, missing)
+                (on_disk if "disk" in answers else present).append(key)
+        for model, (present, missing, on_disk) in found.items():
+            self._pool.verified(model, present, missing, on_disk)
             remembered = self._present.setdefault(model, {})
-            for key in missing:
+            for key in (*missing, *on_disk):
                 remembered.pop(key, None)
             _remember(remembered, present, asked_s)
 

@@ -37,6 +37,13 @@ class PoolReaders:
         """Return what is configured; None: nothing."""
         return self._configured.get(candidate.partition("#")[0])
 
+    def configure(self, replica: str, reads: bool | None) -> None:
+        """Take what is configured of a replica; None: nothing."""
+        if reads is None:
+            self._configured.pop(replica, None)
+        else:
+            self._configured[replica] = reads
+
     def detached(self) -> list[CandidateId]:
         """List the candidates that were found not to read the pool."""
         return sorted(self._detached)

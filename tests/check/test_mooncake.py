@@ -15,6 +15,7 @@ POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
     (replace(POOL, max_bytes=0), "warning", "contents", "no engine gives", "recompute"),
     (replace(POOL, list_error="cut"), "warning", "keys", "not listed: cut", "--wait"),
     (replace(POOL, models=(PatternSeen(model="m", text=None),)), "note", "keys", "m:", "a prompt"),
+    (replace(POOL, num_listed=20), "warning", "tenants", "40 objects are there", "cache_prefix"),
     (replace(POOL, publishes_events=True), "note", "events", "not followed", "--mooncake-events"),
     (
         replace(POOL, events_configured=True, events_reach="refused"),

@@ -55,7 +55,7 @@ async def ask(stage: Stage, engines: tuple[Emulator, Emulator], *texts: str) -> 
 
 async def named(stage: Stage) -> None:
     """Wait until the pool's keys are known, and what they look like."""
-    await stage.until(lambda: "tiny" in stage.router.pool.patterns)
+    await stage.until(lambda: "tiny" in stage.router.pool.layouts)
 
 
 async def test_the_other_replica_fetches_what_one_has_computed() -> None:
@@ -78,7 +78,7 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         assert explained.json()["num_pool_tokens"] >= second.reported
         status = stage.router.status.describe_pool()
         assert status is not None
-        assert status["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:*")
+        assert status["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:0@")
         assert all(
             rank["reads_pool"] for d in stage.router.status.describe() for rank in d["ranks"]
         )
@@ -308,3 +308,21 @@ async def test_a_pool_that_is_not_there_is_no_reason_not_to_serve() -> None:
         assert second.predicted == second.reported > 0
         assert stage.metric("warmroute_pool_up") == 0
         assert "pool lost: nothing is counted on there" in stage.log
+
+
+async def test_what_is_on_disk_only_is_not_counted_on() -> None:
+    """Asked about before the decision; a listing that shows it again changes nothing."""
+    async with pooled() as (stage, master, engines):
+        await ask(stage, engines, words(1))
+        await named(stage)
+        num_held = len(stage.router.pool.directory("tiny"))
+        master.pool.on_disk.update(master.pool.keys())
+        reply = await ask(stage, engines, words(1))
+        listed_s = stage.router.pool.listed_s
+        stage.router.pool.wants_listing = True
+        await stage.until(lambda: stage.router.pool.listed_s != listed_s)
+
+        assert num_held > 0
+        assert parts(reply)["pool"] == 0
+        assert stage.router.pool.counters.num_on_disk == num_held
+        assert not len(stage.router.pool.directory("tiny"))

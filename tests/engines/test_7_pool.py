@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -115,6 +116,32 @@ async def test_a_late_router_knows_the_pool(start_pooled: PooledRouter, master: 
         wait_until(lambda: late.explain(body)["num_pool_tokens"] > 0, 15, "the session's blocks")
 
     assert late is not router
+
+
+async def test_an_engine_that_is_paused_empties_the_pool(
+    start_pooled: PooledRouter, master: Master, pooled: tuple[Engine, Engine]
+) -> None:
+    """Everybody's: the router sees it. That its own cache went, too, its next step says."""
+    with start_pooled() as router:
+        session = make_sessions(replace(PROFILE, num_sessions=1, seed=73))[0]
+        await take_turns(router.url, [session], max_rounds=2)
+        wait_until(lambda: router.metric("warmroute_pool_blocks", model="tiny") > 0, 15, "blocks")
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for route in ("pause", "resume"):
+                (await client.post(f"{pooled[0].url}/{route}")).raise_for_status()
+        left = len(master.keys())
+        wait_until(
+            lambda: router.metric("warmroute_pool_knowledge_total", kind="emptied") == 1,
+            15,
+            "the pool's end in the router",
+        )
+        (_, third), (_, fourth) = await take_turns(router.url, [session], max_rounds=2)
+
+    assert left == 0
+    assert third.predicted is not None
+    assert third.predicted.pool == 0
+    assert fourth.predicted is not None
+    assert fourth.predicted.total == fourth.num_cached_tokens
 
 
 async def test_the_master_dies_and_comes_back(start_pooled: PooledRouter, master: Master) -> None:

@@ -44,7 +44,7 @@ class Pooled:
 
     async def known(self) -> None:
         """Wait until the master's keys are known by name."""
-        await self.stage.until(lambda: "tiny" in self.stage.router.pool.patterns)
+        await self.stage.until(lambda: "tiny" in self.stage.router.pool.layouts)
 
     async def is_up(self, wanted: bool) -> None:
         await self.stage.until(lambda: self.stage.router.pool.is_up is wanted)

@@ -75,7 +75,7 @@ def test_answers(answer: bytes, status: bytes, page: bytes, listing: bytes) -> N
 
     async def run() -> None:
         with suppress(PoolError):
-            assert (await asked(answer).holds(KEYS[:2], timeout_s=5)).keys() <= set(KEYS[:2])
+            assert (await asked(answer).places(KEYS[:2], timeout_s=5)).keys() <= set(KEYS[:2])
         with suppress(PoolError):
             await asked(status).publishes_events()
         with suppress(PoolError):
@@ -116,7 +116,7 @@ def test_events(payloads: list[bytes]) -> None:
 
     assert 1 <= received.num_undecodable <= len(payloads) + 1
     assert received.has_gap
-    assert all(len(p.blocks) <= 2 for p in pool._table.patterns)
+    assert all(len(group.blocks) <= 2 for group in pool._groups())
 
 
 @fuzz(pages)

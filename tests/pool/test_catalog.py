@@ -89,7 +89,7 @@ def test_digests_show_whose_objects_they_are() -> None:
 
     assert pool.match("served", chain(1, 2, 3, 8)) == 3
     assert pool.counters.num_unclaimed == 2
-    assert pool.patterns["served"].text == "dir@tp_rank:*"
+    assert pool.layouts["served"].text == "dir@tp_rank:0"
 
 
 def test_a_prompt_shows_whose_objects_they_are() -> None:
@@ -239,7 +239,7 @@ def test_evidence_is_bounded() -> None:
     for number in range(5000):
         pool.stored("tiny", chain(number))
 
-    assert len(pool._evidence["tiny"]) == 4096
+    assert len(pool._evidence._blocks["tiny"]) == 4096
 
 
 def test_a_block_s_size_is_that_of_its_objects() -> None:

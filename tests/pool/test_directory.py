@@ -160,3 +160,21 @@ def test_a_snapshot_is_walked() -> None:
     directory.load(keys(1, 2, 4, 5, 6, 7, 8))
 
     assert directory.match(chain(8)) == 2
+
+
+def test_blocks_on_disk_are_not_in_memory_until_said_so() -> None:
+    """Listings show them like others: the next one is not believed about them, a later one is."""
+    directory = PoolDirectory()
+    keys = [BlockKey(1), BlockKey(2)]
+    directory.stored(keys)
+    assert directory.went_to_disk(keys) == 2
+
+    for held in (0, 2):
+        directory.begin_listing()
+        directory.listed(keys)
+        while directory.sweep(10):
+            pass
+        assert directory.match(keys) == held
+    directory.went_to_disk(keys)
+    directory.stored(keys[:1])
+    assert directory.match(keys) == 1

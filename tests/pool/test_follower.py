@@ -59,6 +59,14 @@ class Rig:
     def num_listings(self) -> int:
         return self.master.num_asked.get("/get_all_keys", 0)
 
+    def has_listed(self) -> bool:
+        """Return whether all listings that were begun are complete, and none is wanted.
+
+        Before the clock is moved: a listing that it moves under took that long, and the next waits.
+        """
+        is_complete = self.pool.counters.num_listings == self.num_listings() > 0
+        return is_complete and not self.pool.wants_listing
+
     def failures(self, code: str) -> float:
         value = self.metrics.registry.get_sample_value(
             "warmroute_pool_failures_total", {"code": code}
@@ -140,6 +148,26 @@ async def test_a_restart_is_seen_and_empties_the_directories() -> None:
 
         assert rig.pool.counters.num_restarts == 1
         assert rig.held(1, 2, 3) == 1
+
+
+async def test_a_pool_that_is_emptied_is_listed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that sleeps has all objects removed; most gone without an eviction show it."""
+    async with rigged() as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2, 3))
+        await rig.step()
+        assert rig.held(1, 2, 3) == 3
+        rig.master.pool.remove_all()
+        rig.master.pool.put(names(2))
+        await rig.step(after_s=0.001)
+
+        assert rig.num_listings() == 2
+        assert (rig.held(1), rig.held(2)) == (0, 1)
+        assert rig.pool.counters.num_emptied == 1
+        assert "the Mooncake pool was emptied" in caplog.text
+        rig.master.pool.put(names(*range(3, 12)))  # more than there is room for
+        await rig.step()
+        assert rig.pool.counters.num_emptied == 1
 
 
 async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,7 +274,7 @@ async def test_the_event_stream_is_followed() -> None:
                 rig.master.pool.remove(names(1))
                 publisher.publish(message(("removed", names(1)[0])))
                 await until(lambda: rig.held(1, 2) == 0)
-                await until(lambda: not rig.pool.wants_listing)
+                await until(rig.has_listed)
                 rig.clock.now_s += 100
                 num_listings = rig.num_listings()
                 publisher.lose(message(("stored", names(3)[0])))
@@ -267,7 +295,7 @@ async def test_names_are_learned_without_waiting_for_the_next_look() -> None:
         rig.master.pool.put(names(1))
         async with asyncio.TaskGroup() as tg:
             task = tg.create_task(rig.follower.run())
-            await until(lambda: rig.num_listings() == 1 and not rig.pool.wants_listing)
+            await until(rig.has_listed)
             rig.clock.now_s += 100
             rig.pool.stored("tiny", [block_key(digest(1)), block_key(digest(2))])  # 2 was evicted
             await until(lambda: rig.held(1, 2) == 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.pool.keys import KeyPattern, PatternTable
+from router.pool.keys import PatternTable, all_ranks
+from router.pool.layouts import GroupLayout
 
 DIGEST = bytes(range(32))
 HEADS = [
@@ -24,9 +25,10 @@ def test_names_a_block_as_it_was_named(head: str) -> None:
 
     assert found is not None
     assert found.block == int(DIGEST.hex(), 16) & ((1 << 60) - 1)
-    assert found.pattern.names(b"\xff" * 32) == [f"{head}@{'ff' * 32}"]
-    assert found.pattern.num_ranks == 1
-    assert table.patterns == [found.pattern]
+    layout = GroupLayout(found.group, found.group.all_bits)
+    assert layout.names(b"\xff" * 32) == [f"{head}@{'ff' * 32}"]
+    assert layout.num_ranks == 1
+    assert table.patterns == [found.group.pattern]
 
 
 @pytest.mark.parametrize("head", HEADS[:3])
@@ -35,8 +37,9 @@ def test_the_model_stands_in_front_of_the_ranks(head: str) -> None:
     found = PatternTable().parse(f"{head}@{DIGEST.hex()}")
 
     assert found is not None
-    assert found.pattern.matches({"tiny", "org/tiny"})
-    assert not found.pattern.matches({"group:0", "pcp*", "large"})
+    pattern = found.group.pattern
+    assert pattern.matches({"tiny", "org/tiny"})
+    assert not pattern.matches({"group:0", "group:", "pcp", "large"})
 
 
 @pytest.mark.parametrize("key", ["", "x", DIGEST.hex(), "tiny@", "tiny@xyz", "tiny@abc", "a@b c"])
@@ -45,51 +48,50 @@ def test_other_objects_name_no_block(key: str) -> None:
     assert PatternTable().parse(key) is None
 
 
-def test_ranks_share_a_pattern() -> None:
-    """A block is whole when every rank's object is there."""
+def test_ranks_and_groups_share_a_pattern() -> None:
+    """Whoever reads a listing finds the objects of one deployment together."""
     table = PatternTable()
     tail = DIGEST.hex()
-    found = [table.parse(f"m@tp_rank:{tp}@pp_rank:{pp}@{tail}") for tp in (0, 1) for pp in (0, 1)]
-    pattern = found[0].pattern if found[0] else KeyPattern("")
-    bits = [entry.bit for entry in found if entry]
-
-    assert len(table.patterns) == 1
-    assert bits == [1, 2, 4, 8]
-    assert pattern.num_ranks == 4
-    assert pattern.all_bits == 15
-    assert pattern.is_whole(15)
-    assert not pattern.is_whole(7)
-    assert len(pattern.names(DIGEST)) == 4
-
-
-def test_ranks_of_former_times_are_not_required() -> None:
-    """Left-overs of another deployment must not make every block incomplete."""
-    table = PatternTable()
-    for rank, num_objects in ((0, 100), (1, 90), (7, 3)):
-        for number in range(num_objects):
-            found = table.parse(f"m@tp_rank:{rank}@{number:064x}")
-            assert found is not None
-            found.pattern.count(found.bit)
-    pattern = table.patterns[0]
-    pattern.infer_ranks()
-
-    assert pattern.num_ranks == 2
-    assert pattern.is_whole(3)
-    pattern.begin_listing()
-    pattern.infer_ranks()  # an empty pool says nothing about ranks
-    assert pattern.num_ranks == 2
-
-
-def test_groups_are_patterns_of_their_own() -> None:
-    """KV groups have blocks of their own kind."""
-    table = PatternTable()
-    for group in (0, 1):
-        table.parse(f"m@tp_rank:0@group:{group}@{DIGEST.hex()}")
-
-    assert [pattern.text for pattern in table.patterns] == [
-        "m@tp_rank:*@group:0",
-        "m@tp_rank:*@group:1",
+    found = [
+        table.parse(f"m@tp_rank:{tp}@pp_rank:{pp}@group:{group}@{tail}")
+        for group in (0, 1)
+        for tp in (0, 1)
+        for pp in (0, 1)
     ]
+
+    (pattern,) = table.patterns
+    assert [entry.bit for entry in found if entry] == [1, 2, 4, 8] * 2
+    assert sorted(pattern.groups) == [0, 1]
+    assert pattern.groups[0].ranks_of(0b1010) == [(0, 1), (1, 1)]
+    assert pattern.head((3, 0), 1) == "m@tp_rank:3@pp_rank:0@group:1"
+
+
+def test_an_asterisk_in_a_name_is_only_that() -> None:
+    """Whoever writes to the pool may call a model so."""
+    table = PatternTable()
+    starred = table.parse(f"m*@tp_rank:*@tp_rank:1@{DIGEST.hex()}")
+
+    assert starred is not None
+    assert starred.group.pattern.head((7,), 0) == "m*@tp_rank:*@tp_rank:7"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "num_ranks"),
+    [
+        ("@store_tp:4@store_pp:2@store_format:x", 8),
+        ("@store_pp:2@store_format:x", None),
+        ("@store_tp:9999@store_pp:9999", None),
+        ("@store_tp:0@store_pp:1", None),
+        ("", None),
+    ],
+)
+def test_a_namespace_says_how_many_there_are(namespace: str, num_ranks: int | None) -> None:
+    """Where tensor parallel sizes share objects; nonsense says nothing."""
+    table = PatternTable()
+    table.parse(f"m{namespace}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{DIGEST.hex()}")
+    found = all_ranks(table.patterns[0])
+
+    assert (len(found) if found is not None else None) == num_ranks
 
 
 def test_what_others_write_cannot_fill_the_memory() -> None:

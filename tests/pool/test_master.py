@@ -68,11 +68,36 @@ async def test_lists_which_objects_are_there(master: PoolMaster, api: MasterApi)
     master.pool.put(["org/tiny@tp_rank:0@ab", "b%2B+c@x"])
     asked = ["org/tiny@tp_rank:0@ab", "b%2B+c@x", "gone@1", "a,b@1"]
 
-    assert await api.holds(asked, timeout_s=5) == {
-        "org/tiny@tp_rank:0@ab": True,
-        "b%2B+c@x": True,
-        "gone@1": False,
+    assert await api.places(asked, timeout_s=5) == {
+        "org/tiny@tp_rank:0@ab": "memory",
+        "b%2B+c@x": "memory",
+        "gone@1": "nowhere",
     }
+
+
+@pytest.mark.parametrize(
+    ("lists", "place"),
+    [
+        ({"values": [{"size_": 1}]}, "memory"),
+        ({"values": [{"size_": 1}], "local_disk_values": [{"object_size": 1}]}, "memory"),
+        ({"values": [], "local_disk_values": [{"client_id": "1-2"}]}, "disk"),
+        ({"values": [], "disk_values": [{"file_path": "/a"}]}, "disk"),
+        ({"values": None, "nof_values": [{}]}, "disk"),
+        ({"values": [], "local_disk_values": []}, "memory"),
+        ({"values": 3, "disk_values": {}}, "memory"),
+        ({}, "memory"),
+    ],
+)
+async def test_what_is_on_disk_only_is_told_apart(
+    serve: Serve, lists: dict[str, object], place: str
+) -> None:
+    """By the lists that are not empty; one that says nothing has memory only."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"success": True, "data": {"k@1": {"ok": True, **lists}}})
+
+    async with MasterApi(await serve(handler)) as api:
+        assert await api.places(["k@1"], timeout_s=5) == {"k@1": place}
 
 
 async def test_older_masters_are_understood(serve: Serve) -> None:
@@ -84,7 +109,7 @@ async def test_older_masters_are_understood(serve: Serve) -> None:
         return web.Response(text='{"success":true,"data":{"m@a:0@1":{"ok":true,"values":[]}}}')
 
     async with MasterApi(await serve(handler)) as api:
-        assert await api.holds(["m@a:0@1"], timeout_s=5) == {"m@a:0@1": True}
+        assert await api.places(["m@a:0@1"], timeout_s=5) == {"m@a:0@1": "memory"}
     assert seen == ["/batch_query_keys?keys=m@a:0@1"]
 
 
@@ -121,7 +146,7 @@ async def test_every_failure_is_a_pool_error(
     for question, path in (
         (api.figures, "/metrics"),
         (lambda: listed(api), "/get_all_keys"),
-        (lambda: api.holds(["k@1"], timeout_s=5), "/batch_query_keys"),
+        (lambda: api.places(["k@1"], timeout_s=5), "/batch_query_keys"),
         (api.publishes_events, "/kv_events/status"),
     ):
         with pytest.raises(PoolError, match=path):
@@ -134,7 +159,7 @@ async def test_a_deadline_of_ours_is_no_failure_of_its(master: PoolMaster, api: 
     """Late is late."""
     master.fault = "hang"
     with pytest.raises(PoolLate):
-        await api.holds(["k@1"], timeout_s=0.01)
+        await api.places(["k@1"], timeout_s=0.01)
 
 
 async def test_no_server_at_the_address_has_an_error_of_its_own() -> None:
@@ -170,7 +195,7 @@ async def test_what_is_no_answer(text: str, serve: Serve) -> None:
 
     async with MasterApi(await serve(handler)) as api:
         with pytest.raises(PoolError, match="batch_query_keys"):
-            await api.holds(["k@1"], timeout_s=5)
+            await api.places(["k@1"], timeout_s=5)
 
 
 async def test_figures_that_are_no_numbers(serve: Serve) -> None:
@@ -257,7 +282,7 @@ async def test_brackets_without_end_are_a_pool_error(serve: Serve) -> None:
 
     async with MasterApi(await serve(handler)) as api:
         with pytest.raises(PoolError, match="not understood"):
-            await api.holds(["a@1"], timeout_s=5)
+            await api.places(["a@1"], timeout_s=5)
         with pytest.raises(PoolError, match="not understood"):
             await api.publishes_events()
 
@@ -271,7 +296,7 @@ async def test_answers_for_keys_that_were_not_asked_are_left_out(serve: Serve) -
         )
 
     async with MasterApi(await serve(handler)) as api:
-        assert await api.holds(["a@1"], timeout_s=5) == {"a@1": True}
+        assert await api.places(["a@1"], timeout_s=5) == {"a@1": "memory"}
 
 
 async def test_compressed_answers_are_refused(serve: Serve) -> None:

@@ -14,14 +14,14 @@ from router.contracts import BlockKey
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
-from router.pool.master import MasterApi
+from router.pool.master import MasterApi, Place
 from router.pool.questions import Questions
 
 LATER_S = 1000.0
 
 
 class ScriptedMaster:
-    """Answers `holds` when it is let to; `asked` has every question."""
+    """Answers `places` when it is let to; `asked` has every question."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -30,7 +30,7 @@ class ScriptedMaster:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def holds(self, keys: Sequence[str], *, timeout_s: float) -> dict[str, bool]:
+    async def places(self, keys: Sequence[str], *, timeout_s: float) -> dict[str, Place]:
         self.asked.append(list(keys))
         try:
             async with asyncio.timeout(timeout_s):
@@ -39,7 +39,7 @@ class ScriptedMaster:
             raise PoolLate("no answer in time") from exc
         if self.error is not None:
             raise self.error
-        return {key: key not in self.missing for key in keys}
+        return {key: "nowhere" if key in self.missing else "memory" for key in keys}
 
 
 class Asked:

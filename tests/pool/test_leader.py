@@ -1,0 +1,109 @@
+"""router.pool.leader and its follower: several masters of one pool, of which one serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from router.config import MooncakeConfig
+from router.contracts import block_key
+from router.errors import PoolError, PoolGone
+from router.metrics import Metrics
+from router.pool.catalog import PoolCatalog
+from router.pool.follower import PoolFollower
+from router.pool.leader import find_leader
+from router.pool.master import MasterApi
+from tests.pool.test_follower import digest, names
+
+
+@asynccontextmanager
+async def group(*states: str) -> AsyncIterator[tuple[MasterApi, PoolMaster, PoolMaster]]:
+    """Two masters that say these things of themselves."""
+    async with PoolMaster() as one, PoolMaster() as two:
+        one.ha_status, two.ha_status = states
+        async with MasterApi(f"{one.url}, {two.url}/", timeout_s=0.3) as api:
+            yield api, one, two
+
+
+async def test_the_one_that_serves_is_asked() -> None:
+    """Wherever it is in the list; as long as it serves, the others are left alone."""
+    async with group("standby", "serving") as (api, one, two):
+        assert await find_leader(api) is False  # the first to be found is no change
+        assert api.url == two.url
+        assert await find_leader(api) is False
+        assert (one.num_asked["/ha_status"], two.num_asked["/ha_status"]) == (1, 2)
+
+        one.ha_status, two.ha_status = "serving", "standby"
+        assert await find_leader(api) is True
+        assert api.url == one.url
+
+
+@pytest.mark.parametrize("state", ["standby", "candidate", "recovering", "", "x" * 1000])
+async def test_without_a_leader_the_pool_is_gone(state: str) -> None:
+    """Each master's word is said; one that does not listen has none."""
+    async with group(state, "standby") as (api, one, two):
+        await two.stop()
+        with pytest.raises(PoolGone, match="does not listen") as caught:
+            await find_leader(api)
+
+        assert f"{one.url} {state[:64]}" in caught.value.message
+
+
+async def test_an_old_leader_that_does_not_know_it_yet_is_left() -> None:
+    """Of two that serve the one of the newest election counts."""
+    async with group("serving", "serving") as (api, one, two):
+        one.view_version, two.view_version = 3, 4
+        await find_leader(api)
+
+        assert api.url == two.url
+
+
+async def test_two_pools_are_refused() -> None:
+    """Masters that serve side by side, without an election, are not of one group."""
+    async with group("serving", "serving") as (api, one, two):
+        with pytest.raises(PoolError, match="they are two pools") as caught:
+            await find_leader(api)
+        assert one.url in caught.value.message
+        assert two.url in caught.value.message
+
+        one.view_version = two.view_version = 7
+        with pytest.raises(PoolError, match="they are two pools"):
+            await find_leader(api)
+
+
+async def test_failover_empties_the_directories_and_lists_the_new_leader(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the old leader held is not believed; what the new one has is there at once."""
+    pool = PoolCatalog()
+    pool.add_model("tiny", ("tiny",))
+    chain = [block_key(digest(number)) for number in (1, 2, 3)]
+    async with group("serving", "standby") as (api, one, two):
+        follower = PoolFollower(pool, api, MooncakeConfig(), Metrics(), clock=lambda: 0.0)
+        one.pool.put(names(1, 2, 3))
+        await follower.step()
+        assert pool.match("tiny", chain) == 3
+        await one.stop()
+        await follower.step()
+        assert not pool.is_up
+        assert pool.match("tiny", chain) == 0
+
+        two.ha_status = "serving"
+        two.pool = EmulatedPool()
+        two.pool.put(names(1, 2))
+        await follower.step()
+        assert pool.match("tiny", chain) == 2
+        assert "another Mooncake master leads now" in caplog.text
+
+
+async def test_a_standby_alone_is_named_so() -> None:
+    """Its figures look like those of an empty pool; its keys it refuses."""
+    async with PoolMaster() as one:
+        one.ha_status = "standby"
+        async with MasterApi(one.url) as api:
+            assert (await api.figures()).num_keys == 0
+            with pytest.raises(PoolError, match="answered 503, as a standby does"):
+                await api.list_keys(lambda keys: None)
