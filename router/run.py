@@ -4,6 +4,9 @@
     pool          look at the Mooncake master, list its keys
     pool questions
                   ask it about the blocks that requests would fetch
+    configuration read it again, at SIGHUP or when its file changes
+    discovery NAME
+                  follow a source of replicas
     tenants       read the tenants' file again when it changes
     sweep         end claims whose events came; free what retired epochs left, in slices;
                   let go of removed replicas that are idle
@@ -34,12 +37,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 
 from router import logs
 from router.assembly import Router, build_listeners
+from router.assembly.reload import Reload
 from router.config import Config, redis_password
 from router.errors import ConfigError
 from router.garbage import collect_garbage
@@ -56,8 +61,14 @@ _LAG_S: Final = 0.1
 _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 
 
-def serve(config: Config) -> None:
+def serve(
+    config: Config, load: Callable[[], Config] | None = None, file: Path | None = None
+) -> None:
     """Run one router until SIGINT or SIGTERM.
+
+    Args:
+        load: Reads the configuration again; None: it cannot be.
+        file: The file that it is read from, if there is one.
 
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
@@ -68,21 +79,27 @@ def serve(config: Config) -> None:
     log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signalled(router))
+            runner.run(_until_signalled(router, load, file))
     except* ConfigError as group:
         raise group.exceptions[0] from None
     finally:
         log_writer.stop()
 
 
-async def _until_signalled(router: Router) -> None:
+async def _until_signalled(
+    router: Router, load: Callable[[], Config] | None, file: Path | None
+) -> None:
     stop = asyncio.Event()
-    _handle_signals(router, stop)
+    config_reload = None
+    if load is not None:
+        follows = router.config.discovery.follow_config
+        config_reload = Reload(lambda: with_token(load(), os.environ), file if follows else None)
+    _handle_signals(router, stop, config_reload)
 
     def ready(data_url: str, admin_url: str) -> None:
         print(f"warmroute listens on {data_url} (admin: {admin_url})", file=sys.stderr, flush=True)
 
-    await run(router, stop, ready, owns_process=True)
+    await run(router, stop, ready, owns_process=True, config_reload=config_reload)
 
 
 async def run(
@@ -91,11 +108,13 @@ async def run(
     on_ready: Callable[[str, str], None],
     *,
     owns_process: bool = False,
+    config_reload: Reload | None = None,
 ) -> None:
     """Serve until `stop`; `on_ready` gets the data and the admin URL once both listen.
 
     Args:
         owns_process: Whether the garbage collector is this router's to steer.
+        config_reload: Reads the configuration again; None: it stays.
 
     Raises:
         ConfigError: a port cannot be bound, a file cannot be read.
@@ -119,6 +138,13 @@ async def run(
                 tg.create_task(loop, name=name)
                 for name, loop in _loops(router, owns_process=owns_process)
             ]
+            if config_reload is not None:
+                loop = keep_running(
+                    partial(config_reload.run, router),
+                    follower="configuration",
+                    count=router.count_failure,
+                )
+                tasks.append(tg.create_task(loop, name="configuration"))
             for each in router.listeners:
                 await each.start(tg)
                 tasks.append(tg.create_task(each.watch(), name=f"{each.name} connections"))
@@ -154,6 +180,10 @@ def _loops(
         yield "pool", kept("pool", router.pool_follower.run, router.pool.lost)
     if router.pool_questions is not None:
         yield "pool questions", kept("pool_questions", router.pool_questions.run)
+    for source in router.replica_sources:
+        failed = partial(router.sources.failed, source.name)
+        run_source = partial(source.run, router.sources)
+        yield f"discovery {source.name}", kept("discovery", run_source, failed)
     if router.tenants is not None:
         follow = partial(_follow_tenants, router.tenants, router.threads.files)
         yield "tenants", kept("tenants", follow)
@@ -168,6 +198,7 @@ async def _sweep(router: Router) -> None:
         await asyncio.sleep(_SWEEP_S)
         router.caches.expire_claims(time.monotonic())
         router.caches.index.sweep()
+        router.sources.sweep()
         router.watches.sweep()
 
 
@@ -187,7 +218,7 @@ async def _measure_lag(metrics: Metrics) -> None:
         metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
 
 
-def _handle_signals(router: Router, stop: asyncio.Event) -> None:
+def _handle_signals(router: Router, stop: asyncio.Event, config_reload: Reload | None) -> None:
     """Handle signals from now on, on the running loop."""
     loop = asyncio.get_running_loop()
 
@@ -203,10 +234,10 @@ def _handle_signals(router: Router, stop: asyncio.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
-    loop.add_signal_handler(signal.SIGHUP, reload, router)
+    loop.add_signal_handler(signal.SIGHUP, reload, router, config_reload)
 
 
-def reload(router: Router) -> None:
+def reload(router: Router, config_reload: Reload | None = None) -> None:
     """Read again what may change while the router runs; what is wrong with it is logged."""
     for section, tls in router.certificates.items():
         name = f"{section}.tls_cert"
@@ -216,5 +247,7 @@ def reload(router: Router) -> None:
             logger.error("not reloaded", extra={"what": name, "reason": exc.message})
         else:
             logger.info("reloaded", extra={"what": name})
-    if not router.certificates:
+    if config_reload is not None:
+        config_reload.want()
+    elif not router.certificates:
         logger.info("nothing to reload")

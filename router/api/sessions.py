@@ -3,9 +3,13 @@
     1  the headers of `session.headers`, in order
     2  the body: `session_id`, `prompt_cache_key` (one without a UUID in it may be an application's:
        each first turn under it is a session), `previous_response_id`,
-       `metadata.user_id` if it ends in `_session_...` or is JSON with a `session_id`
+       `metadata.user_id` if it ends in `_session_...` or is JSON with a `session_id`,
+       `vllm_xargs.session_id`
     3  the first turn, see `first_turn`; with any other `metadata.user_id`, which names a person
     4  that `metadata.user_id` by itself
+
+vLLM 0.32 takes a body's `session_id` before the header `X-Session-ID`, and `vllm_xargs` last; here
+headers come first, since they are known where a body is not read.
 
 A sub-agent is a session of its own, and its parent's name is known: Claude Code's by
 `x-claude-code-agent-id`, Codex's and OpenCode's by their own ids. Nothing of this is proof of
@@ -76,7 +80,10 @@ def _in_body(body: Mapping[str, Any]) -> str | None:
     if name := _id(body.get("previous_response_id")):
         return name
     user = _user(body)
-    return _session_in(user) if user is not None else None
+    if user is not None and (name := _session_in(user)):
+        return name
+    arguments = body.get("vllm_xargs")
+    return _id(arguments.get("session_id")) if isinstance(arguments, Mapping) else None
 
 
 def _first_turn(body: Mapping[str, Any], path: str) -> str | None:

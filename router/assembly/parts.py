@@ -25,7 +25,11 @@ from router.config.secrets import read_secret
 from router.data_path.shadow import Shadows
 from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
+from router.discovery.find import build_sources
 from router.discovery.readiness import Readiness
+from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
+from router.discovery.sources import Sources
 from router.discovery.status import PoolStatus, Status, Waiting
 from router.discovery.watch import ReplicaWatch
 from router.discovery.watches import Watches
@@ -90,6 +94,7 @@ class Parts:
         self._build_upstream()
         self._build_pool()
         self._build_watches()
+        self._build_sources()
         self._build_cluster(redis_password, peer_name)
         self._build_status()
 
@@ -99,6 +104,7 @@ class Parts:
         self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = CacheView(BlockIndex())
+        self.fleet.layout_of = self.caches.index.groups_of
         self.sessions = Sessions(
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
         )
@@ -178,7 +184,11 @@ class Parts:
 
     def _build_watches(self) -> None:
         """Build what follows replicas."""
+        self.served_models = ServedModels(
+            self.engine_api, fleet=self.fleet, prompters=self.prompters
+        )
         self.waiting: Waiting = {}
+        self.sleepers = Sleepers(self.fleet, self.caches)
         self.watches = Watches(
             self.registry,
             fleet=self.fleet,
@@ -186,7 +196,23 @@ class Parts:
             waiting=self.waiting,
             watch=self._watch,
             count_failure=self.count_failure,
+            on_gone=self.metrics.drop_replica,
         )
+
+    def _build_sources(self) -> None:
+        """Build what finds replicas besides those configured."""
+        config = self.config.discovery
+        self.replica_sources = build_sources(config, self.threads.files)
+        self.sources = Sources(
+            [source.name for source in self.replica_sources],
+            hosts=HostRules(config.hosts),
+            empty_s=config.empty_s,
+            follow=self.watches.follow,
+            waiting=self.waiting,
+            count=lambda source, result: self.metrics.discovery.labels(source, result).inc(),
+        )
+        if self.replica_sources:
+            self.metrics.watch_sources(self.sources.states)
 
     def _watch(self, entry: Entry) -> ReplicaWatch:
         return ReplicaWatch(
@@ -199,10 +225,12 @@ class Parts:
             hand_over=self.hand_over,
             upstream=self.upstream,
             engine_api=self.engine_api,
+            served_models=self.served_models,
             loaders=self.threads.load,
             waiting=self.waiting,
             is_offered=lambda: self.watches.is_offered(entry.name),
             sharing=self.sharing,
+            sleepers=self.sleepers,
             pool=self.pool if self.master is not None else None,
             readers=self.readers,
             count_failure=self.count_failure,
@@ -259,15 +287,16 @@ class Parts:
 
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
-        url = self.config.mooncake.master
+        master = self.master
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
         self.status = Status(
             self.registry,
             fleet=self.fleet,
             caches=self.caches,
             waiting=self.waiting,
-            pool=PoolStatus(self.pool, self.readers, self.fleet, url=url) if url else None,
+            pool=PoolStatus(self.pool, self.readers, self.fleet, master) if master else None,
             sharing=self.sharing.state if self.sharing is not None else None,
+            sources=self.sources.states,
         )
         self.metrics.watch(self.status)
 

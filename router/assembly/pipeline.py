@@ -11,6 +11,7 @@ from policies.registry import create
 from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.data_path.admit import Admission
+from router.data_path.bootstraps import Bootstraps
 from router.data_path.decide import Decider
 from router.data_path.engine_tokens import EngineTokenizer
 from router.data_path.forward import Forwarder
@@ -22,6 +23,7 @@ from router.data_path.observe import Observer
 from router.data_path.overdue import Patience
 from router.data_path.owners import Owners
 from router.data_path.pipeline import Pipeline, Steps
+from router.data_path.prefill import Prefill
 from router.data_path.read import Reader
 from router.data_path.relay import Relay
 from router.data_path.retry import Retries
@@ -49,7 +51,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             partial(_least_busy, parts.fleet),
             timeout_s=config.tokens.engine_timeout_s,
         ),
-        max_tokens=partial(_max_tokens, parts.fleet),
+        max_tokens=parts.fleet.longest,
         metrics=metrics,
     )
     matcher = Matcher(
@@ -76,16 +78,31 @@ def build_pipeline(parts: Parts) -> Pipeline:
         pool=verifier,
         metrics=metrics,
     )
-    room = None
-    if config.queue.mode == "on":
-        room = WaitingRoom(
-            config.queue,
+    room = WaitingRoom(
+        config.queue,
+        fleet=parts.fleet,
+        decider=decider,
+        admission=admission,
+        metrics=metrics,
+    )
+    retries = Retries(config.forward, fleet=parts.fleet, pool=verifier, metrics=metrics)
+    headers = RequestHeaders(parts.engine_key, parts.withheld)
+    forwarder = Forwarder(
+        parts.upstream,
+        models=parts.served_models,
+        headers=headers,
+        retries=retries,
+        patience=Patience(
+            config.forward,
             fleet=parts.fleet,
             decider=decider,
-            admission=admission,
+            retries=retries,
+            pool=verifier,
             metrics=metrics,
-        )
-    retries = Retries(config.forward, fleet=parts.fleet, pool=verifier, metrics=metrics)
+        ),
+        handing=Handing(parts.hand_over, max_tokens=parts.fleet.longest, metrics=metrics),
+        metrics=metrics,
+    )
     steps = Steps(
         reader=Reader(
             parts.threads.outliner,
@@ -94,6 +111,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             continues_streams=config.forward.continue_streams,
             session_headers=config.session.headers,
         ),
+        models=parts.served_models,
         owners=_owners(parts),
         tokenizer=tokenizer,
         matcher=matcher,
@@ -101,23 +119,20 @@ def build_pipeline(parts: Parts) -> Pipeline:
         decider=decider,
         room=room,
         admission=admission,
-        forwarder=Forwarder(
-            parts.upstream,
-            headers=RequestHeaders(parts.engine_key, parts.withheld),
+        prefill=Prefill(
+            config.prefill,
+            upstream=parts.upstream,
+            headers=headers,
+            decider=decider,
+            admission=admission,
+            forwarder=forwarder,
             retries=retries,
-            patience=Patience(
-                config.forward,
-                fleet=parts.fleet,
-                decider=decider,
-                retries=retries,
-                pool=verifier,
-                metrics=metrics,
-            ),
-            handing=Handing(
-                parts.hand_over, max_tokens=partial(_max_tokens, parts.fleet), metrics=metrics
-            ),
+            fleet=parts.fleet,
+            bootstraps=Bootstraps(parts.engine_api),
+            pool=verifier,
             metrics=metrics,
         ),
+        forwarder=forwarder,
         retries=retries,
         relay=Relay(tokenizer=tokenizer, retries=retries, admission=admission, metrics=metrics),
         observer=Observer(
@@ -184,11 +199,3 @@ def _least_busy(fleet: Fleet, model: str) -> tuple[str, str] | None:
     views = fleet.views(candidates, {}, now_s)
     least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
     return least[1].replica.name, least[1].replica.url
-
-
-def _max_tokens(fleet: Fleet, model: str) -> int | None:
-    """Find the longest prompt a model takes; an adapter's is its base model's."""
-    served = fleet.model(model)
-    if served is not None and served.max_model_len is None and served.parent is not None:
-        served = fleet.model(served.parent)
-    return served.max_model_len if served is not None else None

@@ -9,6 +9,7 @@ from router.api.routes import Routes
 from router.assembly.router import Router
 from router.config.secrets import read_secret
 from router.data_path.explain import Explainer
+from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.http.control import Control
@@ -67,6 +68,7 @@ def _data_app(router: Router) -> DataApp:
 
 def _admin_app(router: Router) -> AdminApp:
     config = router.config
+    control = Control(router.engine_api, router.registry, router.served_models)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
         explainer=Explainer(router.pipeline, router.caches),
@@ -75,7 +77,9 @@ def _admin_app(router: Router) -> AdminApp:
         experiments=router.experiments,
         status=router.status,
         config=config,
+        in_force=lambda: router.config,
         guard=Guard(token, config.admin.hosts),
-        control=Control(router.engine_api, router.registry),
+        control=control,
+        adapters=Adapters(control, router.registry, router.fleet),
         tenants=router.tenants,
     )

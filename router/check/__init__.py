@@ -1,7 +1,7 @@
 """`warmroute check`: what `warmroute serve` would find, and what to do about what is wrong.
 
     replica, events, tokenizer    one file a system: what was seen, as data; `look`, by the
-    redis, mooncake, host         router's own clients, with a deadline; `judge`, pure
+    redis, mooncake, host, sources  router's own clients, with a deadline; `judge`, pure
     run                           looks at everything at once, then judges
     finding, report               a finding: ok, note, warning or error, with a hint; all of them
     deadline, reach               what looking has in common

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
@@ -22,9 +23,11 @@ from router.discovery.engine_api import EngineFacts
 from router.errors import ConfigError
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import StreamReason
+from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource, Received, reachable_endpoint
+from router.messages import KvGroup
 from router.replicas.registry import Entry
 
 EVENTS_FLAG: Final = (
@@ -57,6 +60,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     num_batches: int = 0  # of history
     num_blocks: int = 0  # that it holds by them
     num_pooled: int = 0  # blocks that it reported as written to the pool
+    groups: tuple[KvGroup, ...] = ()  # of a model with several KV groups
 
 
 class Publisher(Struct, frozen=True):
@@ -186,6 +190,7 @@ async def _follow(
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
         num_pooled=num_pooled,
+        groups=status.groups,
     )
 
 
@@ -257,6 +262,8 @@ def _rank(subject: Subject, seen: EventsSeen, rank: RankSeen) -> Iterator[Findin
     yield _replay(subject, f"replay{suffix}", rank)
     yield _state(subject, f"state{suffix}", rank)
     yield _contract(subject, f"hashes{suffix}", rank)
+    if rank.groups:
+        yield _groups(subject, f"kv groups{suffix}", rank.groups)
 
 
 def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
@@ -316,6 +323,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "or --prefix-caching-hash-algo sha256",
     StreamReason.PARTIAL: '"replay_endpoint", and a larger "buffer_steps", in '
     "--kv-events-config; it ends when the engine clears its cache or restarts",
+    StreamReason.GROUPS: "its hits are predicted too short; please report model and release",
     StreamReason.EVENTS_NOT_UNDERSTOOD: _UNKNOWN,
     StreamReason.BATCH_NOT_UNDERSTOOD: _UNKNOWN,
     StreamReason.UNREACHABLE: _NETWORK,
@@ -343,3 +351,20 @@ def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
     if not rank.is_verified:
         return subject.note(about, f"guessed: {name}; its events will show")
     return subject.ok(about, f"found in its events: {name}")
+
+
+def _groups(subject: Subject, about: str, groups: Sequence[KvGroup]) -> Finding:
+    """List the groups; which of them are not understood."""
+    texts = Counter(_group_text(group) for group in groups)
+    text = "; ".join(f"{n} x {text}" if n > 1 else text for text, n in sorted(texts.items()))
+    strange = sorted({group.kind for group in groups if not is_understood(group)})
+    if strange:
+        names = ", ".join(repr(kind) for kind in strange)
+        hint = f"not understood: {names}; only what all groups hold from the start is counted"
+        return subject.warning(about, text, hint)
+    return subject.ok(about, text)
+
+
+def _group_text(group: KvGroup) -> str:
+    window = "" if group.window is None else f" of {group.window} tokens"
+    return f"{group.kind or 'kind not told'}{window}, blocks of {group.block_size}"

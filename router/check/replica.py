@@ -10,13 +10,15 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from policies.view import CandidateId
 from router.check import events, tokenizer
 from router.check.deadline import Deadline
 from router.check.events import EventsSeen, Publisher
 from router.check.finding import Finding, Subject
 from router.check.tokenizer import ModelSeen, Tokenizers
-from router.config import Config
+from router.config import Config, bootstrap_of
 from router.discovery.engine_api import EngineApi, EngineFacts
+from router.discovery.engine_pages import SleepState
 from router.errors import (
     KeyRefused,
     TlsRefused,
@@ -28,6 +30,7 @@ from router.kv_events.subscriber import EventSource
 from router.pool.catalog import PoolCatalog
 from router.pool.keys import names_in_keys
 from router.replicas.registry import Entry
+from router.roles import Role, Transfer
 
 Failure = Literal["api key", "no answer", "other"]
 _REPLICAS: Final = Subject("replicas")
@@ -45,11 +48,22 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     version: str | None = None
     block_size: int | None = None
     num_blocks: int | None = None  # per rank
+    num_cache_tokens: int | None = None  # the same, by the engine's own word
     prefix_caching: bool | None = None
     started_s: float | None = None
     models: tuple[ModelSeen, ...] = ()
     reads_pool: bool | None = None  # as configured
+    sleep: SleepState = "awake"
     has_pool_connector: bool = False  # it reports one; False: or it does not say
+    role: Role = "both"  # as configured
+    seems: Role | None = None  # what it shows; None: nothing
+    transfer: Transfer = "store"  # as configured, of a role that is not both
+    transfers: tuple[Transfer, ...] = ()  # that it can do, by its own word; empty: or it says none
+    speculates: bool = False  # it has metrics of speculative decoding
+    eagle: bool | None = None  # as configured; None: to be learned
+    drops_last: bool | None = None  # the last block of a hit, by its own word; None: it says none
+    bootstrap: str | None = None  # where its bootstrap server should be; None: it needs none
+    has_bootstrap: bool = False  # it answers there
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -73,6 +87,9 @@ async def look(
         wants_events=config.events.enabled,
         events_configured=bool(entry.replica.events),
         reads_pool=entry.replica.pool,
+        role=entry.replica.role,
+        transfer=entry.replica.transfer or config.prefill.transfer,
+        eagle=entry.replica.eagle,
         is_added=not any(r.identity == entry.identity for r in config.replicas),
         order="remove" if entry.leaving else "drain" if entry.draining else "none",
     )
@@ -83,17 +100,31 @@ async def look(
             async with asyncio.timeout(deadline.left_s):
                 facts = await api.facts(entry.name, url)
                 publishers = await api.event_publishers(entry.name, url)
+                info = await api.server_info(entry.name, url)
+                bootstrap, has_bootstrap = await _bootstrap(entry, config, api)
         except UpstreamError as exc:
             return replace(seen, error=exc.message, failure=_failure(exc))
         except TimeoutError:
             return replace(seen, error=f"{url} was silent", failure="no answer")
-    seen = _with_facts(seen, facts, publishers)
+    seen = replace(
+        _with_facts(seen, facts, publishers),
+        seems=info.role or facts.seems,
+        transfers=info.transfers,
+        drops_last=info.eagle,
+        bootstrap=bootstrap,
+        has_bootstrap=has_bootstrap,
+    )
     pool_stored = None
     if pool is not None:
         bases = [model.id for model in facts.models if model.parent is None]
         base = bases[0] if bases else facts.models[0].id
-        pool.add_model(base, names_in_keys(facts.models))
-        pool_stored = partial(pool.stored, base)
+        pool.add_model(
+            base,
+            names_in_keys(facts.models),
+            replica=entry.name,
+            layout=entry.replica.pool_layout,
+        )
+        pool_stored = partial(pool.stored, base, candidate=CandidateId(entry.name))
     async with asyncio.TaskGroup() as tg:
         models = [
             tg.create_task(
@@ -129,6 +160,19 @@ async def look(
     )
 
 
+async def _bootstrap(entry: Entry, config: Config, api: EngineApi) -> tuple[str | None, bool]:
+    """Ask a prefill replica's bootstrap server for its ranks, where it has to have one."""
+    replica = entry.replica
+    transfer = replica.transfer or config.prefill.transfer
+    if (replica.role, transfer) != ("prefill", "mooncake"):
+        return None, False
+    url = bootstrap_of(replica)
+    try:
+        return url, bool(await api.engine_ids(entry.name, url))
+    except UpstreamError:
+        return url, False
+
+
 def _failure(error: UpstreamError) -> Failure:
     match error:
         case KeyRefused():
@@ -148,6 +192,7 @@ def _with_facts(
         version=facts.version,
         block_size=facts.block_size,
         num_blocks=facts.num_gpu_blocks,
+        num_cache_tokens=facts.num_cache_tokens,
         prefix_caching=facts.prefix_caching,
         started_s=facts.started_s,
         num_ranks=facts.num_ranks,
@@ -158,6 +203,8 @@ def _with_facts(
             if not one.enable_kv_cache_events or one.publisher not in ("zmq", None)
         ),
         has_pool_connector=facts.has_pool_connector,
+        sleep=facts.sleep,
+        speculates=facts.speculates,
     )
 
 
@@ -182,6 +229,8 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
         return
     added = " (added at an admin API)" if seen.is_added else ""
     yield subject.ok("reachable", seen.url + added)
+    if seen.sleep != "awake":
+        yield _sleep(subject, seen)
     yield _engine(subject, seen)
     for model in seen.models:
         yield from tokenizer.judge(subject, model)
@@ -194,7 +243,65 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
         )
     elif seen.prefix_caching:
         yield subject.ok("prefix caching", "on")
+    yield from _role(subject, seen)
+    yield from _speculation(subject, seen)
     yield from events.judge(subject, seen)
+
+
+def _role(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
+    """Judge its role: what is configured against what it shows."""
+    if seen.seems not in (None, "both", seen.role):
+        yield subject.error(
+            "role",
+            f"it shows role {seen.seems}, and is used as {seen.role}",
+            f"replicas: - {{url: {seen.url}, role: {seen.seems}}}; {_partner(seen.seems)}",
+        )
+    elif seen.role != "both" and seen.transfers and seen.transfer not in seen.transfers:
+        yield subject.error(
+            "role",
+            f"{seen.role} by transfer {seen.transfer}, and its connectors speak "
+            + " and ".join(seen.transfers),
+            f"transfer: {seen.transfers[0]}, here and at its partners",
+        )
+    elif seen.bootstrap is not None and not seen.has_bootstrap:
+        yield subject.error(
+            "role",
+            f"prefill, and no bootstrap server answers at {seen.bootstrap}",
+            "bootstrap: http://HOST:PORT of its VLLM_MOONCAKE_BOOTSTRAP_PORT, or another transfer",
+        )
+    elif seen.role != "both":
+        yield subject.ok("role", seen.role)
+
+
+def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
+    """Judge whether it is known what becomes of the last block of a hit."""
+    has_metrics = seen.block_size is not None
+    shown = seen.drops_last if seen.drops_last is not None or seen.speculates else False
+    if shown is None and seen.eagle is None:
+        yield subject.note(
+            "drafts",
+            "it speculates; whether it drops the last block of each hit is learned from answers",
+            f"replicas: - {{url: {seen.url}, eagle: true}} if its method is eagle, eagle3, mtp, "
+            "dflash or dspark, else eagle: false",
+        )
+    elif shown is False and seen.eagle and (has_metrics or seen.drops_last is False):
+        yield subject.warning(
+            "drafts", "eagle is set, and it does not draft so: a block too few is predicted", ""
+        )
+    elif shown and seen.eagle is not True:
+        yield subject.note(
+            "drafts",
+            "it drops the last block of each hit",
+            f"replicas: - {{url: {seen.url}, eagle: true}}",
+        )
+    elif seen.eagle is not None:
+        yield subject.ok("drafts", "last block dropped" if seen.eagle else "nothing dropped")
+
+
+def _partner(role: Role | None) -> str:
+    if role == "prefill":
+        return "and role: decode for those that answer its prompts"
+    return "and role: prefill for those that compute its prompts"
 
 
 def _order(subject: Subject, seen: ReplicaSeen) -> Finding:
@@ -205,6 +312,15 @@ def _order(subject: Subject, seen: ReplicaSeen) -> Finding:
         hint = f"warmroute replicas undrain {seen.name}"
     create = subject.note if seen.is_added else subject.warning
     return create("orders", text, hint)
+
+
+def _sleep(subject: Subject, seen: ReplicaSeen) -> Finding:
+    lost = "; it lost its cache" if seen.sleep == "emptied" else ""
+    if seen.sleep == "emptied" and seen.has_pool_connector:
+        lost += ", and emptied the pool for all"
+    return subject.warning(
+        "sleep", f"its engine sleeps: no requests are sent there{lost}", f"POST {seen.url}/wake_up"
+    )
 
 
 def _engine(subject: Subject, seen: ReplicaSeen) -> Finding:
@@ -220,7 +336,7 @@ def _capacity(subject: Subject, seen: ReplicaSeen) -> Finding:
         return subject.note(
             "cache", text, "is its /metrics reachable? (--disable-log-stats hides it)"
         )
-    num_tokens = seen.block_size * seen.num_blocks
+    num_tokens = seen.num_cache_tokens or seen.block_size * seen.num_blocks
     each = " per rank" if seen.num_ranks > 1 else ""
     text = f"{seen.num_blocks:,} blocks of {seen.block_size} tokens{each}: {num_tokens:,} tokens"
     return subject.ok("cache", text)

@@ -15,6 +15,7 @@ from router.check.finding import Finding, Level, gravest
 from router.check.mooncake import PoolSeen
 from router.check.redis import RedisSeen
 from router.check.replica import ReplicaSeen
+from router.check.sources import SourceSeen
 
 _MARKS: Final[dict[Level, tuple[str, str]]] = {
     "ok": ("✓", "green"),
@@ -28,6 +29,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """All findings in the order in which people want them, and what they were concluded from."""
 
     findings: tuple[Finding, ...]
+    sources: tuple[SourceSeen, ...] = ()  # of replicas
     replicas: tuple[ReplicaSeen, ...] = ()
     redis: RedisSeen | None = None  # None: none is configured
     pool: PoolSeen | None = None  # None: none is configured

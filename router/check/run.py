@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from router.check import host, mooncake, redis, replica
+from router.check import host, mooncake, redis, replica, sources
 from router.check.deadline import Deadline
 from router.check.finding import Finding
 from router.check.host import HostSeen
@@ -15,6 +15,7 @@ from router.check.mooncake import PoolSeen
 from router.check.redis import RedisSeen
 from router.check.replica import ReplicaSeen
 from router.check.report import Report
+from router.check.sources import SourceSeen
 from router.check.tokenizer import Tokenizers
 from router.config import Config
 from router.config.hosts import HostRules
@@ -53,6 +54,7 @@ async def check(
                 config.redis, registry, password=redis_password, deadline=deadline
             )
             registry.apply(records)
+        found = await sources.look(config.discovery, registry, deadline)
         catalog = PoolCatalog() if config.mooncake.master is not None else None
         replicas = await _look_at_replicas(registry.entries, config, catalog, deadline)
         pool = None
@@ -65,8 +67,8 @@ async def check(
             )
         here = await looking
         progress.cancel()
-    findings = tuple(_judge(config, replicas, store, pool, here))
-    return Report(findings=findings, replicas=replicas, redis=store, pool=pool)
+    findings = tuple(_judge(config, found, replicas, store, pool, here))
+    return Report(findings=findings, sources=found, replicas=replicas, redis=store, pool=pool)
 
 
 async def _look_at_replicas(
@@ -99,11 +101,13 @@ async def _look_at_replicas(
 
 def _judge(
     config: Config,
+    found: tuple[SourceSeen, ...],
     replicas: tuple[ReplicaSeen, ...],
     store: RedisSeen | None,
     pool: PoolSeen | None,
     here: HostSeen,
 ) -> Iterator[Finding]:
+    yield from sources.judge(found)
     for seen in replicas:
         yield from replica.judge(seen)
     yield from replica.judge_together(replicas)

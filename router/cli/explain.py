@@ -71,9 +71,19 @@ def table(explained: dict[str, Any]) -> str:
         )
     console.print(grid)
     console.print(f"{decision['candidate']}: {decision['reason']}")
+    if explained.get("prefill") is not None:
+        console.print(_prefilled(explained["prefill"]))
     if "queue" in explained:
         console.print(_queued(explained["queue"]))
     return out.getvalue()
+
+
+def _prefilled(prefill: dict[str, Any]) -> str:
+    """Say where the prompt would be computed, and why."""
+    costs = f"{prefill['here_ms']:,.1f} ms to compute, {prefill['there_ms']:,.1f} ms to read"
+    if prefill["where"] is None:
+        return f"prefill: where it is decoded ({prefill['why'].replace('_', ' ')}); {costs}"
+    return f"prefill: {prefill['where']}: {prefill['decision']['reason']}; {costs}"
 
 
 def _queued(queue: dict[str, Any]) -> str:

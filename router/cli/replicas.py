@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from io import StringIO
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
+from router.roles import Role, Transfer
 
 
 @click.group()
@@ -32,12 +33,13 @@ def list_replicas(admin: Admin) -> None:
 @click.option("--name", help="in metrics and headers; default: the next free r1, r2, …")
 @click.option("--events", multiple=True, help="KV event endpoint, one per rank")
 @click.option("--replay", multiple=True, help="replay endpoint, one per rank")
+@click.option("--role", type=click.Choice(get_args(Role)), help="[default: both]")
+@click.option("--transfer", type=click.Choice(get_args(Transfer)), help="of a prefill/decode one")
+@click.option("--bootstrap", help="of a prefill one with transfer mooncake: base URL")
 @admin_options
-def add_replica(
-    url: str, name: str | None, events: tuple[str, ...], replay: tuple[str, ...], admin: Admin
-) -> None:
+def add_replica(url: str, admin: Admin, **options: Any) -> None:
     """Add the vLLM server at URL."""
-    order = {"url": url, "name": name, "events": events, "replay": replay}
+    order = {"url": url, **options}
     given = {key: value for key, value in order.items() if value}
     fields = admin.ask("POST", "replicas", given)
     click.echo(json.dumps(fields) if admin.as_json else f"{fields['name']}: {fields['url']}")
@@ -92,8 +94,9 @@ def control(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: 
     VLLM_SERVER_DEV_MODE=1 only.
 
     Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
-    replica empty the whole pool that it shares with others. Requests sent to a replica that sleeps
-    or is paused wait: drain it first.
+    replica empty the whole pool that it shares with others. One that sleeps is sent no requests,
+    once its metrics show it; those it has got, and all sent to one that is paused, wait: drain it
+    first.
     """
     order: dict[str, Any] = {"route": route, "params": {}}
     for pair in params:
@@ -121,6 +124,11 @@ def table(listed: dict[str, Any]) -> str:
 
     out = StringIO()
     console = Console(file=out, width=110, highlight=False)
+    for source in listed.get("sources", ()):
+        if source["reason"]:
+            console.print(f"{source['name']} is not followed: {source['reason']}", markup=False)
+        for url, reason in source["not_followed"].items():
+            console.print(f"{source['name']}: {url} is left out: {reason}", markup=False)
     if not listed["replicas"]:
         console.print("no replicas; add one: warmroute replicas add http://HOST:PORT")
         return out.getvalue()
@@ -148,7 +156,7 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             status["id"],
             url,
-            _used(replica, "yes" if status["state"] == "up" else f"no: {status['reason']}"),
+            _used(replica, _use(replica) if status["state"] == "up" else f"no: {status['reason']}"),
             f"{rank['cache']}{reason}",
             str(status["num_requests"]),
             f"{status['queue_ms']:,.0f}",
@@ -156,7 +164,17 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
+def _use(replica: dict[str, Any]) -> str:
+    """Return what a replica that is up is used for: its role, unless it is both."""
+    role = replica["replica"].get("role", "both")  # a router of an older build says nothing
+    return "yes" if role == "both" else f"yes: {role}"
+
+
 def _used(replica: dict[str, Any], otherwise: str) -> str:
     if replica["leaving"]:
         return "no: leaving"
+    if not replica.get("ready", True):
+        return f"no: not ready, says {replica['source']}"
+    if replica.get("replica", {}).get("asleep"):
+        return "no: asleep"
     return "no: draining" if replica["draining"] else otherwise

@@ -28,7 +28,7 @@ def _config_options(command: Any) -> Any:
         name = f"--{option.flag}"
         if option.kind is bool:
             name = f"--{option.flag}/--no-{option.flag}"
-        elif option.kind is None:
+        elif option.kind is None or option.joined:
             attributes |= {"multiple": True}
             attributes |= {"metavar": "NAME=VALUE" if option.mapping else option.flag.upper()}
         else:
@@ -52,12 +52,14 @@ def _load(config_file: Path | None, flags: dict[str, Any]) -> configuration.Conf
             continue
         if option.mapping:
             value = configuration.pairs(option, list(value))
+        elif option.joined:
+            value = ",".join(value)
         given[option.path] = list(value) if isinstance(value, tuple) else value
     return configuration.load(config_file, os.environ, given)
 
 
 def _require_replicas(config: configuration.Config) -> None:
-    if not config.replicas and not (config.admin.allow_empty or config.redis.is_configured):
+    if not config.replicas and not config.may_grow:
         raise ConfigError(
             "no replica given; say --replica http://HOST:PORT for each vLLM server, or "
             "--allow-empty to add them at the admin API",
@@ -74,12 +76,17 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     the replicas themselves. Every option is also a key of the YAML file and a WARMROUTE_… variable
     (`warmroute options` lists them).
     """
-    try:
+
+    def load() -> configuration.Config:
         config = _load(config_file, flags)
         _require_replicas(config)
+        return config
+
+    try:
+        config = load()
         from router import run  # late: `--help` should not import an HTTP stack
 
-        run.serve(config)
+        run.serve(config, load, config_file)
     except ConfigError as error:
         click.echo(f"warmroute: {error.message}", err=True)
         sys.exit(2)

@@ -1,6 +1,6 @@
 """The one configuration tree: sections, defaults, units; and how it is read.
 
-    ports, replicas, routing, redis
+    ports, replicas, discovery, routing, redis, prefill
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
     loader    defaults, YAML file, variables, flags: the later win  `load`
@@ -13,9 +13,11 @@ one. No other module reads the environment; a module receives its section, not t
 rooms use is exported here.
 """
 
-from router.config.checks import check_replica
+from router.config.checks import check_replica, check_replica_list
+from router.config.discovery import DiscoveryConfig
 from router.config.loader import experiment_of, explained, load, pairs, read_yaml
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig
+from router.config.prefill import PrefillConfig, bootstrap_of
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
 from router.config.replicas import EventsConfig, ForwardConfig, MooncakeConfig, ReplicaConfig
 from router.config.routing import (
@@ -31,6 +33,7 @@ __all__ = [
     "REDIS_PASSWORD",
     "AdminConfig",
     "Config",
+    "DiscoveryConfig",
     "EventsConfig",
     "ForwardConfig",
     "IndexConfig",
@@ -39,12 +42,15 @@ __all__ = [
     "MooncakeConfig",
     "Option",
     "PolicyConfig",
+    "PrefillConfig",
     "QueueConfig",
     "RedisConfig",
     "ReplicaConfig",
     "SessionConfig",
     "TokensConfig",
+    "bootstrap_of",
     "check_replica",
+    "check_replica_list",
     "experiment_of",
     "explained",
     "load",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from urllib.parse import urlsplit
 
@@ -10,7 +11,9 @@ from policies.policy import Policy
 from policies.registry import create
 from router.api.clients import network
 from router.api.routes import check_pattern
+from router.config.discovery import check_discovery
 from router.config.hosts import HostRules
+from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig
 from router.config.routing import ShadowConfig
@@ -25,16 +28,11 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: the message and `param` name the field.
     """
-    names: set[str] = set()
-    for i, replica in enumerate(config.replicas):
-        key = f"replicas[{i}]"
-        check_replica(replica, f"{key}.")
-        name = replica.name or f"r{i + 1}"
-        if name in names:
-            raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
-        names.add(name)
+    check_replica_list(config.replicas)
+    check_roles(config.replicas, config.prefill, may_grow=config.may_grow)
     if config.mooncake.master is not None:
-        _check_url(config.mooncake.master, "mooncake.master")
+        for url in config.mooncake.master.split(","):
+            _check_url(url.strip(), "mooncake.master")
     if config.mooncake.events is not None:
         _check_endpoints((config.mooncake.events,), "mooncake.events")
     if config.admin.host not in ("127.0.0.1", "::1", "localhost") and config.admin.open:
@@ -46,6 +44,8 @@ def check(config: Config) -> None:
         if wrong := check_pattern(pattern):
             raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
     _check_hosts(config.admin.replica_hosts, "admin.replica_hosts")
+    check_discovery(config.discovery)
+    _check_hosts(config.discovery.hosts, "discovery.hosts")
     _check_hosts(config.engine.key_hosts, "engine.key_hosts")
     _check_networks(config.listen.trusted, "listen.trusted")
     _check_networks(config.forward.trusted_proxies, "forward.trusted_proxies")
@@ -55,6 +55,22 @@ def check(config: Config) -> None:
     _check_dates(config.tokens.start_dates)
     _check_shadows(config.shadow)
     _check_experiments(config)
+
+
+def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
+    """Refuse a list in which one cannot be a replica, or two have one name.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    names: set[str] = set()
+    for i, replica in enumerate(replicas):
+        key = f"replicas[{i}]"
+        check_replica(replica, f"{key}.")
+        name = replica.name or f"r{i + 1}"
+        if name in names:
+            raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
+        names.add(name)
 
 
 def check_replica(replica: ReplicaConfig, key: str = "") -> None:
@@ -77,6 +93,8 @@ def check_replica(replica: ReplicaConfig, key: str = "") -> None:
             f"{key}replay: name one endpoint per entry of {key}events, or none",
             param=f"{key}replay",
         )
+    if replica.bootstrap is not None:
+        _check_url(replica.bootstrap, f"{key}bootstrap")
     _check_endpoints(replica.events, f"{key}events")
     _check_endpoints(replica.replay, f"{key}replay")
 
@@ -151,7 +169,7 @@ def _check_experiments(config: Config) -> None:
     """Refuse experiments that are wrong; replicas of arms are known if no others may come."""
     key = "experiment.definitions"
     check_all(config.experiment.definitions, key)
-    if config.replicas and not (config.redis.is_configured or config.admin.allow_empty):
+    if config.replicas and not config.may_grow:
         known = [(r.name or f"r{i + 1}", r.url.rstrip("/")) for i, r in enumerate(config.replicas)]
         for i, experiment in enumerate(config.experiment.definitions):
             check_replicas(experiment, known, f"{key}[{i}].")

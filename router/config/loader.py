@@ -57,6 +57,7 @@ def load(
     for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
+    _join_masters(tree.get("mooncake"))
     _expand(tree, "shadow", "policies", _shadow)
     _expand(tree, "experiment", "definitions", lambda text, _: read_yaml(Path(text), Experiment))
     try:
@@ -107,12 +108,16 @@ def explained(message: str, root: type[Struct] = Config) -> ConfigError:
     text, _, where = message.partition(" - at `$")
     path = where.rstrip("`").lstrip(".").replace("[...]", "[]")
     unknown = re.search(r"unknown field `([^`]*)`", text)
-    if unknown is None:
-        return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
+    choices: list[str] = []
     section: Any = root
     for step in re.findall(r"[a-z_]+", path):
         hint = get_type_hints(section)[step]
         section = next((a for a in get_args(hint) if isinstance(a, type)), hint)
+        choices = [c for a in (hint, *get_args(hint)) for c in get_args(a) if isinstance(c, str)]
+    if unknown is None:
+        if text.startswith("Invalid enum value") and choices:
+            text += f". Known here: {', '.join(choices)}"
+        return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
     allowed = [field.name for field in msgspec.structs.fields(section)]
     key = f"{path}.{unknown[1]}" if path else unknown[1]
     near = difflib.get_close_matches(unknown[1], allowed, n=1)
@@ -164,6 +169,20 @@ def _expand(
             parse(entry, f"{section}.{key}[{i}]") if isinstance(entry, str) else entry
             for i, entry in enumerate(entries)
         ]
+
+
+def _join_masters(section: Any) -> None:
+    """Join the masters of a pool where they are a list; refuse several pools."""
+    if isinstance(section, list):
+        raise ConfigError(
+            "mooncake: one pool. Its masters are a list in mooncake.master; replicas of another "
+            "pool take part with `pool: false`, or behind a router of their own",
+            param="mooncake",
+        )
+    if isinstance(section, dict) and isinstance(section.get("master"), list):
+        if not all(isinstance(url, str) for url in section["master"]):
+            raise ConfigError("mooncake.master: each master is a URL", param="mooncake.master")
+        section["master"] = ",".join(section["master"]) or None
 
 
 def _shadow(text: str, key: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from router.api.withheld import FIELDS
 from router.config.ranges import Seconds
+from router.roles import Role, Transfer
 
 ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"]
 
@@ -31,11 +32,70 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool | None,
         Meta(description="whether it takes part in the Mooncake pool; default: found out"),
     ] = None
+    eagle: Annotated[
+        bool | None,
+        Meta(
+            description="whether it drops the last block of each hit: --speculative-config with "
+            "method eagle, eagle3, mtp, dflash or dspark, without disable_eagle_block_drop; "
+            "default: learned from its answers (docs/exactness.md)"
+        ),
+    ] = None
+    hardware: Annotated[
+        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")] | None,
+        Meta(
+            description="name of what it runs on, e.g. h100-tp2: replicas of one model and one "
+            "name share what is learned of their speed; default: all of a model do",
+        ),
+    ] = None
+    weight: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="part of an equal share of the requests in flight that it has at most; "
+            "below 1 for capacity that may be taken away",
+        ),
+    ] = 1.0
+    role: Annotated[
+        Role,
+        Meta(
+            description="both; or, where prompts and answers are computed apart, prefill or decode "
+            "(docs/prefill-decode.md)"
+        ),
+    ] = "both"
+    transfer: Annotated[
+        Transfer | None,
+        Meta(description="store, mooncake or nixl; default: prefill.transfer"),
+    ] = None
+    bootstrap: Annotated[
+        str | None,
+        Meta(
+            description="of role prefill and transfer mooncake: base URL of its bootstrap server; "
+            "default: port 8998 of the host in `url`",
+        ),
+    ] = None
+    pool_layout: Annotated[
+        str | None,
+        Meta(
+            description="how its blocks are cut into objects there: `@`-separated fields of what "
+            "/admin/pool calls key_pattern, e.g. tp_rank:0-3; default: found out",
+        ),
+    ] = None
 
     @property
     def identity(self) -> str:
         """What routers call this replica among themselves: each may number its own differently."""
         return self.name or self.url.rstrip("/")
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """Every address that a router connects to for it, by field."""
+        return {
+            "url": (self.url,),
+            "events": self.events,
+            "replay": self.replay,
+            "bootstrap": (self.bootstrap,) if self.bootstrap is not None else (),
+        }
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,8 +130,9 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     master: Annotated[
         str | None,
         Meta(
-            description="base URL of the Mooncake master's --metrics_port, e.g. http://10.0.0.5:9003",
-            extra={"flag": "mooncake"},
+            description="base URL of the Mooncake master's --metrics_port, e.g. "
+            "http://10.0.0.5:9003; of one pool's several masters, with commas or repeated",
+            extra={"flag": "mooncake", "joined": True},
         ),
     ] = None
     events: Annotated[

@@ -10,7 +10,9 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
+from router.config.discovery import DiscoveryConfig
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
+from router.config.prefill import PrefillConfig
 from router.config.redis import RedisConfig
 from router.config.replicas import (
     EngineConfig,
@@ -48,6 +50,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[ReplicaConfig, ...],
         Meta(description="base URL of a vLLM server, repeatable", extra={"flag": "replica"}),
     ] = ()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     listen: ListenConfig = ListenConfig()
     admin: AdminConfig = AdminConfig()
     policy: PolicyConfig = PolicyConfig()
@@ -57,6 +60,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: EventsConfig = EventsConfig()
     engine: EngineConfig = EngineConfig()
     mooncake: MooncakeConfig = MooncakeConfig()
+    prefill: PrefillConfig = PrefillConfig()
     limits: LimitsConfig = LimitsConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()
@@ -67,6 +71,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shadow: ShadowConfig = ShadowConfig()
     experiment: ExperimentConfig = ExperimentConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether replicas may come that are not configured."""
+        return self.redis.is_configured or self.admin.allow_empty or self.discovery.is_configured
 
 
 class Option(NamedTuple):
@@ -79,6 +88,7 @@ class Option(NamedTuple):
     default: Any
     kind: type | None  # bool, int, float, str; None: a list
     mapping: bool = False
+    joined: bool = False  # one text, of several that are given
 
 
 @cache
@@ -107,6 +117,7 @@ def _options(section: type[Struct], prefix: tuple[str, ...]) -> Iterator[Option]
             default=None if field.default is msgspec.NODEFAULT else field.default,
             kind=None if origin in (tuple, dict) else _scalar(base),
             mapping=origin is dict,
+            joined=(described.extra or {}).get("joined", False),
         )
 
 

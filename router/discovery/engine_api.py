@@ -2,21 +2,29 @@
 
 Everything a replica reports about itself is optional: what is missing is None, and the router does
 without (a replica without `/kv_event_sources` is routed to approximately).
+
+Ranks are numbered twice. Metrics (label `engine`), event sources and events have *global* numbers;
+the header that names a rank counts a server's own, from 0. They differ where each server has some
+ranks of a larger group (vLLM 0.32 --data-parallel-external-lb, -hybrid-lb; v1/engine/core_client.py
+`engine_ranks_managed`, input_processor.py `num_ranks`). A server's global numbers are consecutive,
+so the lowest is its own 0; outside of this file ranks have local numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 from msgspec import Struct
 
 from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_pages as pages
+from router.discovery.engine_pages import ServerInfo, SleepState
 from router.errors import (
     BadRequest,
     KeyRefused,
@@ -29,11 +37,18 @@ from router.errors import (
 from router.kv_events.subscriber import EventSource
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
+from router.roles import Role
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
 
+T = TypeVar("T")
+
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
+
+_FETCH_METRIC: Final = "vllm:num_requests_kv_fetch_by_stage"  # of what can load KV (0.32.0)
+
+_DRAFTS_METRIC: Final = "vllm:spec_decode_num_drafts"  # with speculative decoding alone (0.32.0)
 
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
@@ -54,12 +69,30 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     version: str | None
     block_size: int | None
     num_gpu_blocks: int | None  # per rank
+    num_cache_tokens: int | None = None  # per rank, all KV groups counted
     prefix_caching: bool | None
     hash_algorithm: str | None
+    cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # others: another process; empty: unsaid
     started_s: float | None  # unix seconds: another value means another process
     num_ranks: int
-    event_sources: dict[int, EventSource]  # rank -> publisher; empty: no events
+    event_sources: dict[int, EventSource]  # local rank -> publisher; empty: no events
+    rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
+    names_sources: bool = False  # it lists event sources, on or off: all its ranks are there
     has_pool_connector: bool = False  # it has Mooncake metrics; False: it has none, or no metrics
+    sleep: SleepState = "awake"
+    loads_kv: bool = False  # it has metrics of loading KV; False: it has none, or is too old
+    speculates: bool = False  # it has metrics of speculative decoding; False: or no metrics
+
+    @property
+    def seems(self) -> Role | None:
+        """The role that its metrics show; None: they do not.
+
+        A connector that loads nothing is a producer's. What loads is a consumer's, or both's.
+        Source: vllm/v1/metrics/loggers.py, 0.32.0.
+        """
+        if self.has_pool_connector and not self.loads_kv and _is_recent(self.version):
+            return "prefill"
+        return None
 
     def endpoints(self, config: EventsConfig, replica: ReplicaConfig) -> dict[int, EventSource]:
         """Choose each rank's event endpoints: configured ones, else those the replica reports."""
@@ -78,8 +111,14 @@ class RankLoads(Struct, frozen=True, kw_only=True):
     """The load of each rank, as the replica reports it."""
 
     started_s: float | None
-    num_running: dict[int, int]
+    num_running: dict[int, int]  # by local rank, as is the other
     num_waiting: dict[int, int]
+    kv_usage: dict[int, float] = {}  # share of blocks that running requests use
+    token_s: dict[int, float] = {}  # times between tokens since it started, summed
+    num_tokens: dict[int, int] = {}  # how many
+    sleep: SleepState
+    rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
+    cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # as of EngineFacts
 
 
 class EngineApi:
@@ -112,6 +151,45 @@ class EngineApi:
             UpstreamUnreachable, UpstreamTimeout: no answer.
             UpstreamBroken: it is not an OpenAI-compatible server; the message says why.
         """
+        models = await self.models(replica, url)
+        version = await self._optional(replica, url, "/version")
+        sources = _event_sources(await self._optional(replica, url, "/kv_event_sources")) or {}
+        metrics = await self._optional(replica, url, "/metrics")
+        page = pages.Metrics(metrics) if metrics is not None else None
+        info = page.cache_config() if page is not None else {}
+        ranks = page.by_rank("vllm:num_requests_running") if page is not None else {}
+        numbers = _numbers(sources, ranks)
+        published = {
+            numbers.index(rank): source
+            for rank, source in sources.items()
+            if source.enable_kv_cache_events and source.publisher in ("zmq", None)
+        }
+        return EngineFacts(
+            models=models,
+            version=pages.version(version) if version is not None else None,
+            block_size=pages.block_size(info.get("block_size")),
+            num_gpu_blocks=_of_one_rank(pages.num_blocks(info.get("num_gpu_blocks")), ranks),
+            num_cache_tokens=pages.num_blocks(info.get("kv_cache_size_tokens")) or None,
+            prefix_caching=pages.flag(info.get("enable_prefix_caching")),
+            hash_algorithm=info.get("prefix_caching_hash_algo"),
+            cache_shapes=page.cache_shapes() if page is not None else frozenset(),
+            started_s=page.started_s() if page is not None else None,
+            num_ranks=max(len(numbers), 1),
+            event_sources=published,
+            rank_numbers=numbers,
+            names_sources=bool(sources),
+            has_pool_connector=page is not None and page.mentions(_POOL_METRIC),
+            sleep=page.sleep() if page is not None else "awake",
+            loads_kv=page is not None and page.mentions(_FETCH_METRIC),
+            speculates=page is not None and page.mentions(_DRAFTS_METRIC),
+        )
+
+    async def models(self, replica: str, url: str) -> tuple[ServedModel, ...]:
+        """List the models that a replica serves now, adapters included.
+
+        Raises:
+            UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: as `facts`.
+        """
         answer = await self._get(replica, url, "/v1/models")
         if answer.status in (401, 403):
             raise KeyRefused(
@@ -130,29 +208,7 @@ class EngineApi:
             ) from exc
         if not models:
             raise UpstreamBroken(replica, f"{url}/v1/models lists no model")
-        version = await self._optional(replica, url, "/version")
-        sources = await self._optional(replica, url, "/kv_event_sources")
-        metrics = await self._optional(replica, url, "/metrics")
-        page = pages.Metrics(metrics) if metrics is not None else None
-        info = page.cache_config() if page is not None else {}
-        ranks = page.by_rank("vllm:num_requests_running") if page is not None else {}
-        published = {
-            rank: source
-            for rank, source in (_event_sources(sources) or {}).items()
-            if source.enable_kv_cache_events and source.publisher in ("zmq", None)
-        }
-        return EngineFacts(
-            models=models,
-            version=pages.version(version) if version is not None else None,
-            block_size=pages.block_size(info.get("block_size")),
-            num_gpu_blocks=pages.num_blocks(info.get("num_gpu_blocks")),
-            prefix_caching=pages.flag(info.get("enable_prefix_caching")),
-            hash_algorithm=info.get("prefix_caching_hash_algo"),
-            started_s=page.started_s() if page is not None else None,
-            num_ranks=max(len(ranks), len(published), 1),
-            event_sources=published,
-            has_pool_connector=page is not None and page.mentions(_POOL_METRIC),
-        )
+        return models
 
     async def event_publishers(self, replica: str, url: str) -> list[EventSource] | None:
         """Read the event sources of its ranks, those that are off included.
@@ -161,6 +217,31 @@ class EngineApi:
         """
         sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
         return list(sources.values()) if sources is not None else None
+
+    async def server_info(self, replica: str, url: str) -> ServerInfo:
+        """Ask an engine in dev mode about its configuration; nothing is known of any other.
+
+        Slow the first time: the engine looks at its machine, too.
+        """
+        body = await self._optional(replica, url, "/server_info?config_format=json")
+        try:
+            return pages.server_info(body) if body is not None else ServerInfo()
+        except ValueError:
+            return ServerInfo()
+
+    async def engine_ids(self, replica: str, url: str) -> dict[int, str]:
+        """Ask the bootstrap server at base URL `url` for the names of a replica's ranks.
+
+        Raises:
+            UpstreamError: it does not answer in time, or with something else.
+        """
+        answer = await self._get(replica, url, "/query")
+        try:
+            if answer.status == 200:
+                return pages.engine_ids(answer.body)
+        except ValueError:
+            pass
+        raise UpstreamBroken(replica, f"{url}/query answered {answer.status} without engines")
 
     async def ping(self, replica: str, url: str) -> None:
         """Probe `/health`.
@@ -172,16 +253,34 @@ class EngineApi:
         if answer.status != 200:
             raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
-    async def load(self, replica: str, url: str) -> RankLoads | None:
-        """Read the load of the replica's ranks; None: it has no metrics."""
+    async def load(
+        self, replica: str, url: str, *, names_sources: bool = False
+    ) -> RankLoads | None:
+        """Read the load of the replica's ranks; None: it has no metrics.
+
+        `names_sources`: it listed its event sources, and is asked for them again. Metrics go on
+        showing ranks that were scaled away (vLLM 0.32 v1/engine/async_llm.py, elastic scaling).
+        """
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
         page = pages.Metrics(metrics)
+        running = page.by_rank("vllm:num_requests_running")
+        waiting = page.by_rank("vllm:num_requests_waiting")
+        sources: dict[int, EventSource] | None = {}
+        if names_sources:
+            sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
+        place = {rank: index for index, rank in enumerate(_numbers({}, running))}
         return RankLoads(
             started_s=page.started_s(),
-            num_running=page.by_rank("vllm:num_requests_running"),
-            num_waiting=page.by_rank("vllm:num_requests_waiting"),
+            num_running={place[rank]: running[rank] for rank in place},
+            num_waiting={place[rank]: waiting[rank] for rank in place if rank in waiting},
+            kv_usage=_at(place, page.sums_by_rank("vllm:kv_cache_usage_perc")),
+            token_s=_at(place, page.sums_by_rank("vllm:inter_token_latency_seconds_sum")),
+            num_tokens=_at(place, page.by_rank("vllm:inter_token_latency_seconds_count")),
+            rank_numbers=_numbers(sources, running) if sources is not None else (),
+            sleep=page.sleep(),
+            cache_shapes=page.cache_shapes(),
         )
 
     async def tokenize(self, replica: str, url: str, body: bytes, *, timeout_s: float) -> list[int]:
@@ -326,9 +425,34 @@ async def _read(response: httpx.Response, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+def _is_recent(version: str | None) -> bool:
+    """Return whether a release is 0.32 or later."""
+    numbers = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 32)
+
+
 def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:
     """Read the event sources; None: it has no such route, or another one of that name."""
     try:
         return pages.event_sources(body) if body is not None else None
     except ValueError:
         return None
+
+
+def _numbers(sources: Mapping[int, EventSource], ranks: Mapping[int, int]) -> tuple[int, ...]:
+    """List a replica's ranks, global numbers: those with event sources, else those with metrics."""
+    return tuple(sorted(sources or ranks)[: pages.MAX_RANKS])
+
+
+def _at(place: Mapping[int, int], values: Mapping[int, T]) -> dict[int, T]:
+    """Number values by local rank."""
+    return {place[rank]: value for rank, value in values.items() if rank in place}
+
+
+def _of_one_rank(num_blocks: int | None, ranks: Mapping[int, int]) -> int | None:
+    """Return the blocks of one rank: vLLM sums them over a server's ranks, in every line.
+
+    Also over those that were scaled away, which metrics show, too (vLLM 0.32
+    v1/engine/core_client.py `_apply_ready_response`).
+    """
+    return num_blocks // max(1, len(ranks)) if num_blocks is not None else None

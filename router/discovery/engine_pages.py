@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,18 +17,27 @@ from router.contracts import MAX_BLOCK_SIZE
 from router.decoding import decoder
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import ServedModel
+from router.roles import ROLE_OF_KIND, TRANSFER_OF_CONNECTOR, Role, Transfer
 
 MAX_MODELS: Final = 1_024
 """Adapters included; of each base model a tokenizer is loaded."""
 
 MAX_RANKS: Final = 256
-"""Each costs three sockets, and is a candidate of its own."""
+"""Of one replica; each costs three sockets, and is a candidate of its own."""
+
+_MAX_RANK: Final = 65_535  # two bytes in vLLM (v1/engine/core_client.py); global, of many replicas
 
 _MAX_COUNT: Final = 1 << 40  # of blocks, tokens, requests
 _MAX_LINES: Final = 2 * MAX_RANKS  # of one metric
 _MAX_LINE_CHARS: Final = 4_096
 
 _LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+
+_EAGLES: Final = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""Methods of speculative decoding that want the last block computed again, of vLLM 0.32.0."""
+
+SleepState = Literal["awake", "asleep", "emptied"]
+"""Emptied: asleep, and it lost its KV cache."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -46,6 +55,53 @@ class _ModelList(Struct):
 
 class _Version(Struct):
     version: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class _Connector(Struct):
+    kv_connector: Annotated[str, Meta(max_length=256)] | None = None
+    kv_role: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class _Connectors(Struct):
+    connectors: Annotated[list[_Connector], Meta(max_length=64)] = []
+
+
+class _KvTransfer(_Connector):
+    kv_connector_extra_config: _Connectors | None = None
+
+    @property
+    def connectors(self) -> list[_Connector]:
+        """Those it has: its own, or those of a MultiConnector, in their order."""
+        extra = self.kv_connector_extra_config
+        if self.kv_connector == "MultiConnector" and extra is not None:
+            return extra.connectors
+        return [self]
+
+
+class _Speculation(Struct):
+    method: Annotated[str, Meta(max_length=64)] | None = None
+    disable_eagle_block_drop: bool = False
+
+
+class _VllmConfig(Struct):
+    kv_transfer_config: _KvTransfer | None = None
+    speculative_config: _Speculation | None = None
+
+
+class ServerInfo(Struct, frozen=True, kw_only=True):
+    """What only an engine in dev mode says. None: it does not."""
+
+    role: Role | None = None  # None, too: it transfers nothing
+    transfers: tuple[Transfer, ...] = ()  # that it can do, and we can speak; empty, too: none
+    eagle: bool | None = None  # whether it drops the last block of a hit
+
+
+class _ServerInfo(Struct):
+    vllm_config: _VllmConfig
+
+
+class _Engine(Struct):
+    engine_id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _Tokenized(Struct):
@@ -68,6 +124,8 @@ class _Refused(Struct):
 _decode_models = decoder(_ModelList, "json")
 _decode_sources = decoder(dict[str, EventSource], "json")
 _decode_version = decoder(_Version, "json")
+_decode_server_info = decoder(_ServerInfo, "json")
+_decode_engines = decoder(dict[int, _Engine], "json")
 _decode_tokens = decoder(_Tokenized, "json")
 _decode_prompt = decoder(_Prompt, "json")
 _decode_refused = decoder(_Refused, "json")
@@ -94,13 +152,14 @@ def models(body: bytes) -> tuple[ServedModel, ...]:
 
 
 def event_sources(body: bytes) -> dict[int, EventSource]:
-    """Read each rank's event source, those that are off included.
+    """Read each global rank's event source, those that are off included.
 
     Raises:
         ValueError: it is no such answer; ranks that are none are left out.
     """
-    found = {_rank(rank): source for rank, source in _decode_sources(body).items()}
-    return {rank: source for rank, source in found.items() if rank is not None}
+    found = [(_rank(rank), source) for rank, source in _decode_sources(body).items()]
+    known = {rank: source for rank, source in found if rank is not None}
+    return {rank: known[rank] for rank in sorted(known)[:MAX_RANKS]}
 
 
 def version(body: bytes) -> str | None:
@@ -141,6 +200,43 @@ def refusal(body: bytes) -> str:
         return "no reason given"
 
 
+def server_info(body: bytes) -> ServerInfo:
+    """Read what only a dev-mode `/server_info` shows.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    found = _decode_server_info(body).vllm_config
+    transfer, speculation = found.kv_transfer_config, found.speculative_config
+    known = [
+        each
+        for each in (transfer.connectors if transfer is not None else ())
+        if each.kv_connector in TRANSFER_OF_CONNECTOR
+    ]
+    kind = next((each.kv_role for each in known), transfer.kv_role if transfer else None)
+    return ServerInfo(
+        role=ROLE_OF_KIND.get(kind or ""),
+        transfers=tuple(
+            dict.fromkeys(TRANSFER_OF_CONNECTOR[each.kv_connector or ""] for each in known)
+        ),
+        eagle=speculation is not None
+        and speculation.method in _EAGLES
+        and not speculation.disable_eagle_block_drop,
+    )
+
+
+def engine_ids(body: bytes) -> dict[int, str]:
+    """Read the engines' names by rank from a MooncakeConnector's bootstrap server.
+
+    Source: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_utils.py, 0.32.0.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    engines = _decode_engines(body)
+    return {rank: one.engine_id for rank, one in engines.items() if 0 <= rank < MAX_RANKS}
+
+
 # -- metrics -------------------------------------------------------------------------------------
 
 
@@ -158,8 +254,14 @@ class Metrics:
             return dict(_LABELS.findall(line))
         return {}
 
+    def cache_shapes(self) -> frozenset[tuple[str, ...]]:
+        """Read what the ranks say that must stay while a process lives: sizes, names of blocks."""
+        names = ("block_size", "num_gpu_blocks", "prefix_caching_hash_algo")
+        found = [dict(_LABELS.findall(line)) for line in self._samples("vllm:cache_config_info")]
+        return frozenset(tuple(labels.get(name, "") for name in names) for labels in found)
+
     def by_rank(self, name: str) -> dict[int, int]:
-        """Read a gauge with an `engine` label: rank -> value, summed over models."""
+        """Read a gauge with an `engine` label: global rank -> value, summed over models."""
         ranks: dict[int, int] = {}
         for line in self._samples(name):
             labels = dict(_LABELS.findall(line))
@@ -168,6 +270,26 @@ class Metrics:
                 value = _in_range(round(_value(line) or 0.0), _MAX_COUNT) or 0
                 ranks[rank] = ranks.get(rank, 0) + value
         return ranks
+
+    def sums_by_rank(self, name: str) -> dict[int, float]:
+        """Read what by_rank does, with fractions; only values that a rank can have."""
+        ranks: dict[int, float] = {}
+        for line in self._samples(name):
+            rank = _rank(dict(_LABELS.findall(line)).get("engine", "0"))
+            value = _value(line)
+            if rank is not None and value is not None and 0.0 <= value <= _MAX_COUNT:
+                ranks[rank] = ranks.get(rank, 0.0) + value
+        return ranks
+
+    def sleep(self) -> SleepState:
+        """Read whether the engine sleeps; all its ranks do, or none."""
+        found = {
+            dict(_LABELS.findall(line)).get("sleep_state"): _value(line)
+            for line in self._samples("vllm:engine_sleep_state")
+        }
+        if found.get("awake") != 0.0:
+            return "awake"
+        return "emptied" if found.get("weights_offloaded") or found.get("discard_all") else "asleep"
 
     def started_s(self) -> float | None:
         """Read when the process started, unix seconds."""
@@ -220,7 +342,7 @@ def _value(line: str) -> float | None:
 
 
 def _rank(text: str) -> int | None:
-    return _in_range(_int(text), MAX_RANKS - 1)
+    return _in_range(_int(text), _MAX_RANK)
 
 
 def _int(text: str | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,15 +12,17 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
-from router.metrics import PoolState, RankState, SharingState
+from router.index.last_block import LastBlock
+from router.metrics import PoolState, RankState, SharingState, SourceState
 from router.pool.catalog import PoolCatalog
+from router.pool.master import MasterApi
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import CandidateStatus, Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
 
 Waiting = dict[str, str]
-"""Replica name -> why it is not usable (yet), in the configuration's order."""
+"""Replica name -> why it is not usable (yet), in the configuration's order; likewise a source's."""
 
 UNDISCOVERED: Final = "not discovered yet"
 """The reason until the first attempt to discover it has ended."""
@@ -29,11 +31,13 @@ UNDISCOVERED: Final = "not discovered yet"
 class PoolStatus:
     """Describes the shared pool now."""
 
-    def __init__(self, pool: PoolCatalog, readers: PoolReaders, fleet: Fleet, *, url: str) -> None:
+    def __init__(
+        self, pool: PoolCatalog, readers: PoolReaders, fleet: Fleet, master: MasterApi
+    ) -> None:
         self._pool = pool
         self._readers = readers
         self._fleet = fleet
-        self._url = url
+        self._master = master
 
     def state(self, now_s: float) -> PoolState:
         """Describe it for /metrics."""
@@ -58,18 +62,18 @@ class PoolStatus:
         """Describe it for people: /admin/pool."""
         pool, state = self._pool, self.state(now_s)
         return {
-            "master": self._url,
+            "master": self._master.url,
             "state": "up" if pool.is_up else "lost",
             "reason": pool.reason,
             "models": {
                 model: {
                     "num_blocks": len(directory),
-                    "key_pattern": pattern.text if pattern is not None else None,
-                    "num_ranks": pattern.num_ranks if pattern is not None else None,
+                    "key_pattern": layout.text if layout is not None else None,
+                    "num_ranks": layout.num_ranks if layout is not None else None,
                     "bytes_per_token": state.bytes_per_token.get(model),
                 }
                 for model, directory in pool.directories.items()
-                for pattern in (pool.patterns.get(model),)
+                for layout in (pool.layouts.get(model),)
             },
             "detached": self._readers.detached(),
             "listing_age_s": state.listing_age_s,
@@ -108,6 +112,7 @@ class Status:
         waiting: Waiting,
         pool: PoolStatus | None,
         sharing: Callable[[], SharingState] | None,
+        sources: Callable[[], Sequence[SourceState]] = tuple,
     ) -> None:
         self._registry = registry
         self._fleet = fleet
@@ -115,6 +120,7 @@ class Status:
         self._waiting = waiting
         self._pool = pool
         self._sharing = sharing
+        self._sources = sources
 
     def rank_states(self) -> Iterator[RankState]:
         """Describe every candidate, for /metrics."""
@@ -123,11 +129,13 @@ class Status:
         working_sets.expire(now_s)
         for status in self._fleet.status(now_s):
             stream = self._caches.stream(status.id)
+            last_block = self._caches.last_block(status.id)
             alive, capacity = working_sets.at(status.id), self._fleet.capacity_tokens(status.id)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
-                healthy=self._fleet.is_up(status.replica, now_s) and not status.draining,
+                healthy=self._fleet.is_up(status.replica, now_s)
+                and self._fleet.replica(status.replica).is_offered,
                 num_requests=status.num_requests,
                 num_elsewhere=status.num_elsewhere,
                 num_queued_tokens=status.num_queued_tokens,
@@ -139,6 +147,7 @@ class Status:
                 events=_event_counts(stream) if stream is not None else {},
                 cost_error_ms=status.cost.error_ms,
                 trust=self._caches.trust(status.id),
+                drops_last=last_block.is_dropped if last_block is not None else None,
                 num_sessions=alive.num_sessions,
                 footprint_ratio=alive.num_tokens / capacity if capacity else None,
             )
@@ -157,12 +166,14 @@ class Status:
         found = {replica.name: replica for replica in self._fleet.replicas}
         described: list[dict[str, Any]] = []
         for entry in self._registry.entries:
-            entry_info = {
+            entry_info: dict[str, Any] = {
                 "name": entry.name,
                 "url": entry.replica.url,
                 "draining": entry.draining,
                 "leaving": entry.leaving,
             }
+            if entry.source is not None:
+                entry_info |= {"source": entry.source, "ready": entry.is_ready}
             replica = found.get(entry.name)
             if replica is None:
                 entry_info["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
@@ -187,6 +198,10 @@ class Status:
             "roles": state.roles,
         }
 
+    def sources(self) -> Sequence[SourceState]:
+        """Describe where replicas are looked for."""
+        return self._sources()
+
     def _describe_rank(self, status: CandidateStatus) -> dict[str, Any]:
         stream = self._caches.stream(status.id)
         return {
@@ -197,9 +212,21 @@ class Status:
             "num_gpu_blocks": self._caches.index.num_blocks(status.id, "gpu"),
             "num_cpu_blocks": self._caches.index.num_blocks(status.id, "cpu"),
             "trust": self._caches.trust(status.id),
+            "eagle": _eagle(self._caches.last_block(status.id)),
             "reads_pool": self._pool.reads(status.id) if self._pool is not None else None,
             "events": _event_counts(stream) if stream is not None else {},
         }
+
+
+def _eagle(last_block: LastBlock | None) -> dict[str, bool | int] | None:
+    """Describe what becomes of the last block of hits; None: its engine does not speculate."""
+    if last_block is None:
+        return None
+    return {
+        "drops_last_block": last_block.is_dropped,
+        "learned": last_block.is_learned,
+        "changes": last_block.num_changes,
+    }
 
 
 def _event_counts(stream: CandidateStream) -> dict[str, int]:

@@ -12,18 +12,20 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final
 
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
-from router.config import Config, ReplicaConfig
+from router.config import Config, ReplicaConfig, bootstrap_of
 from router.discovery.dates import DateWatch
-from router.discovery.engine_api import EngineApi, EngineFacts
+from router.discovery.engine_api import EngineApi, EngineFacts, RankLoads
 from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.discovery.prompter_loader import PrompterLoader
+from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
 from router.discovery.status import Waiting
 from router.errors import (
     ConfigError,
@@ -34,6 +36,7 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.index.cache_view import CacheView
+from router.index.last_block import LastBlock
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
@@ -80,10 +83,12 @@ class ReplicaWatch:
         hand_over: HandOver,
         upstream: Upstream,
         engine_api: EngineApi,
+        served_models: ServedModels,
         loaders: Executor,
         waiting: Waiting,
         is_offered: Callable[[], bool],
         sharing: Sharing | None,
+        sleepers: Sleepers,
         pool: PoolCatalog | None,
         readers: PoolReaders,
         count_failure: Callable[[str], None],
@@ -98,10 +103,12 @@ class ReplicaWatch:
         self._hand_over = hand_over
         self._upstream = upstream
         self._engine_api = engine_api
+        self._served_models = served_models
         self._prompter_loader = PrompterLoader(prompters, config.tokens, loaders)
         self._waiting = waiting
         self._is_offered = is_offered
         self._sharing = sharing
+        self._sleepers = sleepers
         self._pool = pool
         self._readers = readers
         self._count_failure = count_failure
@@ -112,6 +119,8 @@ class ReplicaWatch:
             facts = await self._discover()
             replica = self._register(facts)
             sources = self._sources(replica, facts)
+            self._sleepers.forget(self._name)
+            self._sleepers.note(self._name, facts.sleep)
             self._prompter_loader.load(replica)
             try:
                 async with asyncio.TaskGroup() as tg:
@@ -139,6 +148,7 @@ class ReplicaWatch:
                         follower.cancel()
             finally:
                 self._hand_over.forget(self._name)
+                self._served_models.forget(self._name)
                 for candidate in candidates_of(replica):
                     self._caches.drop(candidate.id)
             logger.warning("replica restarted", extra={"replica": self._name})
@@ -166,7 +176,8 @@ class ReplicaWatch:
 
         One that was draining when it went away goes on draining: the operator decides when it ends.
         """
-        name = self._name
+        name, transfer = self._name, self._replica.transfer or self._config.prefill.transfer
+        has_bootstrap = (self._replica.role, transfer) == ("prefill", "mooncake")
         replica = Replica(
             name=name,
             url=self._url,
@@ -174,10 +185,16 @@ class ReplicaWatch:
             num_ranks=facts.num_ranks,
             block_size=facts.block_size,
             num_blocks=facts.num_gpu_blocks,
+            num_cache_tokens=facts.num_cache_tokens,
             version=facts.version,
             publishes_events=bool(facts.endpoints(self._config.events, self._replica)),
-            cost_class=facts.models[0].id,
+            cost_class=self._replica.hardware or facts.models[0].id,
+            weight=self._replica.weight,
             draining=not self._is_offered(),
+            role=self._replica.role,
+            transfer=transfer,
+            bootstrap=bootstrap_of(self._replica) if has_bootstrap else None,
+            seems=facts.seems,
         )
         self._fleet.add(replica)
         self._fleet.probe_ok(name, self._now())
@@ -199,6 +216,11 @@ class ReplicaWatch:
                 "events": "yes" if replica.publishes_events else "no: routing to it is approximate",
             },
         )
+        if facts.seems not in (None, replica.role):
+            logger.warning(
+                "replica seems to have another role: set replicas[].role",
+                extra={"replica": name, "role": replica.role, "seems": facts.seems},
+            )
         if facts.prefix_caching is False:
             logger.warning("prefix caching is off", extra={"replica": name})
         return replica
@@ -206,24 +228,40 @@ class ReplicaWatch:
     def _sources(self, replica: Replica, facts: EngineFacts) -> list[CandidateSource]:
         """Create each rank's stream; nothing is known of its cache yet."""
         endpoints = facts.endpoints(self._config.events, self._replica)
+        lora_paths = self._served_models.lora_paths(replica)
         sources = [
-            self._candidate_source(candidate, replica, endpoints.get(rank))
+            self._candidate_source(candidate, replica, endpoints.get(rank), lora_paths)
             for rank, candidate in enumerate(candidates_of(replica))
         ]
+        eagle = self._replica.eagle
         for source in sources:
-            self._caches.add(source.candidate, source.rank_stream())
+            last_block = None
+            if eagle or (eagle is None and facts.speculates):
+                last_block = LastBlock(eagle, speculates=facts.speculates)
+            self._caches.add(source.candidate, source.rank_stream(), last_block)
         return sources
 
     def _attach_pool(self, replica: Replica) -> None:
         """Note what the replica's objects in the pool may be called; forget whether it reads it."""
         if self._pool is None:
             return
-        self._pool.add_model(replica.base_model, names_in_keys(replica.models))
+        self._readers.configure(self._name, self._replica.pool)
+        self._pool.add_model(
+            replica.base_model,
+            names_in_keys(replica.models),
+            replica=self._name,
+            layout=self._replica.pool_layout,
+        )
         for candidate in candidates_of(replica):
             self._readers.forget(candidate.id)
+            self._pool.forget(candidate.id)
 
     def _candidate_source(
-        self, candidate: Candidate, replica: Replica, endpoint: EventSource | None
+        self,
+        candidate: Candidate,
+        replica: Replica,
+        endpoint: EventSource | None,
+        lora_paths: Mapping[str, str],
     ) -> CandidateSource:
         return CandidateSource(
             candidate.id,
@@ -234,9 +272,9 @@ class ReplicaWatch:
             block_size=replica.block_size,
             capacity_blocks=replica.num_blocks,
             seeds=self._config.hash.seeds,
-            lora_paths={m.id: m.root for m in replica.models if m.parent and m.root},
+            lora_paths=lora_paths,
             pool_stored=(
-                partial(self._pool.stored, replica.base_model)
+                partial(self._pool.stored, replica.base_model, candidate=candidate.id)
                 if self._pool is not None and self._replica.pool is not False
                 else None
             ),
@@ -349,12 +387,19 @@ class ReplicaWatch:
                 continue
             if self._now() >= load_due_s or not was_up:
                 load_due_s = self._now() + health.load_interval_s
-                load = await self._engine_api.load(name, replica.url)
+                load = await self._engine_api.load(
+                    name, replica.url, names_sources=facts.names_sources
+                )
                 if not was_up and (load is None or load.started_s is None):
                     return  # it may be another process: ask for everything
                 if load is not None:
-                    if load.started_s != facts.started_s:
+                    if _is_another(load, facts):
                         return
+                    if load.rank_numbers and load.rank_numbers != facts.rank_numbers:
+                        fields = {"replica": name, "ranks": len(load.rank_numbers)}
+                        logger.warning("replica has other ranks now", extra=fields)
+                        return  # scaled: ranks that went are dropped, those that came are found
+                    self._sleepers.note(name, load.sleep)
                     for candidate in candidates_of(replica):
                         rank = candidate.rank or 0
                         self._fleet.note_engine_load(
@@ -362,13 +407,25 @@ class ReplicaWatch:
                             EngineLoad(
                                 num_running=load.num_running.get(rank, 0),
                                 num_waiting=load.num_waiting.get(rank, 0),
+                                kv_usage=load.kv_usage.get(rank),
+                                token_s=load.token_s.get(rank, 0.0),
+                                num_tokens=load.num_tokens.get(rank, 0),
                                 at_s=self._now(),
                             ),
                         )
+                if not await self._serves_the_same(name):
+                    return
             self._fleet.probe_ok(name, self._now())
             if not was_up:
                 was_up = True
                 logger.info("replica up again", extra={"replica": name})
+
+    async def _serves_the_same(self, name: str) -> bool:
+        """Refresh the adapters; False: its base models are others, so it is another process."""
+        try:
+            return await self._served_models.refresh(name)
+        except UpstreamError:
+            return True  # health is judged by probes
 
     def _is_up_after(self, failure: UpstreamError) -> bool:
         """Count a failed probe; if the replica is down by it, waiting requests move on at once."""
@@ -381,6 +438,17 @@ class ReplicaWatch:
 
     def _now(self) -> float:
         return time.monotonic()
+
+
+def _is_another(load: RankLoads, facts: EngineFacts) -> bool:
+    """Return whether another process answers: it started later, or has another cache.
+
+    Not every engine says when it started: with several API servers vLLM's metrics do not.
+    """
+    has_shapes = bool(load.cache_shapes and facts.cache_shapes)
+    return load.started_s != facts.started_s or (
+        has_shapes and load.cache_shapes != facts.cache_shapes
+    )
 
 
 def _probe_failure(error: UpstreamError) -> ProbeFailure:

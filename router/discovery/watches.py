@@ -9,6 +9,8 @@ which replicas there should be, and `_reconcile` starts and cancels watches acco
     gone        its watch is cancelled, its caches go with it, then its load and its name
     moved       (the name at another address) gone, and added again
 
+Likewise what sources of replicas find (`follow`).
+
 A name has at most one task: if another is wanted while one is ending, it starts after that.
 """
 
@@ -16,18 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from router.config import ReplicaConfig
 from router.discovery.status import UNDISCOVERED, Waiting
 from router.messages import ReplicaRecord
 from router.replicas.fleet import Fleet
-from router.replicas.registry import Entry, Registry
+from router.replicas.registry import Entry, Found, Registry
+from router.replicas.replica import candidates_of
 from router.supervisor import keep_running
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)
+
+MAX_GONE: Final = 64
+"""Replicas that are gone and still have series in /metrics."""
+
+
+def _ignore(_: Sequence[str]) -> None:
+    """Show nothing, drop nothing."""
 
 
 class Watch(Protocol):
@@ -44,6 +54,8 @@ class Watches:
         waiting: Why a replica is not usable (yet); entries are added and removed here.
         watch: Creates a replica's watch.
         count_failure: Takes the kind of a follower that failed.
+        on_gone: Takes the name and the candidates of a replica that has been gone for so long that
+            nothing need be shown of it.
     """
 
     def __init__(
@@ -55,7 +67,10 @@ class Watches:
         waiting: Waiting,
         watch: Callable[[Entry], Watch],
         count_failure: Callable[[str], None],
+        on_gone: Callable[[Sequence[str]], None] = _ignore,
     ) -> None:
+        self._on_gone = on_gone
+        self._gone: dict[str, tuple[str, ...]] = {}  # name -> it and its candidates, oldest first
         self._registry = registry
         self._fleet = fleet
         self._upstream = upstream
@@ -159,6 +174,40 @@ class Watches:
             self._reconcile(entry.name)
         self.sweep()
 
+    def configure(self, replicas: Sequence[ReplicaConfig]) -> None:
+        """Take another list of configured replicas.
+
+        Raises:
+            ConfigError: a name in it is another replica's; nothing changed.
+        """
+        for name in self._registry.configure(replicas):
+            fields = {"replica": name, "state": _state(self._registry.find(name))}
+            logger.info("replica changed by the configuration", extra=fields)
+            self._reconcile(name)
+        self.sweep()
+
+    def follow(self, source: str, found: Sequence[Found]) -> dict[str, str]:
+        """Follow a whole answer of a source; return the addresses that are not, and why."""
+        for name in self._registry.follow(source, found):
+            entry = self._registry.find(name)
+            logger.info(
+                "replica changed by its source",
+                extra={
+                    "replica": name,
+                    "url": entry.replica.url if entry is not None else "",
+                    "source": source,
+                    "state": _state(entry),
+                },
+            )
+            self._reconcile(name)
+        self.sweep()
+        return {
+            url: reason
+            for each in found
+            for url in (each.replica.url.rstrip("/"),)
+            if (reason := self._registry.not_entered.get(url)) is not None
+        }
+
     # -- inside ------------------------------------------------------------------------------
 
     def _reconcile(self, name: str) -> None:
@@ -190,6 +239,7 @@ class Watches:
         )
 
     def _forget(self, name: str) -> None:
+        self._note_gone(name)
         self._registry.forget(name)
         self._fleet.remove(name)
         self._waiting.pop(name, None)
@@ -201,6 +251,27 @@ class Watches:
         del self._running[name]
         if name in self._ending:
             self._ending.remove(name)
+            if self._registry.find(name) is None:
+                self._note_gone(name)
             self._fleet.remove(name)
             self._waiting.pop(name, None)
             self._reconcile(name)
+
+    def _note_gone(self, name: str) -> None:
+        """Let others drop what they show of replicas that went long ago: pods come for ever."""
+        found = (replica for replica in self._fleet.replicas if replica.name == name)
+        candidates = [c.id for replica in found for c in candidates_of(replica)]
+        self._gone[name] = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))
+        while len(self._gone) > MAX_GONE:
+            oldest = next(iter(self._gone))
+            shown = self._gone.pop(oldest)
+            if self._registry.find(oldest) is None:
+                self._on_gone(shown)
+
+
+def _state(entry: Entry | None) -> str:
+    if entry is None or entry.leaving:
+        return "leaving"
+    if not entry.is_ready:
+        return "not ready"
+    return "draining" if entry.draining else "offered"

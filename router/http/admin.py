@@ -12,6 +12,10 @@ POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole 
 DELETE /admin/experiments/NAME        end and forget it
 GET    /admin/pool                    what is known of the shared pool
 POST   /admin/explain[?tokens=1][&tenant=NAME]   dry run of a request: every candidate's costs
+GET    /admin/adapters                LoRA adapters, with the replicas that have them
+POST   /admin/adapters                load one at all replicas: {"name", "path", "base"?,
+                                      "load_inplace"?}
+DELETE /admin/adapters/NAME[?base=]   unload it at all that have it
 POST   /admin/control                 order engines: {"route", "params"?, "replicas"?: [NAME, …]}
 GET    /admin/config                  the configuration in force
 """
@@ -37,6 +41,7 @@ from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
 from router.experiments.definition import check, check_replicas
 from router.experiments.runner import ExperimentRunner
+from router.http.adapters import Adapter, Adapters
 from router.http.answers import error_answer
 from router.http.control import Control, Order
 from router.http.guard import Guard
@@ -68,6 +73,7 @@ class AdminApp:
     Args:
         guard: Lets operators through.
         tenants: None: clients are not told apart.
+        in_force: Returns the configuration as it is now: a part of it may be reloaded.
     """
 
     def __init__(
@@ -81,8 +87,11 @@ class AdminApp:
         config: Config,
         guard: Guard,
         control: Control,
+        adapters: Adapters,
         tenants: Tenants | None,
+        in_force: Callable[[], Config],
     ) -> None:
+        self._in_force = in_force
         self._explainer = explainer
         self._registry = registry
         self._watches = watches
@@ -91,6 +100,7 @@ class AdminApp:
         self._config = config
         self._guard = guard
         self._control = control
+        self._adapters = adapters
         self._tenants = tenants
 
     def build(self) -> web.Application:
@@ -110,6 +120,9 @@ class AdminApp:
         app.router.add_delete("/admin/experiments/{name}", self._forget)
         app.router.add_get("/admin/pool", self._pool)
         app.router.add_post("/admin/explain", self._explain)
+        app.router.add_get("/admin/adapters", self._list_adapters)
+        app.router.add_post("/admin/adapters", self._load_adapter)
+        app.router.add_delete("/admin/adapters/{name:.+}", self._unload_adapter)
         app.router.add_post("/admin/control", self._order)
         app.router.add_get("/admin/config", self._show_config)
         return app
@@ -127,7 +140,13 @@ class AdminApp:
             return error_answer(error, request.path)
 
     async def _replicas(self, _: web.Request) -> web.Response:
-        return _json({"replicas": self._status.describe(), "sharing": self._status.sharing()})
+        return _json(
+            {
+                "replicas": self._status.describe(),
+                "sharing": self._status.sharing(),
+                "sources": self._status.sources(),
+            }
+        )
 
     async def _pool(self, _: web.Request) -> web.Response:
         return _json({"pool": self._status.describe_pool()})
@@ -218,12 +237,23 @@ class AdminApp:
             raise BadRequest(f"there is no tenant {name[:64]!r}", param="tenant")
         return tenant
 
+    async def _list_adapters(self, _: web.Request) -> web.Response:
+        return _json({"adapters": self._adapters.describe()})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, Adapter, '{"name": "sql", "path": "/adapters/sql-2"}')
+        return _json(await self._adapters.load(wanted))
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name, base = request.match_info["name"], request.query.get("base")
+        return _json(await self._adapters.unload(name, base))
+
     async def _order(self, request: web.Request) -> web.Response:
         order = await _read(request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}')
         return _json(await self._control.follow(order))
 
     async def _show_config(self, _: web.Request) -> web.Response:
-        return _json(self._config)
+        return _json(self._in_force())
 
 
 async def _read(request: web.Request, kind: type[_T], example: str) -> _T:

@@ -1,8 +1,8 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
 No routing here: a request becomes an `Inbound`, which router.data_path.pipeline answers. The
-router's own pages are /healthz, /readyz, /metrics and /v1/models; router.api.routes says which
-routes go to engines.
+router's own pages are /healthz, /readyz, /metrics, /v1/models and its entries; router.api.routes
+says which routes go to engines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from router.config import LimitsConfig
 from router.data_path.job import Inbound
 from router.data_path.pipeline import Pipeline
 from router.discovery.readiness import Readiness
-from router.errors import BadRequest, ClientError, NoReplicaAvailable, RouterError, ShuttingDown
+from router.errors import (
+    BadRequest,
+    ClientError,
+    NoReplicaAvailable,
+    RouterError,
+    ShuttingDown,
+    UnknownModel,
+)
 from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining
 from router.http.exchange import Exchange
@@ -79,6 +86,7 @@ class DataApp:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_route("*", "/{tail:.*}", self._route, expect_handler=expected)
         return app
 
@@ -94,10 +102,7 @@ class DataApp:
             tenant = exchange.tenant = self._tenant(request)
             # The tenant before its body: a client that may not ask costs nothing.
             with _entered(tenant), self._intake.hold() as held:
-                inbound = await self._receive(exchange, route, held)
-                await self._until_started()
-                work = self._pipeline.route(inbound, exchange, exchange.request_id)
-                await self._draining.until_cut(work)
+                await self._draining.until_cut(self._answer(exchange, route, held))
         except ShuttingDown as error:
             await exchange.cut(error)
             return self._failed(exchange, error)
@@ -113,15 +118,25 @@ class DataApp:
         assert exchange.response is not None
         return exchange.response
 
+    async def _answer(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
+        """Receive a request and have it answered.
+
+        Raises:
+            RouterError: it is refused, or its answer broke off.
+        """
+        inbound = await self._receive(exchange, route, held)
+        await self._until_started()
+        await self._pipeline.route(inbound, exchange, exchange.request_id)
+
     async def _receive(self, exchange: Exchange, route: Route, held: HeldBody) -> Inbound:
         """Read the body, and decode it where the router has to look into it.
 
         Raises:
-            ClientError, Overloaded, ShuttingDown: it cannot be read, or is not wanted.
+            ClientError, Overloaded: it cannot be read, or is not wanted.
         """
         request, tenant = exchange.request, exchange.tenant
         own_limit = tenant.body_bytes if tenant is not None else None
-        body = await self._draining.until_cut(held.read(request, own_limit))
+        body = await held.read(request, own_limit)
         as_sent = None
         encoding = request.headers.get("Content-Encoding", "identity").lower()
         if body and encoding != "identity" and route.takes != "any":
@@ -142,6 +157,7 @@ class DataApp:
             arrived_s=exchange.arrived_s,
             tenant=tenant,
             needs_json=route.takes == "json",
+            needs_model=route.takes != "any" and request.method == "POST",
             as_sent=as_sent,
             client=exchange.client,
         )
@@ -212,18 +228,38 @@ class DataApp:
     async def _models(self, request: web.Request) -> web.Response:
         """List what all replicas serve, each model once, as far as the client may use it."""
         try:
-            tenant = self._tenant(request)
-            models: list[dict[str, Any]] = self._fleet.models()
-            if not models:
-                raise NoReplicaAvailable("no replica has answered yet")
+            models = self._models_of(request)
         except RouterError as error:
             return error_answer(error, request.path)
-        if tenant is not None:
-            models = [model for model in models if tenant.may_use(model["id"])]
         return web.Response(
             body=orjson.dumps({"object": "list", "data": models}),
             content_type="application/json",
         )
+
+    async def _model(self, request: web.Request) -> web.Response:
+        """Show one of them, as OpenAI's API does; vLLM 0.32 has no such route."""
+        wanted = request.match_info["id"]
+        try:
+            for model in self._models_of(request):
+                if model["id"] == wanted:
+                    return web.Response(body=orjson.dumps(model), content_type="application/json")
+            raise UnknownModel(f"The model `{wanted[:200]}` does not exist.", param="model")
+        except RouterError as error:
+            return error_answer(error, request.path)
+
+    def _models_of(self, request: web.Request) -> list[dict[str, Any]]:
+        """List the models that a client may use.
+
+        Raises:
+            Unauthorized, NoReplicaAvailable: its key is not known; no model is.
+        """
+        tenant = self._tenant(request)
+        models: list[dict[str, Any]] = self._fleet.models()
+        if not models:
+            raise NoReplicaAvailable("no replica has answered yet")
+        if tenant is not None:
+            models = [model for model in models if tenant.may_use(model["id"])]
+        return models
 
 
 @contextmanager

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from router.discovery.engine_api import EngineApi
+from router.discovery.served_models import ServedModels
 from router.errors import BadRequest, UnknownReplica, UpstreamError
 from router.replicas.registry import Entry, Registry
 
@@ -33,6 +35,7 @@ class _Command(Struct, frozen=True):
     params: tuple[str, ...] = ()
     method: str = "POST"
     in_body: bool = False
+    changes_models: bool = False
 
 
 COMMANDS: Final = {
@@ -51,9 +54,14 @@ COMMANDS: Final = {
     "start_profile": _Command("/start_profile"),
     "stop_profile": _Command("/stop_profile"),
     "load_lora_adapter": _Command(
-        "/v1/load_lora_adapter", ("lora_name", "lora_path", "load_inplace"), in_body=True
+        "/v1/load_lora_adapter",
+        ("lora_name", "lora_path", "load_inplace"),
+        in_body=True,
+        changes_models=True,
     ),
-    "unload_lora_adapter": _Command("/v1/unload_lora_adapter", ("lora_name",), in_body=True),
+    "unload_lora_adapter": _Command(
+        "/v1/unload_lora_adapter", ("lora_name",), in_body=True, changes_models=True
+    ),
 }
 
 _Value = str | int | float | bool | list[str]
@@ -70,8 +78,9 @@ class Order(Struct, frozen=True, forbid_unknown_fields=True):
 class Control:
     """Passes orders on to engines."""
 
-    def __init__(self, api: EngineApi, registry: Registry) -> None:
+    def __init__(self, api: EngineApi, registry: Registry, models: ServedModels) -> None:
         self._api = api
+        self._models = models
         self._registry = registry
 
     async def follow(self, order: Order) -> dict[str, Any]:
@@ -128,6 +137,9 @@ class Control:
             )
         except UpstreamError as error:
             return answered | {"error": error.message}
+        if command.changes_models:
+            with suppress(UpstreamError):
+                await self._models.refresh(entry.name)
         return answered | {
             "status": answer.status,
             "answer": _shown(answer.body),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import time
-import uuid
 from contextlib import suppress
 from typing import Final
 
@@ -27,6 +27,7 @@ class Exchange:
 
     __slots__ = (
         "_is_chunked",
+        "_transport",
         "arrived_s",
         "client",
         "request",
@@ -39,11 +40,12 @@ class Exchange:
         given = request.headers.get("X-Request-Id", "")
         self.arrived_s = time.monotonic()
         self.request = request
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         self.client = client
         self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
         self.response: web.StreamResponse | None = None
         self._is_chunked = False
+        self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
     async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Send a whole answer."""
@@ -54,6 +56,7 @@ class Exchange:
         self.response = web.StreamResponse(status=status, headers=headers)
         await self.response.prepare(self.request)
         self._is_chunked = "Transfer-Encoding" in self.response.headers
+        self._transport = self.request.transport
 
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once."""
@@ -69,7 +72,7 @@ class Exchange:
         Raises:
             ConnectionError: the client has left.
         """
-        transport = self.request.transport
+        transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)

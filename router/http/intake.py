@@ -61,13 +61,14 @@ class HeldBody:
         check_framing(request)
         self._check(request.content_length or 0, own_limit)
         await let_send(request)
+        content = request.content
         parts: list[bytes] = []
         try:
+            if content.is_eof():  # as mostly: it came with its head, and no one waits
+                return self._held(content.read_nowait(), own_limit)
             async with asyncio.timeout(self._limits.receive_timeout_s):
-                while part := await request.content.readany():
-                    self._check(self._num_bytes + len(part), own_limit)
-                    self._add(len(part))
-                    parts.append(part)
+                while part := await content.readany():
+                    parts.append(self._held(part, own_limit))
         except web.RequestPayloadError as exc:
             raise BadRequest("the body breaks off or is framed wrongly") from exc
         except TimeoutError as exc:
@@ -75,6 +76,12 @@ class HeldBody:
                 f"the body did not arrive within {self._limits.receive_timeout_s:g} s"
             ) from exc
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _held(self, part: bytes, own_limit: int | None) -> bytes:
+        """Count a part that has arrived among what is held."""
+        self._check(self._num_bytes + len(part), own_limit)
+        self._add(len(part))
+        return part
 
     def count(self, num_bytes: int) -> None:
         """Count what was decoded of the body and is held, too.

@@ -36,6 +36,15 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (model(is_loaded=False), "warning", "tokenizer", "not loaded in time", "--tokens-models qwen="),
     (model(engine_only="no files"), "note", "tokenizer", "no files", "--tokens-models qwen="),
     (model(is_same=False), "error", "tokenizer", "other tokens", "--tokens-chat-templates qwen="),
+    (replace(REPLICA, seems="prefill"), "error", "role", "used as both", "role: prefill}"),
+    (
+        replace(REPLICA, seems="decode", role="prefill"),
+        "error", "role", "shows role decode, and is used as prefill", "role: decode}",
+    ),
+    (
+        replace(REPLICA, role="prefill", bootstrap="http://10.0.0.5:8998"),
+        "error", "role", "no bootstrap server answers at http://10.0.0.5:8998", "another transfer",
+    ),
     # -- its events
     (replace(REPLICA, ranks=(), wants_events=False), "note", "events", "as configured", "--events"),
     (replace(REPLICA, ranks=()), "warning", "events", "without KV events", "--kv-events-config"),
@@ -100,7 +109,22 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     ),
     (rank(state="degraded", reason="something else"), "warning", "state", "something else", ""),
     (rank(is_verified=False), "note", "hashes", "guessed: sha256", ""),
+    (replace(REPLICA, sleep="asleep"), "warning", "sleep", "no requests", "/wake_up"),
+    (
+        replace(REPLICA, sleep="emptied", has_pool_connector=True),
+        "warning", "sleep", "emptied the pool", "/wake_up",
+    ),
     (rank(algorithm="warmroute"), "note", "hashes", "translated", ""),
+    (
+        replace(REPLICA, role="decode", transfer="store", transfers=("nixl", "mooncake")),
+        "error", "role", "speak nixl and mooncake", "transfer: nixl",
+    ),
+    (replace(REPLICA, speculates=True), "note", "drafts", "is learned", "eagle: false"),
+    (
+        replace(REPLICA, speculates=True, drops_last=True, eagle=False),
+        "note", "drafts", "drops the last block", "eagle: true",
+    ),
+    (replace(REPLICA, eagle=True), "warning", "drafts", "does not draft so", ""),
 ]  # fmt: skip
 
 
@@ -130,6 +154,14 @@ def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
     assert "131,072 tokens" in texts
     assert "EXACT: 1,200 blocks" in texts
     assert "found in its events: sha256, 16 tokens" in texts
+
+
+def test_a_role_that_fits_is_described() -> None:
+    """An engine of both kinds may be used as either."""
+    findings = list(judge(replace(REPLICA, role="decode", seems="both")))
+
+    assert wrong(findings) == []
+    assert [f.text for f in findings if f.about == "role"] == ["decode"]
 
 
 def test_silence_without_history_may_be_another_port() -> None:

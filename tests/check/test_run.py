@@ -16,9 +16,12 @@ from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router import config
 from router.check import Finding, Report, check
+from router.check.events import EventsSeen, RankSeen, judge
+from router.check.finding import Subject
 from router.cluster.redis_store import RedisStore
 from router.config import Config
-from router.messages import ReplicaRecord
+from router.index.candidate_stream import StreamReason
+from router.messages import KvGroup, ReplicaRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.ports import free_port
@@ -151,6 +154,42 @@ async def test_an_engine_started_without_something_is_reported(
     assert found.level == "warning"
     assert found.text.startswith(text)
     assert found.hint
+
+
+async def test_kv_groups_are_listed() -> None:
+    """Of a hybrid model: kinds, windows, block sizes."""
+    async with Engines(1, sliding_window=64, num_window_groups=2) as (engine,):
+        await prompted(engine)
+        report = await checked(engine)
+
+    found = finding(report, "replica r1", "kv groups")
+    assert wrong(report) == []
+    assert found.text == (
+        "full_attention, blocks of 16; 2 x sliding_window of 64 tokens, blocks of 16"
+    )
+
+
+def test_kv_groups_that_are_not_understood_are_a_warning() -> None:
+    """With their kind, and what follows."""
+    rank = RankSeen(
+        rank=0,
+        reported="tcp://127.0.0.1:1",
+        endpoint="tcp://127.0.0.1:1",
+        reach="open",
+        has_handshake=True,
+        state="degraded",
+        reason=StreamReason.GROUPS,
+        num_batches=1,
+        groups=(KvGroup(0, "full_attention", 16), KvGroup(1, "ring", 16), KvGroup(2, "", 16)),
+    )
+    found = list(judge(Subject("replica r1"), EventsSeen(url="http://127.0.0.1", ranks=(rank,))))
+
+    assert [f.hint for f in found if f.about == "state"] == [
+        "its hits are predicted too short; please report model and release"
+    ]
+    assert found[-1].level == "warning"
+    assert "'', 'ring'" in found[-1].hint
+    assert "kind not told, blocks of 16" in found[-1].text
 
 
 async def test_history_that_is_lost_is_reported() -> None:
@@ -507,7 +546,7 @@ async def test_a_pool_is_described() -> None:
     assert model.num_blocks == report.pool.num_objects
     assert model.bytes_per_token
     assert finding(report, "pool", "members").text == "take part: r1"
-    assert "tp_rank:*" in finding(report, "pool", "keys").text
+    assert "tp_rank:0@" in finding(report, "pool", "keys").text
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "hang"])
@@ -549,3 +588,19 @@ async def test_event_streams_of_the_master_are_tried() -> None:
         )
 
     assert finding(report, "pool", "events").level == "error"
+
+
+async def test_sources_of_replicas_are_asked_and_what_they_find_is_checked(tmp_path: Path) -> None:
+    """What is left out is named with its reason; a file that cannot be used is an error."""
+    file = tmp_path / "replicas.yaml"
+    async with Engines(1) as (engine,):
+        file.write_text(f"- {engine.url}\n- http://169.254.169.254\n")
+        found = await checked(discovery__file=file)
+        file.write_text("nothing")
+        broken = await checked(engine, discovery__file=file)
+
+    assert [replica.url for replica in found.replicas] == [engine.url]
+    good, left_out = found.of("discovery")
+    assert (good.level, good.text) == ("ok", "1 replicas")
+    assert "'169.254.169.254' is not in discovery.hosts" in left_out.text
+    assert [f.level for f in broken.of("discovery")] == ["error"]

@@ -8,20 +8,24 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from policies.registry import POLICIES
 from router import config
 from router.cli import main
+from router.cli.group import SUMMARIES
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SLOW, STUCK, Engines, chat, on_stage, streamed, words
+from tests.forks import python_command, python_environment
 
 REPLICA = ("--replica", "http://127.0.0.1:9")
 
@@ -53,6 +57,7 @@ def run(*args: str, **kwargs: str) -> Result:
         ((*REPLICA, "--admin-host", "0.0.0.0", "--admin-open"), "admin.open: not where others can"),
         ((*REPLICA, "--admin-replica-hosts", "10.0.0.0/40"), "admin.replica_hosts: '10.0.0.0/40'"),
         ((*REPLICA, "--engine-key-hosts", "a b"), "engine.key_hosts: 'a b' is not"),
+        ((*REPLICA, "--mooncake", "http://a", "--mooncake", "b:1"), "'b:1' is not a base URL"),
         ((*REPLICA, "--log-level", "loud"), "log.level:"),
         ((*REPLICA, "--forward-max-tries", "0"), "forward.max_tries: Expected `int` >= 1"),
         ((*REPLICA, "--forward-ca-file", "/nowhere"), "forward.ca_file: No such file"),
@@ -89,7 +94,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(args: tuple[str, ...], said: str
         ("listen: {port: [1]}", "listen.port: Expected `int`, got `array`"),
         ("policy: {params: 3}", "policy.params: Expected `object`, got `int`"),
         ("a: [", "not YAML"),
-        ("- a", "the top level must be a mapping of replicas, listen"),
+        ("- a", "the top level must be a mapping of replicas, discovery, listen"),
         ("listen: !!python/object:os.system {}", "not YAML"),
     ],
 )
@@ -147,6 +152,29 @@ def test_help_is_there(args: tuple[str, ...]) -> None:
 
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_a_summary_is_what_the_command_says_of_itself(name: str) -> None:
+    """`--help` prints a summary without importing the command, and it is the command's own."""
+    command = main.get_command(click.Context(main), name)
+
+    assert command is not None
+    assert SUMMARIES[name] == command.get_short_help_str(limit=1000)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`warmroute --help` lists every command, and imports neither loadtest nor a large library."""
+    heavy = "{'aiohttp', 'httpx', 'loadtest', 'numpy', 'scipy', 'transformers'}"
+    call = "main(['--help'], standalone_mode=False)"
+    code = f"import sys; from router.cli import main; {call}; print({heavy} & set(sys.modules))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    assert all(f"\n  {name} " in done.stdout for name in main.list_commands(click.Context(main)))
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_help_names_every_option() -> None:
@@ -257,22 +285,19 @@ async def test_explain_at_another_server_is_an_error(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def serving(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run `warmroute serve` as a process of its own."""
+async def serving(*args: str, is_fork: bool = True) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run `warmroute serve` as a process of its own.
+
+    Args:
+        is_fork: It ends without taking modules apart; what is left open then is not reported.
+    """
+    own = {"PYTHONWARNINGS": "error::ResourceWarning"}
+    python = python_command() if is_fork else [sys.executable]
+    environment = python_environment() if is_fork else os.environ | own
     process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "router.cli",
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--admin-open",
-            *args,
-        ),
+        *(*python, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--admin-open", *args),
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ
-        | {"PYTHONWARNINGS": "error::ResourceWarning", "WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
+        env=environment | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
     )
     try:
         yield process
@@ -316,13 +341,14 @@ async def test_a_signal_ends_it_when_answers_are_finished(
         serving(
             *("--replica", engine.url, "--port", "0", "--admin-port", "0"),
             *("--decision-log", str(records), "--log-json"),
+            is_fork=number == signal.SIGINT,
         ) as process,
         aiohttp.ClientSession() as client,
     ):
         line = await said_at_start(process)
         found = re.search(r"listens on (http://\S+) \(admin: (http://\S+)\)", line)
         assert found is not None, line
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         body = streamed(chat(words(1), max_tokens=30, ignore_eos=True))
@@ -341,6 +367,38 @@ async def test_a_signal_ends_it_when_answers_are_finished(
     assert b"nothing to reload" in log
     assert b'"message":"routed"' in log
     assert json.loads(records.read_text())["outcome"] == "ok"
+
+
+async def test_a_configuration_is_read_again_at_sighup(tmp_path: Path) -> None:
+    """What may change does; what may not, and what is broken, is refused with its key."""
+    file = tmp_path / "warmroute.yaml"
+
+    def write(*lines: str) -> None:
+        file.write_text("\n".join(("listen: {host: 127.0.0.1, port: 0}", *lines)))
+
+    async with Engines(2) as (a, b):
+        write("admin: {port: 0}", f"replicas: [{a.url}]")
+        async with serving("--config", str(file), "--log-json") as process:
+            assert process.stderr is not None
+            await said_at_start(process)
+            logged = b""
+            for lines, said in (
+                ((f"replicas: [{b.url}]", "policy: {name: random}"), b"replicas, policy.name"),
+                ((f"replicas: [{b.url}]", "index: {mode: redis}"), b"needs redis.url"),
+                ((f"replicas: [{b.url}]", "limits: {body_bytes: 1}"), b"limits.body_bytes"),
+                (("replicas: [",), b"not YAML"),
+            ):
+                write("admin: {port: 0}", *lines)
+                process.send_signal(signal.SIGHUP)
+                async with asyncio.timeout(60):
+                    while said not in logged:
+                        logged += await process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            _, rest = await process.communicate()
+
+    assert process.returncode == 0
+    assert logged.count(b'"not reloaded"') == 3
+    assert b"Traceback" not in logged + rest
 
 
 # -- check ---------------------------------------------------------------------------------------
@@ -417,8 +475,9 @@ async def test_check_ends_quietly_on_ctrl_c() -> None:
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.cli", "check", "--replica", url, "--wait", "300"),
+            *(*python_command(), "-m", "router.cli", "check", "--replica", url, "--wait", "300"),
             *("--health-timeout-s", "300"),
+            env=python_environment(),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

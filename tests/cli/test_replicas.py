@@ -26,13 +26,14 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
     async with Engines(2) as (first, second), on_stage(first, closed) as stage:
         await stage.ask(chat(words(1)))
         await stage.settled(first)
-        added = await run(stage, "add", second.url, "--name", "east")
+        added = await run(stage, "add", second.url, "--name", "east", "--role", "decode")
         again = json.loads((await run(stage, "add", second.url, "--json")).stdout)
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         drained = await run(stage, "drain", "east")
         listed = await run(stage, "list")
         back = await run(stage, "undrain", "east")
         raw = json.loads((await run(stage, "list", "--json")).stdout)
+        used = await run(stage, "list")
         removed = await run(stage, "remove", "r2", "--now")
         leaving = await run(stage, "remove", "east")
         await stage.until(lambda: len(stage.router.registry.entries) == 1)
@@ -47,6 +48,8 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
     assert lines[1][:4] == ["r1", first.url, "yes", "exact"]
     assert "not yet: /v1/models" in listed.stdout  # (wrapped)
     assert ["east", second.url, "no:", "draining"] in [line[:4] for line in lines]
+    assert "yes: decode" in used.stdout
+    assert raw["replicas"][2]["replica"]["role"] == "decode"
     assert [replica["name"] for replica in raw["replicas"]] == ["r1", "r2", "east"]
 
 

@@ -73,6 +73,10 @@ def test_mappings_come_as_pairs() -> None:
             "replicas[0].replay",
             "one endpoint per entry",
         ),
+        ("mooncake: [{master: 'http://a'}]", "mooncake", "one pool. Its masters are a list"),
+        ("mooncake: {master: [1]}", "mooncake.master", "each master is a URL"),
+        ("mooncake: {master: ['http://a', 'b:1']}", "mooncake.master", "'b:1' is not a base URL"),
+        ("mooncake: {master: 'http://a,'}", "mooncake.master", "'' is not a base URL"),
         ("admin: {host: 0.0.0.0, open: true}", "admin.open", "not where others can reach"),
         ("redis: {url: 'http://a:1'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'redis://a:1/x'}", "redis.url", "redis://HOST:PORT/DB"),
@@ -96,6 +100,49 @@ def test_mappings_come_as_pairs() -> None:
         ("queue: {max_wait_s: 0}", "queue.max_wait_s", "> 0"),
         ("queue: {max_requests: 0}", "queue.max_requests", ">= 1"),
         ("queue: {widow: 1}", "queue.widow", "did you mean 'window'"),
+        (
+            "replicas: [{url: 'http://a', role: decoder}]",
+            "replicas[0].role",
+            "Invalid enum value 'decoder'. Known here: both, prefill, decode",
+        ),
+        (
+            "replicas: [{url: 'http://a', transfer: rdma}]",
+            "replicas[0].transfer",
+            "Known here: store, mooncake, nixl",
+        ),
+        ("prefill: {transfer: rdma}", "prefill.transfer", "Known here: store, mooncake, nixl"),
+        (
+            "replicas: [{url: 'http://a', role: prefill}]",
+            "replicas[0].role",
+            "prefill needs a partner: set role: decode for another replica with transfer store",
+        ),
+        (
+            "replicas: [{url: 'http://a', role: prefill}, 'http://b']",
+            "replicas[0].role",
+            "needs a partner",
+        ),
+        (
+            "replicas: ['http://b', {url: 'http://a', role: decode}]",
+            "replicas[1].role",
+            "decode needs a partner: set role: prefill",
+        ),
+        (
+            "replicas: [{url: 'http://a', role: prefill, transfer: nixl},"
+            " {url: 'http://b', role: decode}]",
+            "replicas[0].role",
+            "for another replica with transfer nixl",
+        ),
+        (
+            "replicas: [{url: 'http://a', bootstrap: 'http://a:8998'}]",
+            "replicas[0].bootstrap",
+            "only a replica of role prefill and transfer mooncake has one (this one: both, store)",
+        ),
+        (
+            "replicas: [{url: 'http://a', role: prefill, transfer: mooncake, bootstrap: 'a:1'},"
+            " {url: 'http://b', role: decode, transfer: mooncake}]",
+            "replicas[0].bootstrap",
+            "http://HOST:PORT",
+        ),
         ("log: {level: loud}", "log.level", "debug|info|warning|error"),
     ],
 )
@@ -210,3 +257,34 @@ def test_a_replica_is_known_by_its_name_or_else_its_address() -> None:
         "east",
         "http://a:1",
     )
+
+
+def test_a_partner_may_come_later(tmp_path: Path) -> None:
+    """Where the admin API, or another router, can add replicas."""
+    alone = "replicas: [{url: 'http://a', role: prefill}]\n"
+
+    for more in ("admin: {allow_empty: true}", "redis: {url: 'redis://a:1'}"):
+        assert load(write(tmp_path, alone + more)).replicas[0].role == "prefill"
+
+
+@pytest.mark.parametrize(
+    ("url", "bootstrap", "found"),
+    [
+        ("http://a:8000", None, "http://a:8998"),
+        ("http://[::1]:8000", None, "http://[::1]:8998"),
+        ("http://a:8000", "http://b:1/", "http://b:1"),
+    ],
+)
+def test_where_a_bootstrap_server_is(url: str, bootstrap: str | None, found: str) -> None:
+    """As configured, else at vLLM's default port of the same host."""
+    assert config.bootstrap_of(config.ReplicaConfig(url=url, bootstrap=bootstrap)) == found
+
+
+def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
+    """As a text with commas everywhere, and as a list in the file."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text("mooncake: {master: ['http://a:1', 'http://b:2']}")
+
+    assert config.load(file).mooncake.master == "http://a:1,http://b:2"
+    by_variable = load(environ={"WARMROUTE_MOONCAKE_MASTER": "http://a:1,http://b:2"})
+    assert by_variable.mooncake.master == "http://a:1,http://b:2"

@@ -77,7 +77,7 @@ async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineAp
     load = await api.load("r1", url)
 
     assert facts.models == (ServedModel(id="tiny", root="/models/tiny", max_model_len=4096),)
-    assert (facts.version, facts.block_size, facts.num_gpu_blocks) == ("0.32.0", 32, 1200)
+    assert (facts.version, facts.block_size, facts.num_gpu_blocks) == ("0.32.0", 32, 600)
     assert (facts.prefix_caching, facts.hash_algorithm, facts.num_ranks) == (True, "sha256", 2)
     assert facts.event_sources == {
         0: EventSource("tcp://*:5557"),
@@ -85,6 +85,30 @@ async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineAp
     }
     assert load is not None
     assert load.started_s == facts.started_s == 1795163824.78
+    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+
+
+async def test_a_server_of_some_ranks_of_a_group_numbers_them_from_0(
+    replica: Replica, api: EngineApi
+) -> None:
+    """As the header that names a rank does; metrics and event sources have the group's numbers."""
+    metrics = METRICS.replace('engine="0"', 'engine="4"').replace('engine="1"', 'engine="5"')
+    url = await replica(
+        {
+            "/v1/models": MODELS,
+            "/kv_event_sources": {"5": SOURCES["1"], "4": SOURCES["0"]},
+            "/metrics": (200, metrics),
+        }
+    )
+
+    facts = await api.facts("r1", url)
+    load = await api.load("r1", url, names_sources=True)
+
+    assert (facts.num_ranks, facts.rank_numbers, facts.names_sources) == (2, (4, 5), True)
+    assert facts.event_sources[0].endpoint == "tcp://*:5557"
+    assert facts.event_sources[1].endpoint == "tcp://*:5558"
+    assert load is not None
+    assert load.rank_numbers == (4, 5)
     assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
 
 
@@ -100,6 +124,158 @@ async def test_a_server_that_reports_little_is_served_with_less(
     assert (facts.version, facts.block_size, facts.num_gpu_blocks, facts.started_s) == (None,) * 4
     assert (facts.num_ranks, facts.event_sources) == (1, {})
     assert await api.load("r1", url) is None
+
+
+_STORE = 'vllm:mooncake_store_put_total{engine="0"} 1.0\n'
+_FETCH = 'vllm:num_requests_kv_fetch_by_stage{engine="0",stage="in_progress"} 0.0\n'
+
+
+@pytest.mark.parametrize(
+    ("version", "metrics", "seems"),
+    [
+        ("0.32.0", _STORE, "prefill"),
+        ("0.33.1.dev3", _STORE, "prefill"),
+        ("0.32.0", _STORE + _FETCH, None),
+        ("0.32.0", "", None),
+        ("0.31.2", _STORE, None),
+        ("main", _STORE, None),
+    ],
+)
+async def test_a_connector_that_loads_nothing_is_a_producer_s(
+    replica: Replica, api: EngineApi, version: str, metrics: str, seems: str | None
+) -> None:
+    """Of releases that would show it; all else is not known."""
+    pages = {"/v1/models": MODELS, "/version": {"version": version}, "/metrics": (200, metrics)}
+
+    assert (await api.facts("r1", await replica(pages))).seems == seems
+
+
+@pytest.mark.parametrize(
+    ("page", "role"),
+    [
+        ({"vllm_config": {"kv_transfer_config": {"kv_role": "kv_producer"}}}, "prefill"),
+        ({"vllm_config": {"kv_transfer_config": {"kv_role": "kv_consumer"}}}, "decode"),
+        ({"vllm_config": {"kv_transfer_config": {"kv_role": "kv_both"}}}, "both"),
+        ({"vllm_config": {"kv_transfer_config": {"kv_role": "kv_odd"}}}, None),
+        ({"vllm_config": {"kv_transfer_config": None}}, None),
+        ({"vllm_config": "text"}, None),
+        ((404, "no"), None),
+    ],
+)
+async def test_an_engine_in_dev_mode_says_its_role(
+    replica: Replica, api: EngineApi, page: object, role: str | None
+) -> None:
+    """Others say nothing."""
+    info = await api.server_info("r1", await replica({"/server_info": page}))
+    assert (info.role, bool(info.eagle)) == (role, False)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "eagle"),
+    [
+        (None, False),
+        ({"method": "ngram"}, False),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, True),
+        ({"method": "mtp", "disable_eagle_block_drop": False}, True),
+        ({"method": "mtp", "disable_eagle_block_drop": True}, False),
+    ],
+)
+async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
+    replica: Replica, api: EngineApi, speculation: dict[str, object] | None, eagle: bool
+) -> None:
+    """By the method of its drafts, and the switch that turns it off."""
+    page = {"vllm_config": {"speculative_config": speculation}}
+
+    info = await api.server_info("r1", await replica({"/server_info": page}))
+
+    assert info.eagle is eagle
+
+
+async def test_several_connectors_are_taken_one_by_one(replica: Replica, api: EngineApi) -> None:
+    """The first that we can speak to says the role; all of them which transfers there are."""
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "connectors": [
+                {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+                {"kv_connector": "NixlConnector", "kv_role": "kv_producer"},
+                {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"},
+            ]
+        },
+    }
+    one = {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}
+    other = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+
+    found = [
+        await api.server_info("r1", await replica({"/server_info": {"vllm_config": config}}))
+        for config in ({"kv_transfer_config": each} for each in (several, one, other))
+    ]
+
+    assert [(info.role, info.transfers) for info in found] == [
+        ("prefill", ("nixl", "store")),
+        ("decode", ("mooncake",)),
+        ("both", ()),
+    ]
+
+
+@pytest.mark.parametrize(("label", "tokens"), [("18432", 18432), ("None", None), ("0", None)])
+async def test_an_engine_counts_its_cache_in_tokens_itself(
+    replica: Replica, api: EngineApi, label: str, tokens: int | None
+) -> None:
+    """Per rank; blocks times their size are another figure where there are several KV groups."""
+    metrics = METRICS.replace("num_gpu_blocks=", f'kv_cache_size_tokens="{label}",num_gpu_blocks=')
+    pages = {"/v1/models": MODELS, "/metrics": (200, metrics)}
+
+    assert (await api.facts("r1", await replica(pages))).num_cache_tokens == tokens
+
+
+async def test_a_load_has_free_kv_and_the_times_between_tokens(
+    replica: Replica, api: EngineApi
+) -> None:
+    """By local rank; values that none can have are left out."""
+    metrics = METRICS + (
+        'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25\n'
+        'vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} NaN\n'
+        'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="tiny"} 4.0\n'
+        'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 40.0\n'
+        'vllm:inter_token_latency_seconds_sum{engine="0",model_name="tiny"} 1.5\n'
+        'vllm:inter_token_latency_seconds_sum{engine="1",model_name="tiny"} -1.5\n'
+    )
+
+    load = await api.load("r1", await replica({"/metrics": (200, metrics)}))
+
+    assert load is not None
+    assert (load.kv_usage, load.token_s, load.num_tokens) == ({0: 0.25}, {0: 1.5}, {0: 40})
+
+
+async def test_metrics_show_that_an_engine_speculates(replica: Replica, api: EngineApi) -> None:
+    """Its counters of drafts are there from the start, and only then."""
+    counters = 'vllm:spec_decode_num_drafts_total{engine="0",model_name="tiny"} 0.0\n'
+    pages = {"/v1/models": MODELS}
+
+    plain = await api.facts("r1", await replica(pages | {"/metrics": (200, METRICS)}))
+    drafts = await api.facts("r1", await replica(pages | {"/metrics": (200, METRICS + counters)}))
+
+    assert (plain.speculates, drafts.speculates) == (False, True)
+
+
+async def test_a_bootstrap_server_names_its_engines(replica: Replica, api: EngineApi) -> None:
+    """By rank."""
+    page = {"0": {"engine_id": "e0", "worker_addr": {}}, "1": {"engine_id": "e1"}}
+
+    assert await api.engine_ids("r1", await replica({"/query": page})) == {0: "e0", 1: "e1"}
+
+
+@pytest.mark.parametrize("page", [(404, "no"), (200, "[]"), {"0": {}}, {"x": {"engine_id": "e"}}])
+async def test_what_is_no_bootstrap_server_is_said(
+    replica: Replica, api: EngineApi, page: object
+) -> None:
+    """With its address."""
+    url = await replica({"/query": page})
+
+    with pytest.raises(UpstreamBroken, match="/query answered"):
+        await api.engine_ids("r1", url)
 
 
 @pytest.mark.parametrize("page", [(200, "<html>"), (404, "no"), {"data": []}, {"models": 1}])
@@ -256,6 +432,33 @@ async def test_figures_that_are_none_are_left_out(
     assert (facts.block_size, facts.num_gpu_blocks) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("figures", "state"),
+    [
+        ({"awake": "1.0", "weights_offloaded": "0.0", "discard_all": "0.0"}, "awake"),
+        ({"awake": "0.0", "weights_offloaded": "1.0", "discard_all": "0.0"}, "emptied"),
+        ({"awake": "0.0", "weights_offloaded": "0.0", "discard_all": "1.0"}, "emptied"),
+        ({"awake": "0.0", "weights_offloaded": "0.0", "discard_all": "0.0"}, "asleep"),
+        ({"awake": "x"}, "awake"),
+        ({}, "awake"),
+    ],
+)
+async def test_sleep_is_in_the_metrics(
+    replica: Replica, api: EngineApi, figures: dict[str, str], state: str
+) -> None:
+    """By level; an engine that does not say is awake."""
+    page = "\n".join(
+        f'vllm:engine_sleep_state{{engine="0",model_name="m",sleep_state="{name}"}} {value}'
+        for name, value in figures.items()
+    )
+    url = await replica({"/v1/models": MODELS, "/metrics": (200, page)})
+    facts, load = await api.facts("r1", url), await api.load("r1", url)
+
+    assert facts.sleep == state
+    assert load is not None
+    assert load.sleep == state
+
+
 async def test_too_many_models_are_refused(replica: Replica, api: EngineApi) -> None:
     """A tokenizer is loaded for each base model."""
     many = [{"id": f"m{number}"} for number in range(engine_pages.MAX_MODELS + 1)]
@@ -279,7 +482,8 @@ async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
     facts = await api.facts("r1", url)
     load = await api.load("r1", url)
 
-    assert facts.num_ranks <= engine_pages.MAX_RANKS
-    assert set(facts.event_sources) == {0, 255}
+    assert facts.rank_numbers == (0, 255, 256)
+    assert set(facts.event_sources) == {0, 1, 2}
     assert load is not None
     assert set(load.num_running.values()) == {0}
+    assert len(load.num_running) == engine_pages.MAX_RANKS

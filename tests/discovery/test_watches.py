@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.discovery import watches
 from router.discovery.engine_api import EngineFacts
 from router.discovery.watch import ReplicaWatch
 from router.messages import ReplicaRecord
@@ -322,3 +323,24 @@ async def test_two_routers_share_their_notes() -> None:
         assert {r.replica for r in (reply, *replies)} == {reply.replica}
         assert replies[0].predicted > 0
         assert carried[0] == 9
+
+
+async def test_replicas_that_went_long_ago_are_not_shown_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pods come under new names for ever: of those that went, the last ones keep their series."""
+    monkeypatch.setattr(watches, "MAX_GONE", 1)
+    async with Engines(1) as (engine,), on_stage(**EMPTY) as stage:
+
+        def shown(name: str) -> bool:
+            return stage.metric("warmroute_requests_total", replica=name) > 0
+
+        for name in ("pod-a", "pod-b", "pod-a", "pod-c"):
+            await add(stage, engine, name=name)
+            await stage.ready()
+            assert (await stage.ask(chat(words(1)))).replica == name
+            assert shown(name)
+            await remove(stage, name)
+            await stage.until(lambda name=name: nothing_of(stage, name))  # type: ignore[misc]
+
+        assert [shown(name) for name in ("pod-a", "pod-b", "pod-c")] == [False, False, True]

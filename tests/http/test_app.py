@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from loadtest.tiny_model import MODEL_DIR
 from router.api.sessions import session_hash
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
@@ -469,6 +470,73 @@ async def test_a_request_may_leave_out_the_only_model() -> None:
     assert reply.status == 400
     assert reply.error["param"] == "model"
     assert "tiny, other" in reply.error["message"]
+
+
+def form(model: str | None) -> bytes:
+    fields = {"file": 'name="file"; filename="a.mp3"', "model": 'name="model"'}
+    values = {"file": "audio", "model": model}
+    parts = [
+        f"--x\r\nContent-Disposition: form-data; {fields[name]}\r\n\r\n{value}\r\n"
+        for name, value in values.items()
+        if value is not None
+    ]
+    return "".join((*parts, "--x--\r\n")).encode()
+
+
+async def test_no_request_reaches_a_replica_of_another_model() -> None:
+    """Whether a form, JSON or the query names it; one that has to name one is asked to."""
+    sent = {"Content-Type": "multipart/form-data; boundary=x"}
+    routes = ["/v1/images/edits", "/v1/realtime/calls"]
+    audio, images, calls = "/v1/audio/transcriptions", *routes
+    async with (
+        FakeEngine() as tiny,
+        FakeEngine(**{"v1/models": {"data": [{"id": "other", "root": str(MODEL_DIR)}]}}) as other,
+        on_stage(tiny, other, forward__routes=routes) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        for _ in range(3):
+            for path, body, headers in (
+                (audio, form("other"), sent),
+                (images, form("other"), sent),
+                (f"{calls}?model=other", b"v=0", {"Content-Type": "application/sdp"}),
+                ("/tokenize", b'{"model":"other","prompt":"a"}', {}),
+            ):
+                assert (await stage.ask(body, path, headers=headers)).status == 200
+        for path, body, headers in (
+            (audio, form(None), sent),
+            ("/detokenize", b'{"tokens":[1]}', {}),
+        ):
+            reply = await stage.ask(body, path, headers=headers)
+            assert (reply.status, reply.error["param"]) == (400, "model")
+        for path in (audio, images):
+            reply = await stage.ask(form("neither"), path, headers=sent)
+            assert (reply.status, reply.error["type"]) == (404, "NotFoundError")
+
+        assert tiny.received == []
+        assert len(other.received) == 12
+
+
+async def test_a_form_without_a_model_goes_to_the_only_one() -> None:
+    """As the engine would take it."""
+    sent = {"Content-Type": "multipart/form-data; boundary=x"}
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for body in (form(None), form("tiny"), b"--x--"):
+            reply = await stage.ask(body, "/v1/audio/translations", headers=sent)
+            assert reply.status == 200
+            assert engine.received.pop().body == body
+
+
+async def test_one_model_can_be_asked_for() -> None:
+    """By its name, however that is written in a path."""
+    async with (
+        Engines(1, served_model_names=("org/tiny",)) as (a,),
+        on_stage(a) as stage,
+    ):
+        for path in ("/v1/models/org/tiny", "/v1/models/org%2Ftiny"):
+            assert (await stage.ask(None, path, method="GET")).json()["id"] == "org/tiny"
+        reply = await stage.ask(None, "/v1/models/org", method="GET")
+
+    assert (reply.status, reply.error["param"]) == (404, "model")
 
 
 async def test_routes_that_control_an_engine_do_not_reach_one() -> None:

@@ -1,0 +1,75 @@
+"""Settings of prefill and decode apart; and what roles must have to make a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from msgspec import Meta, Struct
+
+from router.config.ranges import Seconds
+from router.config.replicas import ReplicaConfig
+from router.errors import ConfigError
+from router.roles import BOOTSTRAP_PORT, Transfer
+
+
+class PrefillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    transfer: Annotated[
+        Transfer,
+        Meta(
+            description="how KV gets from prefill to decode replicas: store (the Mooncake pool), "
+            "mooncake (MooncakeConnector, peer to peer) or nixl (docs/prefill-decode.md)"
+        ),
+    ] = "store"
+    timeout_s: Annotated[
+        Seconds,
+        Meta(description="a prompt that is not prefilled by then is computed where it is decoded"),
+    ] = 60.0
+    store_wait_s: Annotated[
+        Seconds,
+        Meta(
+            description="longest wait for a prefilled prompt to be in the pool: engines answer "
+            "before they have stored all of it"
+        ),
+    ] = 0.1
+
+
+def check_roles(
+    replicas: Sequence[ReplicaConfig], config: PrefillConfig, *, may_grow: bool
+) -> None:
+    """Refuse roles that lack their partner, and bootstrap addresses of what has none.
+
+    Args:
+        may_grow: Partners may come later.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    roles = {(replica.role, replica.transfer or config.transfer) for replica in replicas}
+    for i, replica in enumerate(replicas):
+        transfer = replica.transfer or config.transfer
+        key = f"replicas[{i}]"
+        if replica.bootstrap is not None and (replica.role, transfer) != ("prefill", "mooncake"):
+            raise ConfigError(
+                f"{key}.bootstrap: only a replica of role prefill and transfer mooncake has one "
+                f"(this one: {replica.role}, {transfer})",
+                param=f"{key}.bootstrap",
+            )
+        if may_grow or replica.role == "both":
+            continue
+        partner = "decode" if replica.role == "prefill" else "prefill"
+        if (partner, transfer) not in roles:
+            raise ConfigError(
+                f"{key}.role: {replica.role} needs a partner: set role: {partner} for another "
+                f"replica with transfer {transfer}, or role: both for this one",
+                param=f"{key}.role",
+            )
+
+
+def bootstrap_of(replica: ReplicaConfig) -> str:
+    """Return where a prefill replica of transfer mooncake tells its engine's name."""
+    if replica.bootstrap is not None:
+        return replica.bootstrap.rstrip("/")
+    host = urlsplit(replica.url).hostname or ""
+    return f"http://{f'[{host}]' if ':' in host else host}:{BOOTSTRAP_PORT}"

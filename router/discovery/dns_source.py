@@ -1,0 +1,160 @@
+"""Replicas from DNS: each address of a name, asked for again and again.
+
+    vllm.inference:8000            its A records, AAAA where it has none, at that port
+    _http._tcp.vllm.inference      the targets of its SRV records, each at its own port; priority
+                                   and weight are not looked at
+
+A name that exists but has no such record is an empty answer; one that does not exist, a server that
+fails or is silent is a failure (router.discovery.sources says what becomes of either). A target of
+an SRV record that does not exist is left out: it has just gone. The time to live is not looked at:
+`discovery.dns_s` is how soon a change is seen, beside what caches on the way add.
+
+The only file that speaks DNS. /etc/resolv.conf counts (servers, search, ndots), not /etc/hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+import dns.asyncresolver
+import dns.exception
+import dns.resolver
+from dns.rdtypes.IN.SRV import SRV
+
+from router.config import ReplicaConfig
+from router.config.discovery import host_and_port
+from router.discovery.sources import Sink
+from router.errors import DiscoveryError
+from router.replicas.registry import Found
+
+_TRY_S: Final = 2.0  # one server, once
+_LIFETIME_S: Final = 6.0  # one question, all servers
+_AT_ONCE: Final = 16  # targets of SRV records
+_MAX_TARGETS: Final = 1024
+
+
+class DnsSource:
+    """A name that is resolved again and again.
+
+    Args:
+        name: HOST:PORT, or the name of SRV records.
+        servers: HOST:PORT of servers to ask; none: those of /etc/resolv.conf.
+        pause_s: Between two answers.
+        files: Where /etc/resolv.conf is read.
+    """
+
+    def __init__(
+        self, name: str, *, servers: Sequence[str], pause_s: float, files: Executor
+    ) -> None:
+        self.name = f"dns {name}"
+        self._query = name
+        self._servers = tuple(servers)
+        self._pause_s = pause_s
+        self._files = files
+
+    async def look(self) -> Sequence[Found]:
+        loop = asyncio.get_running_loop()
+        resolver = await loop.run_in_executor(self._files, _resolver, self._servers)
+        if self._query.startswith("_"):
+            places = await self._targets(resolver)
+        else:
+            host, port = host_and_port(self._query)
+            places = [(address, port) for address in await _addresses(resolver, host)]
+        return [
+            Found(replica=ReplicaConfig(url=f"http://{_in_url(address)}:{port}"))
+            for address, port in sorted(set(places))
+        ]
+
+    async def run(self, sink: Sink) -> None:
+        while True:
+            try:
+                sink.found(self.name, await self.look())
+            except DiscoveryError as exc:
+                sink.failed(self.name, exc.message)
+            await asyncio.sleep(self._pause_s * random.uniform(0.9, 1.1))
+
+    async def _targets(self, resolver: dns.asyncresolver.Resolver) -> list[tuple[str, int]]:
+        """Resolve the targets of SRV records."""
+        records = await _ask(resolver, self._query, "SRV")
+        found = {(r.target.to_text(), r.port) for r in records if isinstance(r, SRV)}
+        found.discard((".", 0))
+        if len(found) > _MAX_TARGETS:
+            raise DiscoveryError(f"{self._query}: more than {_MAX_TARGETS} targets")
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def resolve(target: str, port: int) -> list[tuple[str, int]]:
+            async with limit:
+                try:
+                    return [(address, port) for address in await _addresses(resolver, target)]
+                except _NoSuchName:
+                    return []
+
+        parts = await asyncio.gather(
+            *(resolve(*each) for each in sorted(found)), return_exceptions=True
+        )
+        places: list[tuple[str, int]] = []
+        for part in parts:
+            if isinstance(part, BaseException):
+                raise part
+            places += part
+        return places
+
+
+class _NoSuchName(DiscoveryError):
+    """The name does not exist."""
+
+
+def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
+    """Make a resolver; it reads a file.
+
+    Raises:
+        DiscoveryError: there are no servers to ask.
+    """
+    try:
+        resolver = dns.asyncresolver.Resolver(configure=not servers)
+    except dns.exception.DNSException as exc:
+        raise DiscoveryError(f"/etc/resolv.conf: {exc}") from exc
+    if servers:
+        places = [host_and_port(server) for server in servers]
+        resolver.nameservers = [host for host, _ in places]
+        resolver.nameserver_ports = dict(places)
+    resolver.timeout, resolver.lifetime = _TRY_S, _LIFETIME_S
+    return resolver
+
+
+async def _addresses(resolver: dns.asyncresolver.Resolver, host: str) -> list[str]:
+    """Find a name's IPv4 addresses, or its IPv6 ones: with both, each engine would count twice."""
+    for kind in ("A", "AAAA"):
+        if records := await _ask(resolver, host, kind):
+            return [record.to_text() for record in records]
+    return []
+
+
+async def _ask(
+    resolver: dns.asyncresolver.Resolver, name: str, kind: str
+) -> Sequence[dns.rdata.Rdata]:
+    """Ask for the records of a kind; none: the name has others only.
+
+    Raises:
+        DiscoveryError: no server gave an answer, or the name does not exist.
+    """
+    place = f"{name} ({kind})"
+    try:
+        answer = await resolver.resolve(name, kind, search=True, raise_on_no_answer=False)
+    except dns.resolver.NXDOMAIN as exc:
+        raise _NoSuchName(f"{place}: there is no such name (NXDOMAIN)") from exc
+    except dns.exception.Timeout as exc:
+        raise DiscoveryError(f"{place}: no answer in {_LIFETIME_S:.0f} s") from exc
+    except dns.resolver.NoNameservers as exc:
+        raise DiscoveryError(f"{place}: no server could answer (SERVFAIL, REFUSED?)") from exc
+    except (dns.exception.DNSException, OSError, ValueError) as exc:
+        raise DiscoveryError(f"{place}: {type(exc).__name__}") from exc
+    return list(answer.rrset or ())
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,122 @@
+"""Replicas from a file: a list in the shape of `replicas:` in the configuration, YAML or JSON.
+
+    - http://10.0.0.5:8000
+    - {url: "http://10.0.0.6:8000", name: west}
+
+A mapping with the one key `replicas` will do, too. The file is looked at every second: its time,
+size and inode, through symbolic links, so that an atomic rename and the links of a Kubernetes
+ConfigMap are seen. A change counts once two looks have seen the same. One that cannot be read is
+refused as a whole, with its line or field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from router.config import ReplicaConfig, check_replica_list, explained
+from router.discovery.sources import Sink
+from router.errors import ConfigError, DiscoveryError
+from router.replicas.registry import Found
+from router.watched_file import WatchedFile
+
+_LOOK_S: Final = 1.0
+_MAX_BYTES: Final = 4 * 1024 * 1024
+_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class ReplicaFile:
+    """A file that is followed.
+
+    Args:
+        files: Where it is read: it may be large, or far.
+        look_s: The pause between looks.
+    """
+
+    def __init__(self, path: Path, files: Executor, *, look_s: float = _LOOK_S) -> None:
+        self.name = f"file {path}"
+        self._path = path
+        self._files = files
+        self._look_s = look_s
+
+    async def look(self) -> Sequence[Found]:
+        return await asyncio.get_running_loop().run_in_executor(self._files, self._read)
+
+    async def run(self, sink: Sink) -> None:
+        loop = asyncio.get_running_loop()
+        watched = await loop.run_in_executor(self._files, WatchedFile, self._path)
+        is_new = True
+        while True:
+            if is_new:
+                try:
+                    sink.found(self.name, await self.look())
+                except DiscoveryError as exc:
+                    sink.failed(self.name, exc.message)
+            await asyncio.sleep(self._look_s)
+            is_new = await loop.run_in_executor(self._files, watched.has_changed)
+
+    def _read(self) -> tuple[Found, ...]:
+        try:
+            with self._path.open("rb") as stream:
+                data = stream.read(_MAX_BYTES + 1)
+        except OSError as exc:
+            raise DiscoveryError(f"{self._path}: {exc.strerror}") from exc
+        try:
+            return tuple(Found(replica=replica) for replica in parse(data))
+        except ConfigError as exc:
+            raise DiscoveryError(f"{self._path}: {exc.message}") from exc
+
+
+class _Content(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    replicas: tuple[ReplicaConfig, ...]
+
+
+def parse(data: bytes) -> tuple[ReplicaConfig, ...]:
+    """Read the content of such a file.
+
+    Raises:
+        ConfigError: it is none; the message names the line or the field.
+    """
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"larger than {_MAX_BYTES} bytes")
+    try:
+        tree: Any = yaml.load(data.decode(), _Loader)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark
+        last = data.rstrip().count(b"\n")  # the end of the file is a line of its own
+        where = f"line {min(mark.line, last) + 1}: " if mark is not None else ""
+        raise ConfigError(f"{where}not YAML: {exc.problem}") from exc
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"not YAML ({type(exc).__name__})") from exc
+    if isinstance(tree, list):
+        tree = {"replicas": tree}
+    if not isinstance(tree, dict):
+        raise ConfigError("write a list of replicas, or a mapping with the key replicas")
+    try:
+        replicas = msgspec.convert(_with_urls(tree), _Content, strict=False).replicas
+    except msgspec.ValidationError as exc:
+        raise explained(str(exc), _Content) from exc
+    except RecursionError as exc:
+        raise ConfigError("nested too deep") from exc
+    check_replica_list(replicas)
+    known: dict[str, int] = {}
+    for i, replica in enumerate(replicas):
+        first = known.setdefault(replica.url.rstrip("/"), i)
+        if first != i:
+            raise ConfigError(f"replicas[{i}].url: is replicas[{first}].url, too")
+    return replicas
+
+
+def _with_urls(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """Write bare base URLs as replicas."""
+    replicas = tree.get("replicas")
+    if not isinstance(replicas, list):
+        return tree
+    return {**tree, "replicas": [{"url": e} if isinstance(e, str) else e for e in replicas]}

@@ -1,0 +1,210 @@
+"""The sources of replicas: what each named last, and whether that is to be believed.
+
+A source yields whole sets: each answer is all the replicas that there are. What it names is
+checked, then the registry is made to be so (`router.replicas.registry`): what is new is watched,
+what is gone drains and is forgotten when it is idle. An answer is not followed, and the last good
+one stays, if
+
+    it fails          no answer, or one that makes no sense; counted, logged once for each reason
+    it is empty       after one that was not: a lost label or a bad deployment looks like this too.
+                      It is followed once the source has named no ready replica for `empty_s`
+
+Of an answer that is followed, replicas that cannot be ones or are not where they may be are left
+out, logged once and shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from router.config import check_replica
+from router.config.hosts import HostRules
+from router.discovery.status import UNDISCOVERED, Waiting
+from router.errors import ConfigError
+from router.metrics import SourceState
+from router.replicas.registry import Found
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLICAS: Final = 1024
+"""Of one source; an answer that names more is not followed."""
+_MAX_REFUSED: Final = 32  # shown of one answer
+
+
+class Sink(Protocol):
+    """Takes what a source finds."""
+
+    def found(self, source: str, found: Sequence[Found]) -> None:
+        """Take a whole answer; the same one again confirms it."""
+
+    def failed(self, source: str, reason: str) -> None:
+        """Take why there is no answer."""
+
+
+class Source(Protocol):
+    """Where replicas are found."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in metrics and logs: its kind, and what it was given."""
+        ...
+
+    async def look(self) -> Sequence[Found]:
+        """Find all replicas, once.
+
+        Raises:
+            DiscoveryError: it cannot be asked, or its answer makes no sense.
+        """
+        ...
+
+    async def run(self, sink: Sink) -> None:
+        """Report answers and failures until cancelled."""
+
+
+class Sources:
+    """What the sources of a router named; a `Sink`.
+
+    Args:
+        names: What the sources are called.
+        follow: Makes the registry follow a source; returns why some are not followed.
+        waiting: What keeps a router from being ready; a source is in it until its first answer.
+        count: Takes a source's name and what became of its answer.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        hosts: HostRules,
+        empty_s: float,
+        follow: Callable[[str, Sequence[Found]], dict[str, str]],
+        waiting: Waiting,
+        count: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hosts = hosts
+        self._empty_s = empty_s
+        self._follow = follow
+        self._waiting = waiting
+        self._count = count
+        self._clock = clock
+        self._states = {
+            name: SourceState(name=name, num_replicas=0, reason="", age_s=None, not_followed={})
+            for name in names
+        }
+        self._answered_s: dict[str, float] = {}
+        self._empty: dict[str, tuple[float, Sequence[Found]]] = {}  # since when; the last of them
+        self._ready: dict[str, bool] = {}  # whether the answer in force has one that is ready
+        for name in names:
+            waiting[name] = UNDISCOVERED
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def found(self, source: str, found: Sequence[Found]) -> None:
+        """Take a whole answer of a source."""
+        if len(found) > MAX_REPLICAS:
+            self.failed(source, f"it names {len(found)} replicas: more than {MAX_REPLICAS}")
+            return
+        now_s = self._clock()
+        usable, refused = self._checked(found)
+        if self._ready.get(source) and not any(each.is_ready for each in usable):
+            since_s, _ = self._empty.setdefault(source, (now_s, usable))
+            self._empty[source] = since_s, usable
+            if now_s - since_s < self._empty_s:
+                self._count(source, "empty")
+                self._fails(source, "it names no replica that is ready")
+                return
+        self._count(source, "ok")
+        self._in_force(source, usable, refused)
+
+    def failed(self, source: str, reason: str) -> None:
+        """Take why a source has no answer; what it named last stays."""
+        self._count(source, "failed")
+        self._empty.pop(source, None)
+        if source in self._waiting:
+            self._waiting[source] = reason
+        self._fails(source, reason)
+
+    def sweep(self) -> None:
+        """Follow answers that have been empty for long: nothing may come after them."""
+        for source, (since_s, found) in list(self._empty.items()):
+            if self._clock() - since_s >= self._empty_s:
+                self._in_force(source, found, {})
+
+    # -- what there is -----------------------------------------------------------------------
+
+    def states(self) -> list[SourceState]:
+        """Describe every source."""
+        now_s = self._clock()
+        return [
+            replace(
+                state, age_s=now_s - self._answered_s[name] if name in self._answered_s else None
+            )
+            for name, state in self._states.items()
+        ]
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _checked(self, found: Sequence[Found]) -> tuple[list[Found], dict[str, str]]:
+        """Separate what can be a replica from what cannot, and why."""
+        usable: list[Found] = []
+        refused: dict[str, str] = {}
+        for each in found:
+            reason = why_refused(each, self._hosts)
+            if reason is None:
+                usable.append(each)
+            elif len(refused) < _MAX_REFUSED:
+                refused[_shown(each.replica.url)] = reason
+        return usable, refused
+
+    def _fails(self, source: str, reason: str) -> None:
+        state = self._states[source]
+        if state.reason != reason:
+            logger.warning(
+                "a source of replicas is not followed; those it named last stay",
+                extra={"source": source, "reason": reason},
+            )
+        self._states[source] = replace(state, reason=reason)
+
+    def _in_force(self, source: str, found: Sequence[Found], refused: dict[str, str]) -> None:
+        state = self._states[source]
+        self._answered_s[source] = self._clock()
+        self._empty.pop(source, None)
+        self._waiting.pop(source, None)
+        self._ready[source] = any(each.is_ready for each in found)
+        not_followed = refused | self._follow(source, found)
+        for url, reason in not_followed.items():
+            if state.not_followed.get(url) != reason:
+                extra = {"source": source, "url": url, "reason": reason}
+                logger.warning("what a source names is not followed", extra=extra)
+        if state.reason:
+            logger.info("a source of replicas is followed again", extra={"source": source})
+        self._states[source] = replace(
+            state, num_replicas=len(found), reason="", not_followed=not_followed
+        )
+
+
+def why_refused(found: Found, hosts: HostRules) -> str | None:
+    """Return why what was found cannot be a replica here; None: it can."""
+    replica = found.replica
+    try:
+        check_replica(replica)
+    except ConfigError as exc:
+        return exc.message
+    for field, urls in replica.addresses.items():
+        host = hosts.refused(urls)
+        if host is not None:
+            allowed = ", ".join(hosts.patterns) or "empty"
+            return f"{field}: {host!r} is not in discovery.hosts ({allowed})"
+    return None
+
+
+def _shown(url: str) -> str:
+    """Write an address for people: without a password, of a bounded length."""
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"[:200]

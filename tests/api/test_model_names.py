@@ -1,0 +1,108 @@
+"""router.api.model_names and router.api.forms: which model a request names."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.api.forms import MAX_PARTS, SMALL_BYTES, model_of_form
+from router.api.model_names import named_model
+
+TYPE = "multipart/form-data; boundary=b-1"
+
+
+def part(head: str, content: str) -> str:
+    return f"--b-1\r\n{head}\r\n\r\n{content}\r\n"
+
+
+def field(name: str, content: str) -> str:
+    return part(f'Content-Disposition: form-data; name="{name}"', content)
+
+
+FILE = part(
+    'content-disposition: form-data; name="file"; filename="a.mp3"\r\nContent-Type: audio/mpeg',
+    "\x00\r\n\r\n--b-2\r\nmodel",
+)
+
+
+def form(*parts: str) -> bytes:
+    return "".join((*parts, "--b-1--\r\n")).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (form(FILE, field("model", "whisper")), "whisper"),
+        (form(field("model", "whisper"), FILE), "whisper"),
+        (form(field("model", "a"), field("language", "en"), field("model", "b")), "b"),
+        (form(FILE), None),
+        (form(field("model", "")), None),
+        (form(), None),
+    ],
+)
+def test_the_model_of_a_form_is_its_last_part_of_that_name(body: bytes, model: str | None) -> None:
+    """Wherever it stands; what a file holds does not count."""
+    assert model_of_form(body, TYPE) == model
+    assert model_of_form(body, 'Multipart/Form-Data;charset="utf-8"; boundary="b-1"') == model
+
+
+def test_a_delimiter_is_found_wherever_slices_of_a_large_form_meet() -> None:
+    """The file before it is as long as a slice, give or take its length."""
+    head = 'Content-Disposition: form-data; name="file"; filename="a"'
+    for more in range(-8, 2):
+        body = form(part(head, "x" * (SMALL_BYTES + more)), field("model", "a"))
+
+        assert model_of_form(body, TYPE) == "a"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (form(field("model", "a")), "multipart/form-data"),
+        (form(field("model", "a")), "multipart/form-data; boundary=b-1; boundary=b-2"),
+        (form(field("model", "a")), "multipart/form-data; charset=utf-16; boundary=b-1"),
+        (b"preamble\r\n" + form(field("model", "a")), TYPE),
+        (form(field("model", "a"))[:-8], TYPE),
+        (form(field("model", "a"), field("x\\", "1")), TYPE),
+        (form(field("model", "a"), part("content-disposition: form-data; name=x", "1")), TYPE),
+        (form(field("model", "a"), part("content-disposition: form-data", "1")), TYPE),
+        (form(field("model", "a"), part("X: y", "1")), TYPE),
+        (form(field("model", "a"), "--b-1\r\n\r\n1\r\n"), TYPE),
+        (form(field("model", "a"), "--b-1 \r\n" + field("x", "1")[7:]), TYPE),
+        (form(part('Content-Disposition: form-data; name="model"; filename="a"', "a")), TYPE),
+        (form(field("model", "a"), field("model", "m" * 513)), TYPE),
+        (form(field("model", "?")).replace(b"?", b"\xff"), TYPE),
+        (form(*[field("x", "1")] * MAX_PARTS, field("model", "a")), TYPE),
+        (form(part("X: " + "y" * 5_000, "1"), field("model", "a")), TYPE),
+    ],
+)
+def test_a_form_that_readers_may_read_differently_names_no_model(
+    body: bytes, content_type: str
+) -> None:
+    """Whatever it says, it is not guessed."""
+    assert model_of_form(body, content_type) is None
+
+
+def test_what_names_a_model_depends_on_the_route() -> None:
+    """The body goes before the query; SageMaker's header before both, on its own route."""
+    adapter = {"X-Amzn-SageMaker-Adapter-Identifier": "sql"}
+
+    def named(
+        path: str = "/x",
+        query: str = "",
+        headers: dict[str, str] | None = None,
+        form_model: str | None = None,
+        view: dict[str, object] | None = None,
+        reads_query: bool = True,
+    ) -> str | None:
+        return named_model(
+            path, query, headers or {}, form_model=form_model, view=view, reads_query=reads_query
+        )
+
+    assert named(view={"model": "a"}, query="model=b") == "a"
+    assert named(query="model=b") == "b"
+    assert named(query="x=1&model=org%2Fb") == "org/b"
+    assert named(query="model=b", reads_query=False) is None
+    assert named(query="model=b", form_model="a") == "a"
+    assert named("/invocations", headers=adapter, view={"model": "a"}) == "sql"
+    assert named("/score", headers=adapter, view={"model": "a"}) == "a"
+    assert named(view={"model": 1}) is None

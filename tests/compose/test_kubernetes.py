@@ -1,0 +1,168 @@
+"""docker/kubernetes: manifests that the API would take, and that fit each other and the router."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from router import config
+from router.config import Config
+from tests.compose.runner import ROOT
+
+# Of Kubernetes 1.37 (OpenAPI, strict, without descriptions): the kinds that are used here and what
+# they refer to. Apache-2.0, its licence is beside it.
+SCHEMA = json.loads((ROOT / "tests/data/kubernetes/schema.json").read_text())
+FOLDER = ROOT / "docker" / "kubernetes"
+KINDS = {
+    name: f"io.k8s.api.{group}.{name}"
+    for group, names in {
+        "apps.v1": ["Deployment"],
+        "core.v1": ["ConfigMap", "Service", "ServiceAccount"],
+        "policy.v1": ["PodDisruptionBudget"],
+        "rbac.v1": ["Role", "RoleBinding"],
+    }.items()
+    for name in names
+}
+
+
+OBJECTS: list[Any] = [
+    pytest.param(each, id=f"{path.stem}-{each['kind']}")
+    for path in sorted(FOLDER.glob("*.yaml"))
+    for each in yaml.safe_load_all(path.read_text())
+]
+
+
+def objects(kind: str) -> Iterator[dict[str, Any]]:
+    for param in OBJECTS:
+        (each,) = param.values
+        if each["kind"] == kind:
+            yield each
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (each for each in objects(kind) if each["metadata"]["name"] == name)
+    return found
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Config:
+    """The configuration of the ConfigMap, as a router reads it."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(named("ConfigMap", "warmroute")["data"]["warmroute.yaml"])
+    return config.load(file)
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = named("Deployment", name)["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("manifest", OBJECTS)
+def test_each_is_what_the_api_takes(manifest: dict[str, Any]) -> None:
+    """By the API's schema, unknown fields refused."""
+    schema = {**SCHEMA, "$ref": f"#/$defs/{KINDS[manifest['kind']]}"}
+
+    errors = list(Draft202012Validator(schema).iter_errors(manifest))
+    assert [f"{error.json_path}: {error.message}" for error in errors] == []
+
+
+def test_a_misspelled_field_is_refused() -> None:
+    """The schema is strict, down to a probe."""
+    wrong = json.loads(json.dumps(named("Deployment", "warmroute")))
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSecond"] = 1
+    schema = {**SCHEMA, "$ref": f"#/$defs/{KINDS['Deployment']}"}
+
+    assert not Draft202012Validator(schema).is_valid(wrong)
+
+
+def test_the_grace_period_is_longer_than_a_drain(configured: Config) -> None:
+    """With time to spare for the cut; and the front's probes notice within the grace."""
+    listen, spec = configured.listen, pod("warmroute")
+    probe = spec["containers"][0]["readinessProbe"]
+
+    drains_s = listen.drain_grace_s + listen.drain_s
+    assert spec["terminationGracePeriodSeconds"] >= drains_s + 5
+    assert probe["periodSeconds"] * probe.get("failureThreshold", 3) < listen.drain_grace_s
+
+
+def test_ports_and_probes_are_the_routers(configured: Config) -> None:
+    """By name; the Service's target is the container's port."""
+    (container,) = pod("warmroute")["containers"]
+    (port,) = container["ports"]
+    (service_port,) = named("Service", "warmroute")["spec"]["ports"]
+
+    assert port["containerPort"] == configured.listen.port
+    assert service_port["targetPort"] == port["name"]
+    paths = {k: container[k]["httpGet"]["path"] for k in container if k.endswith("Probe")}
+    assert paths == {
+        "readinessProbe": "/readyz",
+        "livenessProbe": "/healthz",
+        "startupProbe": "/healthz",
+    }
+
+
+@pytest.mark.parametrize("name", ["warmroute", "warmroute-redis"])
+def test_labels_select_the_pods(name: str) -> None:
+    """Deployment, Service and disruption budget mean the same pods."""
+    template = named("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        named("Deployment", name)["spec"]["selector"]["matchLabels"],
+        named("Service", name)["spec"]["selector"],
+        *(
+            each["spec"]["selector"]["matchLabels"]
+            for each in objects("PodDisruptionBudget")
+            if each["metadata"]["name"] == name
+        ),
+    ]
+
+    assert all(selector.items() <= template.items() for selector in selectors)
+
+
+def test_the_role_is_what_discovery_needs(configured: Config) -> None:
+    """The Service is in the router's own namespace, and the account is the pod's."""
+    (rule,) = named("Role", "warmroute")["rules"]
+    binding = named("RoleBinding", "warmroute")
+    (service,) = configured.discovery.kubernetes
+    name, _, port = service.partition(":")
+
+    assert rule["apiGroups"] == ["discovery.k8s.io"]
+    assert rule["resources"] == ["endpointslices"]
+    assert {"list", "watch"} <= set(rule["verbs"]) <= {"get", "list", "watch"}
+    assert binding["roleRef"]["name"] == "warmroute"
+    assert binding["subjects"][0]["name"] == pod("warmroute")["serviceAccountName"]
+    assert port in [p["name"] for p in named("Service", name)["spec"]["ports"]]
+    assert pod("warmroute").get("automountServiceAccountToken", True)
+
+
+@pytest.mark.parametrize("name", ["warmroute", "warmroute-redis"])
+def test_nobody_is_root_and_secrets_are_files(name: str) -> None:
+    """No capability, nothing to be written but what is mounted, no secret in a variable."""
+    spec = pod(name)
+    (container,) = spec["containers"]
+
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert all("valueFrom" not in variable for variable in container.get("env", []))
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_the_redis_is_the_one_that_is_deployed(configured: Config) -> None:
+    """Its address, and the Secret's key where the password is."""
+    (port,) = named("Service", "warmroute-redis")["spec"]["ports"]
+    (mount,) = (
+        m for m in pod("warmroute")["containers"][0]["volumeMounts"] if m["name"] == "redis"
+    )
+
+    assert configured.redis.url == f"redis://warmroute-redis:{port['port']}/0"
+    assert str(configured.redis.password_file) == f"{mount['mountPath']}/password"

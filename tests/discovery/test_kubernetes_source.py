@@ -1,0 +1,301 @@
+"""router.discovery.kubernetes_source: a Service watched through an API server with its failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from router.config import load
+from router.discovery import kubernetes_api, kubernetes_source
+from router.discovery.kubernetes_source import KubernetesSource
+from router.errors import ConfigError, DiscoveryError
+from router.replicas.registry import Found
+from tests.discovery.fake_kubernetes import FakeKubernetes, endpoint, kubernetes, slice_of
+from tests.faults.stage import Engines, chat, on_stage, words
+
+A = slice_of(endpoint("10.0.0.1", "a"))
+AB = slice_of(endpoint("10.0.0.1", "a"), endpoint("10.0.0.2", "b"))
+B = slice_of(endpoint("10.0.0.2", "b"))
+
+
+class Watched:
+    """A source that runs against a server; takes what it reports."""
+
+    def __init__(self, server: FakeKubernetes, source: KubernetesSource) -> None:
+        self.server = server
+        self.source = source
+        self.answers: list[list[str | None]] = []
+        self.failures: list[str] = []
+
+    def found(self, _: str, found: Sequence[Found]) -> None:
+        self.answers.append([each.replica.name for each in found])
+
+    def failed(self, _: str, reason: str) -> None:
+        self.failures.append(reason)
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
+                await asyncio.sleep(0.005)
+
+    async def sees(self, *names: str) -> None:
+        await self.until(lambda: self.answers and self.answers[-1] == list(names))
+
+
+@asynccontextmanager
+async def watched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, watch_s: float = 120.0
+) -> AsyncIterator[Watched]:
+    """Run a source, with short pauses after failures."""
+    monkeypatch.setattr(kubernetes_source, "_PAUSES_S", (0.01, 0.02))
+    files = ThreadPoolExecutor(1)
+    async with kubernetes(folder) as server:
+        server.set(A)
+        source = KubernetesSource(
+            "vllm:http", url=server.url, credentials=folder, files=files, watch_s=watch_s
+        )
+        subject = Watched(server, source)
+        async with asyncio.TaskGroup() as tg:
+            task = tg.create_task(source.run(subject))
+            yield subject
+            task.cancel()
+    files.shutdown()
+
+
+async def test_changes_are_followed_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One LIST, one watch from its version; several lines at once, and one in two parts."""
+    async with watched(tmp_path, monkeypatch) as subject:
+        await subject.sees("a")
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.set(AB)
+        await subject.sees("a", "b")
+        subject.server.set(AB, slice_of(endpoint("10.0.0.3", "c"), name="z"))
+        await subject.sees("a", "b", "c")
+        subject.server.send("BOOKMARK", {"metadata": {"resourceVersion": "99"}})
+        subject.server.set(AB)
+        await subject.sees("a", "b")
+        line = b'{"type":"DELETED","object":{"metadata":{"name":"vllm-a"}}}\n'
+        subject.server.write(line[:20])
+        subject.server.write(line[20:])
+        await subject.sees()
+
+        assert (subject.server.num_lists, subject.failures) == (1, [])
+        (query,) = subject.server.queries
+        assert query["resourceVersion"] == "42"
+        assert 90 <= int(query["timeoutSeconds"]) <= 120
+
+
+async def _expired(server: FakeKubernetes) -> None:
+    server.send("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
+
+
+async def _ended(server: FakeKubernetes) -> None:
+    server.write(None)
+
+
+@pytest.mark.parametrize("event", [_expired, _ended])
+async def test_a_watch_that_ends_is_no_failure(
+    event: Callable[[FakeKubernetes], Awaitable[None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Too old a version (410), or the end of its time: all is listed again."""
+    async with watched(tmp_path, monkeypatch) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.set(B, silently=True)
+        await event(subject.server)
+        await subject.sees("b")
+
+        assert subject.failures == []
+
+
+async def test_a_watch_that_has_gone_silent_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not keep to the time it was given, and events are lost: listed again."""
+    monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
+    async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.set(B, silently=True)
+        await subject.sees("b")
+
+
+FAILURES: list[tuple[str, Callable[[FakeKubernetes], object], str]] = [
+    ("forbidden", lambda s: setattr(s, "status", 403), "`list` and `watch` on endpointslices"),
+    ("watch", lambda s: setattr(s, "watch_status", 403), "`list` and `watch` on endpointslices"),
+    ("busy", lambda s: setattr(s, "status", 429), "answered 429"),
+    ("broken", lambda s: setattr(s, "status", 500), "answered 500"),
+    ("elsewhere", lambda s: setattr(s, "status", 302), "answered 302"),
+    ("token", lambda s: setattr(s, "token", "another"), "answered 401"),
+    ("garbage", lambda s: setattr(s, "list_body", b"<html>"), "no list of EndpointSlices"),
+    ("deep", lambda s: setattr(s, "list_body", b"[" * 9999), "no list of EndpointSlices"),
+    ("silent", lambda s: setattr(s, "is_silent", True), "no answer in"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"), [case[1:] for case in FAILURES], ids=[case[0] for case in FAILURES]
+)
+async def test_a_server_that_fails_changes_nothing(
+    spoil: Callable[[FakeKubernetes], object],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The failure is reported with what to do; when it is over, the list is."""
+    monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
+    async with watched(tmp_path, monkeypatch) as subject:
+        server = subject.server
+        await subject.sees("a")
+        await subject.until(lambda: server.num_watches)
+        before = {"status": 200, "watch_status": 200, "list_body": None, "is_silent": False}
+        token, num_answers = server.token, len(subject.answers)
+        server.set(B, silently=True)
+        spoil(server)
+        server.write(None)
+        await subject.until(lambda: subject.failures)
+        assert reason in subject.failures[0]
+        assert token not in subject.failures[0]
+        assert len(subject.answers) == num_answers
+
+        for key, value in before.items():
+            setattr(server, key, value)
+        server.token = token
+        await subject.sees("b")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense\n",
+        b'{"type":"LIED","object":{}}\n',
+        b'{"type":"ADDED","object":[]}\n',
+        b'{"type":"ADDED"}\n',
+        b'{"type":"ERROR","object":{"code":500}}\n',
+        b"x" * 5000,
+    ],
+)
+async def test_a_watch_that_says_nonsense_is_left(
+    line: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a line does not end: what is right is listed again."""
+    monkeypatch.setattr(kubernetes_api, "_MAX_LINE_BYTES", 4096)
+    async with watched(tmp_path, monkeypatch) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.set(B, silently=True)
+        subject.server.write(line)
+        await subject.sees("b")
+
+        assert len(subject.failures) == 1
+
+
+async def test_another_services_slices_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the server hands out; a slice whose label changes is gone."""
+    other = {"labels": {"kubernetes.io/service-name": "other"}}
+    async with watched(tmp_path, monkeypatch) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.set(A, slice_of(endpoint("10.0.0.9", "x"), name="z", **other))
+        subject.server.set(B | {"metadata": A["metadata"] | other})
+        await subject.sees()
+
+        assert ["a", "x"] not in subject.answers
+
+
+async def test_a_rotated_token_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that are bound to a pod are renewed in their file."""
+    async with watched(tmp_path, monkeypatch) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.rotate("token-2")
+        subject.server.set(B, silently=True)
+        subject.server.write(None)
+        await subject.sees("b")
+
+        assert subject.failures == []
+
+
+async def test_a_list_may_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them count, up to a bound."""
+    async with watched(tmp_path, monkeypatch) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.page = 1
+        slices = [slice_of(endpoint(f"10.0.0.{i}", f"p{i}"), name=f"s{i}") for i in range(1, 4)]
+        subject.server.set(*slices, silently=True)
+        assert [f.replica.name for f in await subject.source.look()] == ["p1", "p2", "p3"]
+
+        monkeypatch.setattr(kubernetes_api, "_MAX_PAGES", 2)
+        with pytest.raises(DiscoveryError, match="more than"):
+            await subject.source.look()
+
+
+@pytest.mark.parametrize("name", ["token", "ca.crt", "namespace"])
+async def test_credentials_that_are_missing_are_named(name: str, tmp_path: Path) -> None:
+    """Outside of a cluster, say."""
+    async with kubernetes(tmp_path) as server:
+        (tmp_path / name).unlink()
+        with ThreadPoolExecutor(1) as files:
+            source = KubernetesSource("vllm", url=server.url, credentials=tmp_path, files=files)
+            with pytest.raises(DiscoveryError, match=rf"{name}: No such file"):
+                await source.look()
+
+
+async def test_a_server_of_another_authority_gets_no_token(tmp_path: Path) -> None:
+    """The connection is not made."""
+    (tmp_path / "other").mkdir()
+    async with kubernetes(tmp_path) as server, kubernetes(tmp_path / "other") as other:
+        with ThreadPoolExecutor(1) as files:
+            source = KubernetesSource("vllm", url=other.url, credentials=tmp_path, files=files)
+            with pytest.raises(DiscoveryError, match="certificate"):
+                await source.look()
+        assert (server.num_lists, other.num_lists) == (0, 0)
+
+
+async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
+    """A pod that terminates is left when its answers are done; the router is named what fails."""
+    async with Engines(1) as (engine,), kubernetes(tmp_path) as server:
+        port = engine.url.rpartition(":")[2]
+        server.set(slice_of(endpoint("127.0.0.1", "vllm-a", ready=True)))
+        settings = {
+            "discovery__kubernetes": [f"prod/vllm:{port}"],
+            "discovery__kubernetes_api": server.url,
+            "discovery__kubernetes_credentials": tmp_path,
+        }
+        async with on_stage(ready=False, **settings) as stage:
+            await stage.ready()
+            assert (await stage.ask(chat(words(1)))).replica == "vllm-a"
+            server.set(slice_of(endpoint("127.0.0.1", "vllm-a", ready=False, terminating=True)))
+            await stage.until(lambda: stage.metric("warmroute_discovery_failing") == 1)
+            assert (await stage.ask(chat(words(1)))).replica == "vllm-a"  # it was the last one
+
+            new = endpoint("127.0.0.1", "vllm-b", ready=True)
+            server.set(slice_of(new))
+            await stage.until(lambda: [r.name for r in stage.router.fleet.replicas] == ["vllm-b"])
+            await stage.ready()
+            assert (await stage.ask(chat(words(1)))).replica == "vllm-b"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"kubernetes": ["a/b/c"]}, r"discovery.kubernetes\[0\]: 'a/b/c' is not"),
+        ({"kubernetes": ["vllm?x=1"]}, r"\[NAMESPACE/\]SERVICE\[:PORT\]"),
+        ({"kubernetes_api": "http://10.0.0.1"}, "the token is sent there"),
+        ({"kubernetes_api": "https://user@host"}, "is not https://HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_at_the_start(
+    flags: dict[str, object], reason: str
+) -> None:
+    """With the key and what it looks like."""
+    with pytest.raises(ConfigError, match=reason):
+        load(flags={("discovery", key): value for key, value in flags.items()})

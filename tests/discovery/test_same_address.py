@@ -1,0 +1,58 @@
+"""Another engine at the same address: nothing of the old one counts for it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.options import EmulatorOptions
+from router.replicas.replica import candidates_of
+from tests.faults.stage import chat, on_stage, words
+from tests.ports import free_port
+
+QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02, "health__timeout_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"block_size": 32},
+        {"data_parallel_size": 2},
+        {"num_gpu_blocks": 512},
+        {"hash_algorithm": "xxhash_cbor"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+async def test_what_comes_at_its_address_is_found_anew(other: dict[str, Any]) -> None:
+    """With another block size, number of ranks, size of cache or hash: no block, no claim."""
+    port = free_port()
+    options = {"port": port, "num_gpu_blocks": 2048}
+    prompt = chat(words(1, 200))
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(Emulator(EmulatorOptions(**options)))
+        async with on_stage(engine.url, **QUICK) as stage:
+            for _ in range(2):
+                old = await stage.ask(prompt)
+                await stage.settled(engine)
+            assert old.predicted == old.reported > 0
+            (before,) = stage.router.fleet.replicas
+            await stack.aclose()
+            async with Emulator(EmulatorOptions(**options | other)) as new:
+                await stage.until(lambda: stage.log.count("replica found") == 4)  # two log forms
+                await stage.ready()
+                (replica,) = stage.router.fleet.replicas
+                assert all(
+                    stage.router.caches.index.num_blocks(c.id, "gpu") == 0
+                    for c in (*candidates_of(before), *candidates_of(replica))
+                )
+                first = await stage.ask(prompt)
+                await stage.settled(new)
+                again = await stage.ask(prompt)
+
+                assert (first.status, first.predicted, first.reported) == (200, 0, 0)
+                assert again.predicted == again.reported > 0
+                assert replica.block_size == other.get("block_size", before.block_size)
+                assert replica.num_ranks == other.get("data_parallel_size", 1)

@@ -1,0 +1,80 @@
+"""Fuzz: what sources of replicas say is followed, left out or refused in words; nothing else."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from router.config import DiscoveryConfig, ReplicaConfig
+from router.config.hosts import HostRules
+from router.discovery.endpoint_slices import replicas_in
+from router.discovery.kubernetes_api import Change, Expired, _change
+from router.discovery.replica_file import parse
+from router.discovery.sources import why_refused
+from router.errors import ConfigError, DiscoveryError
+from router.replicas.registry import Found, Registry
+from tests.discovery.fake_kubernetes import endpoint, slice_of
+from tests.fuzz.budget import fuzz
+from tests.fuzz.mutations import twisted
+
+HOSTS = HostRules(DiscoveryConfig().hosts)
+FILE = [
+    "http://10.0.0.5:8000",
+    {"url": "http://10.0.0.6:8000", "name": "west", "events": ["tcp://10.0.0.6:5557"]},
+]
+EVENT = {
+    "type": "ADDED",
+    "object": slice_of(
+        endpoint("10.0.0.1", "vllm-a", ready=True),
+        endpoint("10.0.0.2", "vllm-b", ready=False, serving=True, terminating=True),
+        labels={"warmroute.io/role": "prefill"},
+    ),
+}
+PIECES = [b"[", b"- ", b"&a ", b"*a", b"<<: ", b"\xff", b"\0", b"1e999", b"2001-13-40", b"---\n"]
+
+
+def enter(found: list[Found]) -> None:
+    """Follow what may be followed; every entry is one that may."""
+    registry = Registry()
+    registry.follow("x", [each for each in found if why_refused(each, HOSTS) is None])
+    for entry in registry.entries:
+        assert HOSTS.refused([entry.replica.url]) is None
+        assert "169.254." not in entry.replica.url
+
+
+@fuzz(twisted(st.just(FILE)))
+def test_a_file_of_anything(tree: Any) -> None:
+    """Of any types, nested in any way, written as JSON or YAML."""
+    for text in (json.dumps(tree, default=repr), yaml.dump(tree)):
+        with suppress(ConfigError):
+            enter([Found(replica=each) for each in parse(text.encode())])
+
+
+@fuzz(st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=30))
+def test_a_file_of_bytes(pieces: list[bytes]) -> None:
+    """Also those that a parser stumbles over."""
+    with suppress(ConfigError):
+        parse(b"".join(pieces))
+
+
+@fuzz(twisted(st.just(EVENT)))
+def test_a_line_of_a_watch(tree: Any) -> None:
+    """Of an API server that lies: no more than an endpoint where one may be."""
+    change = None
+    with suppress(DiscoveryError, Expired):
+        change = _change(json.dumps(tree, default=repr).encode())
+    if isinstance(change, Change):
+        for port in (None, "http", "8000"):
+            with suppress(DiscoveryError):
+                enter(replicas_in([change.part], port))
+
+
+@fuzz(st.text(max_size=60), st.text(max_size=20) | st.none())
+def test_an_address_of_anything(url: str, name: str | None) -> None:
+    """Whatever it is, it is refused with a reason or is an address."""
+    for each in (url, f"http://{url}", f"http://{url}:8000", f"http://10.0.0.1{url}"):
+        enter([Found(replica=ReplicaConfig(url=each, name=name))])
