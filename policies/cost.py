@@ -62,16 +62,20 @@ def cheapest(snapshot: Snapshot, alpha: float) -> Decision:
     costs = candidate_costs(snapshot, alpha)
     lowest = min([cost.total_ms for cost in costs])
     bound = lowest + max(TIE_MS, TIE_RATIO * lowest)
-    sessions = snapshot.num_sessions or (0,) * len(costs)
+    replicas, sessions = snapshot.replicas, snapshot.num_sessions or (0,) * len(costs)
     ranked = [
-        (cost.num_uncached_tokens, cost.num_fetched_tokens, replica.num_requests, num, index)
-        for index, (cost, replica, num) in enumerate(
-            zip(costs, snapshot.replicas, sessions, strict=True)
+        (
+            cost.num_uncached_tokens,
+            cost.num_fetched_tokens,
+            replicas[index].num_requests,
+            sessions[index],
+            index,
         )
+        for index, cost in enumerate(costs)
         if cost.total_ms <= bound
     ]
     best = min(ranked)[:4]
-    chosen = pick(snapshot, [snapshot.replicas[r[4]] for r in ranked if r[:4] == best])
+    chosen = pick(snapshot, [replicas[r[4]] for r in ranked if r[:4] == best])
     return Decision(candidate=chosen.id, reason=_reason(snapshot, chosen), costs=costs)
 
 
@@ -84,8 +88,8 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
     """Price every candidate; shape (num_replicas,), in the snapshot's order.
 
     The engine fetches whatever its cpu tier or the pool holds, it does not weigh that against
-    computing; so the prediction does the same. `CostModel.prefill_ms` is written out: 64 calls
-    would be half of the time of a decision.
+    computing; so the prediction does the same. `CostModel.prefill_ms`, `max` and `min` are written
+    out: hundreds of calls would be half of the time of a decision.
     """
     num_tokens = snapshot.request.num_tokens
     num_pool_tokens = snapshot.num_pool_tokens or 0
@@ -94,7 +98,10 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
     for replica, arrivals_per_ms in zip(snapshot.replicas, arrivals, strict=True):
         model = replica.cost
         num_gpu = replica.num_gpu_tokens
-        num_own = num_held = max(num_gpu, replica.num_cpu_tokens)
+        num_own = replica.num_cpu_tokens
+        if num_own < num_gpu:
+            num_own = num_gpu
+        num_held = num_own
         if replica.reads_pool and num_pool_tokens > num_own:
             num_held = num_pool_tokens
         num_uncached = num_tokens - num_held
@@ -113,9 +120,8 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
         prefill_ms = model.base_ms + compute_ms
         if arrivals_per_ms:
             num_delayed = arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
-            others_ms += (
-                alpha * compute_ms * num_delayed / (1.0 - min(MAX_BUSY, replica.busy_ratio))
-            )
+            busy_ratio = replica.busy_ratio if replica.busy_ratio < MAX_BUSY else MAX_BUSY
+            others_ms += alpha * compute_ms * num_delayed / (1.0 - busy_ratio)
         costs.append(
             CandidateCost(
                 id=replica.id,

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 import msgspec
 
 from policies.cost import KvAware, MinTtft
+from policies.decode import DecodeLoad
 from policies.load import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from policies.mooncake import Mooncake
 from policies.policy import Policy
@@ -25,6 +26,7 @@ POLICIES: dict[str, type[Policy]] = {
         SessionSticky,
         PrefixHash,
         LongestPrefix,
+        DecodeLoad,
         Mooncake,
         MinTtft,
         KvAware,

@@ -84,9 +84,10 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     """One candidate at the time of this request. Ineligible ones are not offered.
 
     Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu; gpu includes what a
-    request in flight there is computing right now (owned speculation), whose remaining work is
-    in `queue_ms`. The engine recomputes the last token of a full hit: matches are already
-    capped to what it can reuse.
+    request in flight there is computing right now (owned speculation), whose remaining work is in
+    `queue_ms`. The engine recomputes the last token of a full hit: matches are already capped to
+    what it can reuse. `num_free_tokens` and `tbt_ms` are of replicas of role decode, as far as
+    they are known.
     """
 
     id: CandidateId
@@ -98,6 +99,8 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
     cache_pressure: float = 0.0  # tokens computed here recently over its capacity; 0.0: unknown
+    num_free_tokens: int | None = None  # of its cache, beside what requests in flight use
+    tbt_ms: float | None = None  # predicted time between tokens, with one request more
     reads_pool: bool = True  # fetches from the shared pool what it lacks itself
     cost: CostModel = CostModel()
 

@@ -42,6 +42,7 @@ RouterError                    status  code
 ├── PoolError                   -      the Mooncake master is slow or not understood
 │   ├── PoolGone                -      nothing listens where it should be
 │   └── PoolLate                -      a deadline of ours passed; it may be well
+├── DiscoveryError              -      a source of replicas fails: those it named last stay
 └── ConfigError                 -      the operator's; printed, exit status 2
 
 Raised anywhere, turned into an API's own JSON in router.http alone.
@@ -355,6 +356,12 @@ class PoolLate(PoolError):
     """No answer within a deadline of ours; the master may be well."""
 
     code = "pool_late"
+
+
+class DiscoveryError(RouterError):
+    """A source of replicas cannot be asked, or gives an answer that cannot be used."""
+
+    code = "discovery_error"
 
 
 class ConfigError(RouterError):

@@ -61,6 +61,13 @@ class App:
             "/metrics": {"GET": self._metrics},
             "/kv_event_sources": {"GET": self._kv_event_sources},
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
+            "/sleep": {"POST": self._sleep},
+            "/wake_up": {"POST": self._wake_up},
+            "/is_sleeping": {"GET": self._is_sleeping},
+            "/v1/load_lora_adapter": {"POST": self._load_lora},
+            "/v1/unload_lora_adapter": {"POST": self._unload_lora},
+            "/query": {"GET": self._query},
+            "/emulator/transfer": {"POST": self._transfer},
             "/emulator/faults": {
                 "GET": self._list_faults,
                 "POST": self._arm_faults,
@@ -128,7 +135,7 @@ class App:
     async def _kv_event_sources(self, request: web.BaseRequest) -> web.StreamResponse:
         sources = {
             str(number): msgspec.to_builtins(rank.publisher.config)
-            for number, rank in enumerate(self._replica.ranks)
+            for number, rank in enumerate(self._replica.ranks, self._replica.options.first_rank)
             if rank.publisher is not None
         }
         return _json(sources)
@@ -155,6 +162,42 @@ class App:
     async def _reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
         preempt = request.query.get("reset_running_requests", "").lower() in ("true", "1")
         return _json({"success": self._replica.reset_prefix_cache(preempt=preempt)})
+
+    async def _sleep(self, request: web.BaseRequest) -> web.StreamResponse:
+        level = request.query.get("level", "1")
+        if level not in ("0", "1", "2"):
+            raise ApiError(400, f"no level of sleep: {level}")
+        await self._replica.sleep(int(level))
+        return web.Response()
+
+    async def _wake_up(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._replica.wake_up()
+        return web.Response()
+
+    async def _is_sleeping(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json({"is_sleeping": self._replica.sleep_level is not None})
+
+    async def _load_lora(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
+        name, path = str(body.get("lora_name", "")), str(body.get("lora_path", ""))
+        if not self._replica.load_lora(name, path, in_place=body.get("load_inplace") is True):
+            message = f"The lora adapter '{name}' has already been loaded."
+            raise ApiError(400, message, type="InvalidUserInput")
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_lora(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
+        name = str(body.get("lora_name", ""))
+        if not self._replica.unload_lora(name):
+            raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def _query(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json(self._replica.transfers.query())
+
+    async def _transfer(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked = orjson.loads(await request.read())
+        return _json(await self._replica.transfers.give(asked["id"], asked["engine_id"]))
 
     async def _list_faults(self, request: web.BaseRequest) -> web.StreamResponse:
         faults = self._replica.faults

@@ -72,6 +72,14 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option("--block-size", "block_size", "Tokens per KV block.")
 @option("--num-gpu-blocks", "num_gpu_blocks", "KV blocks per rank, the null block among them.")
 @option(
+    "--sliding-window",
+    "sliding_window",
+    "Tokens that some layers see: they have KV groups of their own. [default: all layers see all]",
+    type=int,
+)
+@option("--window-groups", "num_window_groups", "KV groups of such layers.")
+@option("--eagle/--no-eagle", "eagle", "Drop the last block of each hit, as with EAGLE or MTP.")
+@option(
     "--enable-prefix-caching/--no-enable-prefix-caching",
     "enable_prefix_caching",
     "Reuse blocks of earlier prompts.",
@@ -91,6 +99,7 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option("--max-num-batched-tokens", "max_num_batched_tokens", "Token budget of a step.")
 @option("--max-num-seqs", "max_num_seqs", "Requests that run at once.")
 @option("--data-parallel-size", "data_parallel_size", "Ranks, each with its own cache and events.")
+@option("--first-rank", "first_rank", "Its first rank's number among those of other replicas.")
 @option("--events/--no-events", "events", "Publish KV events.")
 @option("--events-port", "events_port", "Rank 0's event port, rank r adds r; 0: any.")
 @option("--replay-port", "replay_port", "Rank 0's replay port, rank r adds r; 0: any.")
@@ -120,6 +129,18 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 )
 @option("--pool", "pool", "URL of the emulated pool to share: another replica's --serve-pool.")
 @option("--ms-per-fetched-token", "ms_per_fetched_token", "Time to fetch from the pool.")
+@option(
+    "--kv-role",
+    "kv_role",
+    "Its half of a request: a consumer saves nothing to the pool.",
+    type=click.Choice(["both", "producer", "consumer"]),
+)
+@option(
+    "--connector",
+    "connector",
+    "How it transfers KV peer to peer; its HTTP port is its bootstrap server, too.",
+    type=click.Choice(["none", "mooncake", "nixl", "nixl_push"]),
+)
 @click.option(
     "--serve-pool",
     "pool_port",

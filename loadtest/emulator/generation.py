@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import orjson
 from aiohttp import web
 
 from loadtest.emulator import messages
@@ -80,6 +81,8 @@ class Generate:
         if fault is not None:
             await suffer(request, fault)
         body = parse_body(raw, request.headers.get("Content-Type", ""))
+        transfers = replica.transfers
+        transfer = transfers.check(body)
         asked: Asked | None = None
         if api == "messages":
             body = messages.chat_body(body)
@@ -104,6 +107,9 @@ class Generate:
         replica.num_in_flight += 1
         start_s = replica.clock()
         is_whole = False
+        kept: str | None = None  # what it computes for another replica is called
+        if transfer is not None and transfer.get("do_remote_decode"):
+            kept = transfers.begin(transfer, head.id)
         if self._log is not None:
             self._log.started(head.id)
         try:
@@ -111,6 +117,10 @@ class Generate:
                 await replica.fetch(rank, prompt, lora=lora, cache_salt=params.cache_salt)
                 for prompt in prompts
             ]
+            if transfer is not None and kept is None:
+                await transfers.read(transfer, list(prompts[0].ids), head.id)
+                size = replica.options.block_size
+                pooled = [(len(prompt.ids) - 1) // size * size for prompt in prompts]
             if fault is None and any(pooled):
                 fault = replica.faults.next(raw, is_pooled=True)
                 if fault is not None:
@@ -132,14 +142,35 @@ class Generate:
                 assert isinstance(writer, ResponseWriter)
                 self._kept_responses.put(Kept(writer.response, asked.chat["messages"]))
             is_whole = True
+            if kept is not None:
+                assert isinstance(answered, web.Response)
+                self._keep(kept, request, choices[0], answered)
             return answered
         finally:
+            if kept is not None and not is_whole:
+                transfers.end(kept, None)
             if self._log is not None:
                 self._log.ended(head.id, [c.generation.request for c in choices], is_whole)
             replica.num_in_flight -= 1
             for choice in choices:
                 rank.engine.abort(choice.generation)
                 _count(rank, choice, start_s, replica.clock())
+
+    def _keep(
+        self, id: str, request: web.BaseRequest, choice: Choice, answered: web.Response
+    ) -> None:
+        """Keep what was computed for another replica, if it ended for its length."""
+        transfers = self._replica.transfers
+        if choice.reply.finish_reason != "length":
+            transfers.end(id, None)
+            return
+        transfers.end(id, list(choice.prompt.ids))
+        params = transfers.answer(
+            id, f"http://{request.host}", choice.generation.request.num_cached_tokens
+        )
+        if params is not None:
+            body = orjson.loads(answered.body or b"{}")  # type: ignore[arg-type]
+            answered.body = orjson.dumps(body | {"kv_transfer_params": params})
 
     def _submit(
         self,

@@ -1,13 +1,13 @@
 """`/metrics` under the engine's own names, labels and buckets.
 
 Source: `/metrics` of vLLM 0.32.0. Those that describe hardware or features without a counterpart
-here (flops, sleep state, multimodal cache) are left out.
+here (flops, multimodal cache) are left out.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import generate_latest
@@ -111,8 +111,16 @@ class RankStats:
 class EngineMetrics(Collector):
     """Reads all ranks when asked; costs the data path nothing."""
 
-    def __init__(self, options: EmulatorOptions, engines: list[Engine], stats: list[RankStats]):
+    def __init__(
+        self,
+        options: EmulatorOptions,
+        engines: list[Engine],
+        stats: list[RankStats],
+        *,
+        sleep_level: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._options = options
+        self._sleep_level = sleep_level
         self._ranks = list(zip(engines, stats, strict=True))
         self._model = options.served_model_names[0]
         self._registry = CollectorRegistry()
@@ -144,6 +152,33 @@ class EngineMetrics(Collector):
             [engine.blocks.usage for engine, _ in self._ranks],
         )
 
+        yield self._sleep_state()
+        if self._options.pool is not None and self._options.kv_role != "producer":
+            family = GaugeMetricFamily(
+                "vllm:num_requests_kv_fetch_by_stage",
+                "Number of waiting requests by async KV load stage.",
+                labels=("engine", "model_name", "stage"),
+            )
+            for rank in range(len(self._ranks)):
+                family.add_metric((str(rank), self._model, "in_progress"), 0)
+            yield family
+
+    def _sleep_state(self) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping.",
+            labels=("engine", "model_name", "sleep_state"),
+        )
+        level = self._sleep_level()
+        for rank in range(len(self._ranks)):
+            for name, value in (
+                ("awake", level is None),
+                ("weights_offloaded", level == 1),
+                ("discard_all", level == 2),
+            ):
+                family.add_metric((str(rank), self._model, name), int(value))
+        return family
+
     def _counters(self) -> Iterator[Metric]:
         totals = [engine.scheduler.stats for engine, _ in self._ranks]
         for name, text, values in (
@@ -172,9 +207,10 @@ class EngineMetrics(Collector):
                 "Number of generation tokens processed.",
                 [total.num_generation_tokens for total in totals],
             ),
+            *self._drafts(),
         ):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
-            for rank, value in enumerate(values):
+            for rank, value in enumerate(values, self._options.first_rank):
                 family.add_metric((str(rank), self._model), value)
             yield family
         finished = CounterMetricFamily(
@@ -182,7 +218,7 @@ class EngineMetrics(Collector):
             "Count of successfully processed requests.",
             labels=("engine", "finished_reason", "model_name"),
         )
-        for rank, (_, stats) in enumerate(self._ranks):
+        for rank, (_, stats) in enumerate(self._ranks, self._options.first_rank):
             for reason, count in stats.finished.items():
                 finished.add_metric((str(rank), reason, self._model), count)
         yield finished
@@ -199,15 +235,22 @@ class EngineMetrics(Collector):
             [stats.e2e_s for _, stats in self._ranks],
         )
 
+    def _drafts(self) -> list[tuple[str, str, list[int]]]:
+        """List what vLLM has with speculative decoding alone; here nothing is ever drafted."""
+        if not self._options.eagle:
+            return []
+        none = [0] * len(self._ranks)
+        return [("spec_decode_num_drafts", "Number of spec decoding drafts.", none)]
+
     def _gauge(self, name: str, text: str, values: Iterable[float]) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
-        for rank, value in enumerate(values):
+        for rank, value in enumerate(values, self._options.first_rank):
             family.add_metric((str(rank), self._model), value)
         return family
 
     def _histogram(self, name: str, text: str, values: Iterable[Histogram]) -> Metric:
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
-        for rank, value in enumerate(values):
+        for rank, value in enumerate(values, self._options.first_rank):
             family.add_metric((str(rank), self._model), value.buckets(), value.total)
         return family
 
@@ -218,9 +261,9 @@ class EngineMetrics(Collector):
             "cache_dtype": "auto",
             "enable_prefix_caching": options.enable_prefix_caching,
             "gpu_memory_utilization": 0.9,
-            "kv_cache_size_tokens": options.num_gpu_blocks * options.block_size,
+            "kv_cache_size_tokens": options.num_cache_tokens(),
             "num_cpu_blocks": None,
-            "num_gpu_blocks": options.num_gpu_blocks,
+            "num_gpu_blocks": options.num_gpu_blocks * len(self._ranks),  # as vLLM sums them
             "num_gpu_blocks_override": None,
             "prefix_caching_hash_algo": options.hash_algorithm,
             "sliding_window": None,
@@ -230,6 +273,6 @@ class EngineMetrics(Collector):
             "Information of the LLMEngine CacheConfig",
             labels=("engine", *labels),
         )
-        for rank in range(len(self._ranks)):
+        for rank, _ in enumerate(self._ranks, options.first_rank):
             family.add_metric((str(rank), *map(str, labels.values())), 1)
         return family

@@ -10,11 +10,13 @@ from msgspec import Struct
 
 from loadtest.emulator.block_manager import HashForm
 from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.emulator.transfers import Connector
 from router.contracts import DEFAULT_SEED, Algorithm, HashContract
 from router.kv_events.wire import WireShape
 
 TINY_MODEL = Path(__file__).resolve().parent.parent / "tiny_model"
 
+KvRole = Literal["both", "producer", "consumer"]
 ReplyKind = Literal["words", "echo", "greedy"]
 
 
@@ -36,7 +38,10 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # the cache
     block_size: int = 16
     num_gpu_blocks: int = 16384
+    sliding_window: int | None = None  # tokens, of layers beside those of full attention
+    num_window_groups: int = 1  # KV groups of such layers
     enable_prefix_caching: bool = True
+    eagle: bool = False  # drop the last block of each hit, as with EAGLE or MTP
     hash_algorithm: Algorithm = "sha256"
     hash_seed: str = DEFAULT_SEED
     hash_tagged: bool = True
@@ -44,6 +49,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     data_parallel_size: int = 1
+    first_rank: int = 0  # global number of its first rank, as in hybrid and external load balancing
     # its events
     events: bool = True
     events_port: int = 0
@@ -56,6 +62,8 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # its shared pool
     pool: str | None = None  # URL of an emulated pool's master; None: no connector
     ms_per_fetched_token: float = 0.01
+    kv_role: KvRole = "both"  # a consumer saves nothing
+    connector: Connector = "none"  # peer to peer
     # time
     time_model: TimeModel = PRESETS["h100-8b"]
     speed: float = 1.0  # 10.0: everything takes a tenth of the time
@@ -97,7 +105,8 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        capacity = (self.num_gpu_blocks - 1) * self.block_size
+        self._check_windows()
+        capacity = self._num_sequence_blocks() * self.block_size
         wanted = self.max_model_len
         if wanted is None:
             wanted = min(capacity, _max_positions(self.model_dir))
@@ -107,6 +116,41 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"{self.block_size} tokens, num_gpu_blocks is {self.num_gpu_blocks}"
             )
         return wanted
+
+    def num_cache_tokens(self) -> int:
+        """Count the tokens of a rank's cache as vLLM does: of requests as long as the longest.
+
+        Source: get_kv_cache_capacity in vllm/v1/core/kv_cache_utils.py, 0.32.0.
+        """
+        longest = self.model_len()
+        num_whole = -(-longest // self.block_size)
+        num_blocks = num_whole
+        if self.sliding_window is not None:
+            seen = min(longest, self.sliding_window - 1 + self.max_num_batched_tokens)
+            num_blocks += self.num_window_groups * (-(-seen // self.block_size) + 1)
+        return int(self.num_gpu_blocks / num_blocks * longest)
+
+    def _check_windows(self) -> None:
+        if self.sliding_window is None:
+            return
+        if self.sliding_window < 1 or not 1 <= self.num_window_groups <= 16:
+            raise ValueError(
+                f"sliding_window must be positive and num_window_groups in 1..16, got "
+                f"{self.sliding_window} and {self.num_window_groups}"
+            )
+        if self.pool is not None or self.event_shape == "array":
+            raise ValueError("sliding_window: not with a pool, and not with events as arrays")
+        if self.eagle:
+            raise ValueError("sliding_window: not with eagle")
+
+    def _num_sequence_blocks(self) -> int:
+        """Count the blocks of tokens that one sequence can have."""
+        num_blocks = self.num_gpu_blocks - 1
+        if self.sliding_window is None:
+            return num_blocks
+        num_seen = -(-(self.sliding_window + self.max_num_batched_tokens) // self.block_size) + 1
+        groups = self.num_window_groups
+        return max(num_blocks // (1 + groups), num_blocks - groups * num_seen)
 
 
 def _max_positions(model_dir: Path) -> int:

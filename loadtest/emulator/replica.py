@@ -21,6 +21,8 @@ from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter, sample
 from loadtest.emulator.scheduler import Request, Scheduler
 from loadtest.emulator.script import Script
 from loadtest.emulator.tokens import ChatTokenizer, EncodePlan, Prompt, chain
+from loadtest.emulator.transfers import Transfers
+from loadtest.emulator.window_blocks import WindowBlockManager
 from loadtest.emulator.wire import ApiError, GenerationParams
 from router.contracts import NO_EXTRA, ExtraKeys
 
@@ -60,6 +62,7 @@ class Replica:
         self.script = Script.load(options.script) if options.script is not None else None
         self.faults = Faults(options.seed)
         self.loras = {name: (i, path) for i, (name, path) in enumerate(options.loras, 1)}
+        self._num_loras = len(self.loras)
         self.models = [*options.served_model_names, *self.loras]
         self.num_in_flight = 0
         self.pool = (
@@ -69,6 +72,10 @@ class Replica:
             if options.pool is not None
             else None
         )
+        self.sleep_level: int | None = None
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self.transfers = Transfers(options.connector, options.kv_role, options.data_parallel_size)
         self.ranks: list[Rank] = []
         self.metrics: EngineMetrics
 
@@ -89,6 +96,7 @@ class Replica:
             self.options,
             [rank.engine for rank in self.ranks],
             [rank.stats for rank in self.ranks],
+            sleep_level=lambda: self.sleep_level,
         )
 
     def stop(self) -> list[tuple[int, int]]:
@@ -192,12 +200,14 @@ class Replica:
         self, rank: Rank, prompt: Prompt, *, lora: str | None, cache_salt: str | None
     ) -> int:
         """Fetch from the pool what the rank lacks; return the leading tokens that it has then."""
+        await self._awake.wait()
         if self.pool is None or not self.options.enable_prefix_caching:
             return 0
         sequence, _ = self._sequence(prompt, lora, cache_salt)
         size = self.options.block_size
-        reusable = sequence.digests[: (len(prompt.ids) - 1) // size]
-        num_pooled = await self.pool.leading(reusable)
+        eagle = self.options.eagle
+        reusable = sequence.digests[: (len(prompt.ids) - (0 if eagle else 1)) // size]
+        num_pooled = max(0, await self.pool.leading(reusable) - eagle)
         num_own = len(rank.engine.blocks.match(sequence))
         if num_pooled <= num_own:
             return 0
@@ -222,6 +232,42 @@ class Replica:
         )
         return sequence, extra
 
+    def load_lora(self, name: str, path: str, *, in_place: bool) -> bool:
+        """Load an adapter; False if there is one of that name. No block is forgotten."""
+        known = self.loras.get(name)
+        if known is not None and not in_place:
+            return False
+        if known is None:
+            self._num_loras += 1
+            self.models.append(name)
+        self.loras[name] = (known[0] if known is not None else self._num_loras, path)
+        return True
+
+    def unload_lora(self, name: str) -> bool:
+        """Unload an adapter; False if there is none of that name."""
+        if self.loras.pop(name, None) is None:
+            return False
+        self.models.remove(name)
+        return True
+
+    async def sleep(self, level: int) -> None:
+        """Stop computing; from level 1 on everything cached is lost, and the pool is emptied.
+
+        Source: EngineCore.sleep and _reset_caches in vllm/v1/engine/core.py, 0.32.0. What is sent
+        meanwhile waits until `wake_up`.
+        """
+        self.sleep_level = level
+        self._awake.clear()
+        if level >= 1:
+            self.reset_prefix_cache(preempt=True)
+            if self.pool is not None:
+                await self.pool.remove_all()
+
+    def wake_up(self) -> None:
+        """Go on."""
+        self.sleep_level = None
+        self._awake.set()
+
     def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Forget the cache of every rank; False if one of them is in use."""
         results = [rank.engine.scheduler.reset_prefix_cache(preempt=preempt) for rank in self.ranks]
@@ -235,12 +281,7 @@ class Replica:
 
     def _build_rank(self, number: int, bound_ports: list[tuple[int, int]] | None) -> Rank:
         options = self.options
-        blocks = BlockManager(
-            options.num_gpu_blocks,
-            options.block_size,
-            events=options.events,
-            hash_form=options.hash_form,
-        )
+        blocks = self._build_blocks()
         scheduler = Scheduler(
             blocks,
             options.contract(),
@@ -256,10 +297,29 @@ class Replica:
             speed=options.speed,
             tick_s=options.tick_ms * 1e-3,
             publisher=publisher,
-            pool=self.pool,
+            pool=self.pool if options.kv_role != "consumer" else None,
             clock=self.clock,
         )
         return Rank(engine, publisher, RankStats())
+
+    def _build_blocks(self) -> BlockManager:
+        options = self.options
+        if options.sliding_window is None:
+            return BlockManager(
+                options.num_gpu_blocks,
+                options.block_size,
+                events=options.events,
+                hash_form=options.hash_form,
+                eagle=options.eagle,
+            )
+        return WindowBlockManager(
+            options.num_gpu_blocks,
+            options.block_size,
+            window=options.sliding_window,
+            num_windows=options.num_window_groups,
+            events=options.events,
+            hash_form=options.hash_form,
+        )
 
     def _build_publisher(
         self, number: int, bound_ports: list[tuple[int, int]] | None
@@ -280,7 +340,7 @@ class Replica:
                 buffer_steps=options.buffer_steps,
                 replay_topic_frame=options.replay_topic_frame,
             ),
-            number,
+            options.first_rank + number,
         )
 
     def _called_function(

@@ -11,12 +11,14 @@ from __future__ import annotations
 import random
 from time import monotonic
 
+from msgspec.structs import replace
+
 from router.cluster.outbox import Outbox
 from router.data_path import tenancy
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.verify import PoolVerifier
-from router.index.cache_view import CacheView
-from router.metrics import Metrics
+from router.index.cache_view import CacheView, Claim
+from router.metrics import Children, Metrics
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
@@ -42,7 +44,7 @@ class Admission:
         self._sessions = sessions
         self._outbox = outbox
         self._pool = pool
-        self._metrics = metrics
+        self._decisions = Children(metrics.decisions)
 
     def admit(self, job: Job, choice: Choice) -> Placement:
         """Book a request at its candidate, and claim the blocks that it will compute there.
@@ -51,43 +53,75 @@ class Admission:
             RateLimited: its tenant has not so many tokens left this minute.
         """
         now_s = monotonic()
-        tenancy.charge(job, choice, now_s)
-        candidate, view = choice.candidate, choice.view
-        num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
-        num_cached = num_own + choice.num_pool_tokens
-        booking = Booking(
-            num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
-            num_cached_tokens=num_cached,
-            num_fetched_tokens=num_cached - view.num_gpu_tokens,
-            is_from_pool=choice.num_pool_tokens > 0,
-            streams=job.streams and job.prompt is not None,  # else its time teaches nothing
-            session_hash=job.session_hash if job.prompt is not None else None,
-        )
-        lease = self._fleet.admit(candidate.id, booking, now_s)
-        contract = self._caches.contract(candidate.id)
-        claim = None
-        num_held_blocks = 0
-        if job.tokens is not None and contract is not None and job.is_placed_at(candidate):
-            num_held_blocks = view.num_gpu_tokens // contract.block_size
-            claim = self._caches.claim(candidate.id, job.keys(contract), num_held_blocks)
-        if self._outbox is not None:
-            self._outbox.began(
-                lease,
-                claim=claim,
-                num_held_blocks=num_held_blocks,
-                session_hash=job.session_hash,
-                has_named_session=job.has_named_session,
-            )
+        plan = choice.plan
+        elsewhere = plan.choice if plan is not None else None
+        tenancy.charge(job, elsewhere or choice, now_s)
+        prefill = self._book(job, elsewhere, now_s) if elsewhere is not None else None
+        placement = self._book(job, choice, now_s, prefill=prefill)
         if job.session_hash is not None:
-            self._sessions.note(job.session_hash, candidate.id, now_s)
+            self._sessions.note(job.session_hash, choice.candidate.id, now_s)
+        job.tried.add(choice.candidate.replica.name)
+        job.placed_s = monotonic()
+        return placement
+
+    def prefill_again(self, job: Job, placement: Placement, choice: Choice) -> Placement:
+        """Book a prompt at another prefill replica: the first failed and has given it back.
+
+        The request's plan says so from now on. Its tenant has paid.
+        """
+        assert placement.plan is not None
+        placement.plan = replace(placement.plan, choice=choice)
+        placement.prefill = self._book(job, choice, monotonic())
+        return placement.prefill
+
+    def rebook(
+        self, job: Job, placement: Placement, choice: Choice, *, is_sent: bool = False
+    ) -> None:
+        """Book a request anew where it is: its prompt is computed elsewhere by now, or was not.
+
+        So its time there begins now, and what it reads and computes is what is known now.
+        `is_sent`: all of its prompt comes from the replica that computed it.
+        """
+        now_s, old = monotonic(), placement.lease
+        self._fleet.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
+        booking = _booking(job, choice, is_session=True)
+        if is_sent:
+            booking = booking.sent(choice.view.num_gpu_tokens)
+        placement.lease = self._fleet.admit(placement.candidate.id, booking, now_s)
+        placement.claim = self._claim(job, choice)
+        if self._outbox is not None:
+            self._outbox.ended(old, computed=False)
+            self._publish(job, placement.lease, placement.claim, choice, is_session=True)
+        _predict(job, placement, choice)
         if self._pool is not None and choice.num_pool_tokens:
+            self._pool.begins_fetch(placement.candidate.id)
+
+    def _book(
+        self, job: Job, choice: Choice, now_s: float, *, prefill: Placement | None = None
+    ) -> Placement:
+        """Book a request, or its prompt alone, at a candidate."""
+        candidate = choice.candidate
+        is_prompt = candidate.replica.role == "prefill"
+        if prefill is not None:  # until its prompt is there, it only has its place
+            booking = Booking(
+                num_uncached_tokens=0,
+                num_cached_tokens=job.num_tokens,
+                streams=False,
+                session_hash=job.session_hash,
+            )
+        else:
+            booking = _booking(job, choice, is_session=not is_prompt)
+            if is_prompt:
+                booking = replace(booking, streams=True)  # the whole answer is its first token
+        lease = self._fleet.admit(candidate.id, booking, now_s)
+        claim = self._claim(job, choice) if prefill is None else None
+        if self._outbox is not None:
+            self._publish(job, lease, claim, choice, is_session=not is_prompt)
+        if self._pool is not None and choice.num_pool_tokens and prefill is None:
             self._pool.begins_fetch(candidate.id)
         state = self._caches.state(candidate.id)
-        is_known = job.tokens is not None  # else a guess, good enough for choosing
-        self._metrics.decisions.labels(choice.policy.name, state).inc()
-        job.tried.add(candidate.replica.name)
-        job.placed_s = monotonic()
-        return Placement(
+        self._decisions[choice.policy.name, state].inc()
+        placement = Placement(
             candidate=candidate,
             decision=choice.decision,
             snapshot=choice.snapshot,
@@ -95,11 +129,48 @@ class Admission:
             assignment=choice.assignment,
             lease=lease,
             claim=claim,
-            num_gpu_tokens=view.num_gpu_tokens if is_known else 0,
-            num_cpu_tokens=num_own - view.num_gpu_tokens if is_known else 0,
-            num_pool_tokens=choice.num_pool_tokens,
+            num_gpu_tokens=0,
+            num_cpu_tokens=0,
             state=state,
+            plan=choice.plan,
+            prefill=prefill,
         )
+        _predict(job, placement, choice)
+        return placement
+
+    def _claim(self, job: Job, choice: Choice) -> Claim | None:
+        """Claim the blocks that a candidate will compute or read."""
+        candidate = choice.candidate
+        contract = self._caches.contract(candidate.id)
+        if job.tokens is None or contract is None or not job.is_placed_at(candidate):
+            return None
+        num_held_blocks = choice.view.num_gpu_tokens // contract.block_size
+        keys = job.keys(contract)
+        return self._caches.claim(candidate.id, keys, num_held_blocks, job.num_tokens)
+
+    def _publish(
+        self, job: Job, lease: Lease, claim: Claim | None, choice: Choice, *, is_session: bool
+    ) -> None:
+        """Note a request for other routers."""
+        assert self._outbox is not None
+        contract = self._caches.contract(lease.candidate)
+        size = contract.block_size if contract is not None else 1
+        self._outbox.began(
+            lease,
+            claim=claim,
+            num_held_blocks=choice.view.num_gpu_tokens // size if claim is not None else 0,
+            session_hash=job.session_hash if is_session else None,
+            has_named_session=job.has_named_session,
+        )
+
+    def prefilled(self, placement: Placement) -> None:
+        """Note that a prompt has been computed where it was sent for that."""
+        now_s = monotonic()
+        self._fleet.first_token(placement.lease, now_s)
+        if self._outbox is not None:
+            self._outbox.answered(placement.lease, now_s)
+        if self._pool is not None and placement.num_pool_tokens:
+            self._pool.fetched(placement.candidate.id, placement.lease.begun_s)
 
     def answered(self, job: Job, placement: Placement, answer: Answer) -> None:
         """Note the first token of an answer, if it has come."""
@@ -122,6 +193,37 @@ class Admission:
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=computed, now_s=now_s)
 
+    def abandon(self, placement: Placement) -> None:
+        """Give back a request that was booked and is not sent."""
+        for each in (placement, placement.prefill):
+            if each is not None:
+                self.release(each, Outcome.CLIENT_GONE)
+
     def absolve(self, lease: Lease) -> None:
         """Take back what a request's failure counted against its replica."""
         self._fleet.absolve(lease, monotonic())
+
+
+def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
+    """Write what a request adds to the load of the candidate that computes it."""
+    view = choice.view
+    num_cached = max(view.num_gpu_tokens, view.num_cpu_tokens) + choice.num_pool_tokens
+    return Booking(
+        num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
+        num_cached_tokens=num_cached,
+        num_fetched_tokens=num_cached - view.num_gpu_tokens,
+        is_from_pool=choice.num_pool_tokens > 0,
+        streams=job.streams and job.prompt is not None,  # else its time teaches nothing
+        session_hash=job.session_hash if job.prompt is not None and is_session else None,
+    )
+
+
+def _predict(job: Job, placement: Placement, choice: Choice) -> None:
+    """Set what is predicted to be reused of a prompt; of a guess about its tokens, nothing."""
+    view = choice.view
+    is_known = job.tokens is not None
+    num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
+    placement.num_gpu_tokens = view.num_gpu_tokens if is_known else 0
+    placement.num_cpu_tokens = num_own - view.num_gpu_tokens if is_known else 0
+    placement.num_pool_tokens = choice.num_pool_tokens
+    placement.num_in_pool = choice.snapshot.num_pool_tokens

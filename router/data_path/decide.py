@@ -9,14 +9,19 @@ from collections import Counter
 from collections.abc import Sequence
 from time import monotonic
 
+from msgspec.structs import replace
+
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
 from router.data_path.assign import assign, narrowed, record_of
-from router.data_path.job import Choice, Job
+from router.data_path.job import Choice, Job, Placement
 from router.data_path.match import Matcher
+from router.data_path.split import why_here
 from router.experiments.runner import ExperimentRunner
+from router.records.record import AssignmentRecord
 from router.replicas.fleet import Fleet, Match
+from router.replicas.halves import choose_halves
 from router.replicas.replica import Candidate
 from router.replicas.sessions import Sessions, SessionView
 
@@ -29,7 +34,7 @@ def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
     """
     if job.owner is not None:
         return fleet.candidates_at(job.owner, job.model, now_s, exclude=job.tried)
-    return fleet.candidates(job.model, now_s, exclude=job.tried)
+    return fleet.candidates(job.model, now_s, exclude=job.tried, num_tokens=job.num_needed_tokens)
 
 
 class Decider:
@@ -59,6 +64,10 @@ class Decider:
         self._seed = seed
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
+    def use(self, policy: Policy) -> None:
+        """Place prompts by another policy, from the next decision on."""
+        self._policy = policy
+
     def assign(self, job: Job) -> None:
         """Give a prompt its arm of an experiment; it keeps it, however often it is decided."""
         job.assigned = assign(self._experiments, job)
@@ -78,6 +87,58 @@ class Decider:
             if assigned.is_narrow:
                 candidates, is_beyond = narrowed(assigned, candidates)
             assignment = record_of(assigned, is_beyond=is_beyond)
+        policy = self._policy if job.prompt is not None else self._plain_policy
+        if assigned is not None and assigned.policy is not None:
+            policy = assigned.policy
+        if self._fleet.is_split and job.prompt is not None:
+            return self._decide_both(job, candidates, policy, assignment)
+        return self._choose(job, candidates, policy, now_s, assignment)
+
+    def look(self, job: Job, placement: Placement) -> Choice:
+        """Look anew at the candidate of a request; what was decided stays."""
+        return self._choose(job, (placement.candidate,), placement.policy, monotonic())
+
+    def prefill_again(self, job: Job, placement: Placement, failed: Placement) -> Choice | None:
+        """Choose where a prompt is computed that failed elsewhere; None: there is no other place.
+
+        By the policy that chose the first, among the other replicas.
+        """
+        now_s, transfer = monotonic(), placement.candidate.replica.transfer
+        others = [
+            candidate
+            for candidate in self._fleet.prefillers(job.model, transfer, now_s)
+            if candidate.replica.name != failed.candidate.replica.name
+        ]
+        return self._choose(job, others, failed.policy, now_s) if others else None
+
+    def _decide_both(
+        self,
+        job: Job,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        assignment: AssignmentRecord | None,
+    ) -> Choice:
+        """Choose where a request is decoded and, where that is another replica, prefilled."""
+        now_s = monotonic()
+        choice, plan = choose_halves(
+            self._fleet,
+            job.model,
+            candidates,
+            policy,
+            lambda some, by: self._choose(job, some, by, now_s),
+            lambda choice: why_here(job, choice),
+        )
+        return replace(choice, assignment=assignment, plan=plan)
+
+    def _choose(
+        self,
+        job: Job,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        now_s: float,
+        assignment: AssignmentRecord | None = None,
+    ) -> Choice:
+        """Freeze what is known of candidates, and have a policy choose among them."""
         found = self._matcher.match(job, candidates)
         pool = found.pool
         session = (
@@ -105,9 +166,6 @@ class Decider:
             num_sessions=sets.num_sessions([each.id for each in candidates], job.session_hash),
             arrivals_per_s=sets.arrivals_per_s(now_s),
         )
-        policy = self._policy if job.prompt is not None else self._plain_policy
-        if assigned is not None and assigned.policy is not None:
-            policy = assigned.policy
         decision = policy.decide(snapshot)
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
         return Choice(

@@ -38,11 +38,16 @@ class Explainer:
             "request": snapshot.request,
             "num_pool_tokens": snapshot.num_pool_tokens,
             "candidates": [
-                {"state": self._caches.state(view.id), "view": view} for view in snapshot.replicas
+                {
+                    "state": self._caches.state(view.id),
+                    "drops_last_block": self._caches.index.has_eagle(view.id),
+                    "view": view,
+                }
+                for view in snapshot.replicas
             ],
         }
         room = self._pipeline.steps.room
-        if room is not None and room.takes(job):
+        if room.takes(job):
             verdict, expected_ms = room.judge(job, choice)
             explained["queue"] = {
                 "goes_at_once": verdict.goes,
@@ -51,6 +56,16 @@ class Explainer:
                 "deadline_ms": job.deadline_ms,
                 "expected_ttft_ms": expected_ms,
                 "num_waiting": room.num_waiting,
+            }
+        if choice.plan is not None:
+            elsewhere = choice.plan.choice
+            explained["prefill"] = {
+                "where": elsewhere.candidate.id if elsewhere is not None else None,
+                "why": choice.plan.why,
+                "here_ms": choice.plan.here_ms,
+                "there_ms": choice.plan.there_ms,
+                "decision": elsewhere.decision if elsewhere is not None else None,
+                "candidates": elsewhere.snapshot.replicas if elsewhere is not None else (),
             }
         if with_tokens and job.tokens is not None:
             contract = self._caches.contract(decision.candidate)

@@ -18,7 +18,8 @@ from router.data_path.handing import Handing
 from router.data_path.headers import RequestHeaders
 from router.data_path.job import Job, Placement
 from router.data_path.overdue import Patience
-from router.data_path.retry import Retries
+from router.data_path.retry import UNLOADED, Retries
+from router.discovery.served_models import ServedModels
 from router.errors import Overdue, UpstreamError, UpstreamUnreachable
 from router.metrics import Metrics
 from router.records.outcome import Outcome
@@ -41,6 +42,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def outcome(self, placement: Placement) -> Outcome:
         """Return how a failed try ended, seen from its replica."""
+        if self.failure == UNLOADED:
+            return Outcome.CLIENT_ERROR
         if isinstance(self.error, Overdue):
             return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
         is_refused = isinstance(self.error, UpstreamUnreachable)
@@ -54,6 +57,7 @@ class Forwarder:
         self,
         upstream: Upstream,
         *,
+        models: ServedModels,
         headers: RequestHeaders,
         retries: Retries,
         patience: Patience,
@@ -61,6 +65,7 @@ class Forwarder:
         metrics: Metrics,
     ) -> None:
         self._upstream = upstream
+        self._models = models
         self._headers = headers
         self._retries = retries
         self._patience = patience
@@ -81,10 +86,19 @@ class Forwarder:
                 answer = await self._ask(job, placement)
         except UpstreamError as exc:
             return Attempt(error=exc, failure=exc.code)
+        if answer.status == 404 and await self._is_unloaded(job, placement):
+            return Attempt(answer=answer, failure=UNLOADED)
         if answer.outcome_status not in RETRYABLE:
             return Attempt(answer=answer)
         where = "status" if answer.error_status is None else "event"
         return Attempt(answer=answer, failure=f"{where}_{answer.outcome_status}")
+
+    async def _is_unloaded(self, job: Job, placement: Placement) -> bool:
+        """Return whether a replica has unloaded the adapter that it was asked for."""
+        name, model = placement.candidate.replica.name, job.model
+        if model is None or placement.candidate.replica.adapter_path(model) is None:
+            return False
+        return not await self._models.has(name, model)
 
     async def _ask(self, job: Job, placement: Placement) -> Answer:
         overdue_s = self._patience.overdue_s(placement)

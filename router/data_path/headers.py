@@ -42,7 +42,7 @@ class RequestHeaders:
             headers.update(self._key.headers(placement.candidate.replica.url))
         if not job.forwarded[1]:
             headers.popall("Content-Encoding", None)
-        headers["X-Request-Id"] = job.request_id
+        headers["X-Request-Id"] = job.engine_id or job.request_id
         headers.popall("X-Session-ID", None)
         if job.session_hash is not None:  # engines name it in their events
             headers["X-Session-ID"] = f"{job.session_hash:016x}"
@@ -80,6 +80,9 @@ def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> No
     if placement.assignment is not None:
         assigned = placement.assignment
         headers["x-warmroute-arm"] = f"{assigned.experiment}/{assigned.arm}"
+    if job.prefill is not None:
+        is_remote = job.prefill.result == "remote"
+        headers["x-warmroute-prefill"] = job.prefill.where if is_remote else "local"
     if job.tokens is not None:
         headers["x-warmroute-cached"] = (
             f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"

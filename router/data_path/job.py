@@ -21,8 +21,10 @@ from router.data_path.terms import Terms
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
-from router.records.record import AssignmentRecord, Try
+from router.index.hit_length import KvLayout
+from router.records.record import AssignmentRecord, PrefillRecord, Try
 from router.replicas.fleet import Match
+from router.replicas.halves import PrefillPlan
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.scheduling.classes import ServiceClass
@@ -34,7 +36,8 @@ from router.tokens.hand_over import Kind
 class Inbound(Struct, frozen=True, kw_only=True):
     """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic.
 
-    `needs_json`: its body has to be a JSON object, or there is none.
+    `needs_json`: its body has to be a JSON object, or there is none. `needs_model`: it is about one
+    model, named or the only one; else the query may name one, too.
     """
 
     api: Api
@@ -46,6 +49,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     arrived_s: float
     tenant: Tenant | None = None  # None: clients are not told apart
     needs_json: bool = False
+    needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is what it reads
     client: Client | None = None  # None: a dry run
 
@@ -91,6 +95,9 @@ class Job(Struct, kw_only=True):
     kind: Kind | None = None  # how its prompt is made; None: its ids are not handed over
     handed: bytes | None = None  # the body with its ids, while it is sent
     is_handed_over: bool = False  # its last try was
+    prefill: PrefillRecord | None = None  # None: not computed apart, or not yet
+    transfer: bytes | None = None  # the body with its transfer's parameters, while it is decoded
+    engine_id: str | None = None  # its name at engines that match both halves by it; None: its own
     service_class: ServiceClass | None = None  # None: no prompt of it waits
     deadline_ms: float | None = None  # from its arrival to its first token; None: whenever
     expected_ttft_ms: float | None = None  # so predicted when it came; None: it has no deadline
@@ -103,6 +110,19 @@ class Job(Struct, kw_only=True):
     def tenant(self) -> Tenant | None:
         """Whose request it is."""
         return self.inbound.tenant
+
+    @property
+    def num_needed_tokens(self) -> int:
+        """Count the tokens that an engine has to have room for; 0: its prompt is not known.
+
+        One token of an answer, if it asks for no more. An estimate counts twice: a replica that
+        is too short would refuse it. What engines cut to their length fits everywhere.
+        """
+        prompt = self.prompt
+        if prompt is None or (isinstance(prompt, ChatRequest) and prompt.truncates):
+            return 0
+        is_known = self.tokens is not None and not self.num_rest_tokens
+        return self.num_tokens * (1 if is_known else 2) + max(1, prompt.max_tokens or 1)
 
     def digests(self, contract: HashContract, positions: Sequence[int]) -> list[bytes]:
         """List the full digests of some of the prompt's blocks; positions ascending."""
@@ -171,9 +191,12 @@ class PoolMatch(Struct, frozen=True):
     """What the shared pool has of one prompt, under one contract's names."""
 
     model: str  # the base model
+    directory: str  # of the pool: has the model's name where that has one layout
     contract: HashContract
     chain: Sequence[BlockKey]  # what can be reused at most
+    groups: KvLayout | None  # the model's KV groups, where it has several
     num_blocks: int
+    num_dropped: int = 0  # of the blocks there, engines drop: the last of each hit (EAGLE, MTP)
 
     @property
     def num_tokens(self) -> int:
@@ -198,9 +221,23 @@ class Choice(Struct, frozen=True, kw_only=True):
     policy: Policy
     pool: PoolMatch | None  # None: no pool, or not to be counted on
     assignment: AssignmentRecord | None = None
+    plan: PrefillPlan[Choice] | None = None  # None: the candidate computes prompts, too
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return costs_of(self.decision, self.snapshot)
+
+    @property
+    def num_pooled_tokens(self) -> int | None:
+        """Count the leading tokens that the pool has, if the chosen one reads it; None: no pool."""
+        if self.pool is None or not self.view.reads_pool:
+            return None
+        return self.pool.num_tokens
+
+    @property
+    def prompt(self) -> Choice:
+        """The choice of where its prompt is computed: this one, or its plan's."""
+        elsewhere = self.plan.choice if self.plan is not None else None
+        return self if elsewhere is None else elsewhere
 
     @property
     def num_pool_tokens(self) -> int:
@@ -241,7 +278,16 @@ class Placement(Struct, kw_only=True):
     num_gpu_tokens: int  # predicted to be reused from the GPU
     num_cpu_tokens: int  # and beyond those, from the replica's own cpu tier
     num_pool_tokens: int = 0  # and beyond both, fetched from the shared pool
+    num_in_pool: int | None = None  # leading tokens in the pool when it was booked; None: not known
     state: str  # exact | degraded | blind
+    plan: PrefillPlan[Choice] | None = None  # as of the choice
+    prefill: Placement | None = None  # where its prompt is computed, if elsewhere
+
+    @property
+    def predicted_ttft_ms(self) -> float:
+        """Predict the time from here to the first token, its prompt's elsewhere included."""
+        elsewhere = self.prefill.lease.predicted_ms if self.prefill is not None else 0.0
+        return elsewhere + self.lease.predicted_ms
 
     @property
     def num_replicas(self) -> int:
@@ -252,7 +298,7 @@ class Placement(Struct, kw_only=True):
     def may_fetch(self) -> bool:
         """Whether the engine will look for something in the pool, whatever was counted on."""
         num_own = self.num_gpu_tokens + self.num_cpu_tokens
-        return (self.snapshot.num_pool_tokens or 0) > num_own
+        return (self.num_in_pool or 0) > num_own
 
     @property
     def num_cached_tokens(self) -> int:

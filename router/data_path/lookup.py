@@ -72,6 +72,8 @@ class Lookup:
         groups: dict[HashContract, dict[StreamId, CandidateId]] = {}
         for candidate in candidates:
             stream, id_ = self._caches.stream(candidate.id), self._names.stream_id_of(candidate.id)
-            if isinstance(stream, SharedStream) and id_ is not None:
+            if id_ is None or self._caches.index.has_groups(candidate.id):
+                continue  # a prefix of one of several KV groups says nothing: it counts as none
+            if isinstance(stream, SharedStream):
                 groups.setdefault(stream.contract, {})[id_] = candidate.id
         return groups

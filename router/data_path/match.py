@@ -66,11 +66,22 @@ class Matcher:
             return
         if job.tokens.num_new_tokens > _HEAVY_TOKENS:
             with suppress(RouterError):  # no replica serves it: the decision says so
-                candidates = self._fleet.candidates(job.model, monotonic())
-                await self._hash_ahead(job, self._by_contract(job, candidates))
+                await self._hash_ahead(job, self._by_contract(job, self._candidates(job)))
         if self._lookup is not None:
             with suppress(RouterError):  # likewise
-                await self._lookup.fill(job, self._fleet.candidates(job.model, monotonic()))
+                await self._lookup.fill(job, self._candidates(job))
+
+    def _candidates(self, job: Job) -> Sequence[Candidate]:
+        """List the candidates for a request, or for its prompt.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: there are none.
+        """
+        now_s = monotonic()
+        candidates = self._fleet.candidates(job.model, now_s)
+        if self._fleet.is_split:
+            candidates = (*candidates, *self._fleet.prefillers(job.model, None, now_s))
+        return same_names(job, candidates)
 
     async def _hash_ahead(self, job: Job, contracts: Iterable[HashContract]) -> None:
         """Hash a prompt's chain in steps, off the loop where they are long."""
@@ -92,13 +103,24 @@ class Matcher:
     # ---------------------------------------------------------------- what may not
 
     def match(self, job: Job, candidates: Sequence[Candidate]) -> Found:
-        """Count the leading prompt tokens that each candidate and the pool can spare an engine."""
-        contracts = self._by_contract(job, candidates)
+        """Count the leading prompt tokens that each candidate and the pool can spare an engine.
+
+        None where an engine will not look into its cache, nor into the pool.
+        """
+        if job.prompt is not None and not job.prompt.reads_cache:
+            first_blocks = self._first_blocks(job, candidates)
+            return Found(matches={}, pool=None, first_blocks_hash=first_blocks)
+        alike = same_names(job, candidates)
+        contracts = self._by_contract(job, alike)
         pool = None
-        if self._pool is not None and job.tokens is not None:
-            pool = self._pool.match(job, candidates[0].replica.base_model, contracts)
+        if self._pool is not None and job.tokens is not None and len(alike) == len(candidates):
+            model = candidates[0].replica.base_model
+            pool = self._pool.match(job, model, contracts, self._caches.index)
+        matches = self._matches(job, contracts)
+        if not job.inbound.api.honours_rank:
+            matches = _of_any_rank(matches, candidates)
         return Found(
-            matches=self._matches(job, contracts),
+            matches=matches,
             pool=pool,
             first_blocks_hash=self._first_blocks(job, candidates),
         )
@@ -106,14 +128,16 @@ class Matcher:
     def mark_readers(
         self, views: tuple[ReplicaView, ...], pool: PoolMatch
     ) -> tuple[ReplicaView, ...]:
-        """Mark candidates that cannot fetch what was found: without a connector, or other names."""
+        """Mark candidates that cannot fetch what was found: no connector, other names or layout."""
         assert self._pool is not None
-        reads = self._pool.reads
-        if all(reads(v.id) and self._caches.contract(v.id) == pool.contract for v in views):
+        can_fetch = self._pool.can_fetch
+        if all(
+            can_fetch(v.id, pool) and self._caches.contract(v.id) == pool.contract for v in views
+        ):
             return views
         return tuple(
             view
-            if reads(view.id) and self._caches.contract(view.id) == pool.contract
+            if can_fetch(view.id, pool) and self._caches.contract(view.id) == pool.contract
             else replace(view, reads_pool=False)
             for view in views
         )
@@ -128,9 +152,8 @@ class Matcher:
             keys, size = job.keys(contract), contract.block_size
             # The engine recomputes at least the last token, hence a whole block of a full hit.
             reusable = (job.num_tokens - 1) // size
-            chain = keys if len(keys) == reusable else keys[:reusable]
             last, match = NO_BLOCKS, NO_MATCH
-            for cid, found in self._caches.match(chain, ids, job.found).items():
+            for cid, found in self._caches.match(keys, ids, job.found, reusable).items():
                 if found is not last:  # candidates that hold as much have the same one
                     last = found
                     match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
@@ -154,3 +177,34 @@ class Matcher:
             return None
         num_blocks = max(1, self._first_blocks_tokens // contract.block_size)
         return keys[min(num_blocks, len(keys)) - 1]
+
+
+def same_names(job: Job, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Leave out candidates that have a request's adapter from another path.
+
+    Digests include it, so nothing is known there of the blocks (vLLM 0.32 v1/core/kv_cache_utils.py
+    `_gen_lora_extra_hash_keys`). It happens while an adapter is reloaded, one replica at a time.
+    """
+    if job.extra.lora is None:
+        return candidates
+    name, path = job.extra.lora
+    return [each for each in candidates if each.replica.adapter_path(name) == path]
+
+
+def _of_any_rank(
+    matches: dict[CandidateId, Match], candidates: Sequence[Candidate]
+) -> dict[CandidateId, Match]:
+    """Give each rank what its replica's ranks have in the mean: the engine will choose one.
+
+    Rounded down to blocks. So replicas compare by what can be expected of them.
+    """
+    ranks: dict[str, list[Candidate]] = {}
+    for each in candidates:
+        if each.rank is not None:
+            ranks.setdefault(each.replica.name, []).append(each)
+    for group in ranks.values():
+        found = [matches.get(each.id, NO_MATCH) for each in group]
+        size = len(group) * (group[0].replica.block_size or 1)
+        means = [sum(held) // size * size // len(group) for held in zip(*found, strict=True)]
+        matches |= {each.id: Match(*means) for each in group}
+    return matches

@@ -13,7 +13,7 @@ from router.data_path.token_audit import TokenAudit
 from router.data_path.verify import PoolVerifier
 from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
-from router.metrics import Metrics
+from router.metrics import Children, Metrics
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
@@ -44,6 +44,7 @@ class Observer:
         self._shadows = shadows
         self._stages = _StageMetrics(metrics)
         self._by_candidate: dict[str, _CandidateMetrics] = {}
+        metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
 
     def finished(
         self,
@@ -85,6 +86,7 @@ class Observer:
                 "replica": placement.candidate.id,
                 "arm": f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
                 "why": placement.decision.reason,
+                "prefill": job.prefill.where if job.prefill is not None else None,
                 "tokens": job.num_tokens,
                 "cached": placement.num_cached_tokens,
                 "pool": placement.num_pool_tokens,
@@ -154,7 +156,7 @@ class Observer:
                 self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
         if job.inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
-        self._metrics.requests.labels(job.inbound.api.name, name, record.outcome).inc()
+        metrics.requests[job.inbound.api.name, name, record.outcome].inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
         stages.tokenize.observe(job.tokenized_s - arrived_s)
@@ -166,7 +168,7 @@ class Observer:
         metrics.cpu_tokens.inc(placement.num_cpu_tokens)
         metrics.pool_tokens.inc(placement.num_pool_tokens)
         if record.ttft_ms is not None:
-            error_ms = abs(record.ttft_ms - placement.lease.predicted_ms)
+            error_ms = abs(record.ttft_ms - placement.predicted_ttft_ms)
             metrics.ttft_error.observe(error_ms / 1000)
 
     def _of(self, candidate: str) -> _CandidateMetrics:
@@ -180,14 +182,18 @@ class Observer:
         if job.completion is not None and len(job.completion.prompts) > 1:
             return  # usage sums the prompts; only the first was predicted
         self._token_audit.audit(job, placement, usage.prompt_tokens)
+        if job.prefill is not None and job.prefill.is_peer_to_peer:
+            return  # all of it came from elsewhere
         reported = usage.num_cached_tokens
         if reported is None or job.tokens is None or not job.is_placed_at(placement.candidate):
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
         claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
-        if result == "over" and claim is not None and self._caches.was_overtaken(claim, reported):
-            result = "evicted"  # between decision and schedule: no fault of what we know
+        if result == "over" and claim is not None:
+            predicted = placement.num_cached_tokens
+            if self._caches.was_overtaken(claim, reported, predicted):
+                result = "evicted"  # between decision and schedule: no fault of what we know
         metrics = self._of(name)
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
@@ -200,7 +206,14 @@ class Observer:
         metrics.reported_tokens.inc(reported)
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if result != "evicted" and (not is_pooled or error == 0):
-            self._caches.audit(name, placement.num_cached_tokens, reported)
+            changed = self._caches.audit(name, placement.num_cached_tokens, reported)
+            if changed is not None:
+                self._metrics.last_block_changes.labels(name).inc()
+                logger.warning(
+                    "its answers show what becomes of the last block of a hit (EAGLE, MTP): "
+                    "set replicas[].eagle",
+                    extra={"candidate": name, "eagle": changed.is_dropped},
+                )
 
 
 class _StageMetrics:
@@ -225,11 +238,13 @@ class _CandidateMetrics:
         "predicted_tokens",
         "prompt_tokens",
         "reported_tokens",
+        "requests",
         "ttft",
         "ttft_error",
     )
 
     def __init__(self, metrics: Metrics, name: str) -> None:
+        self.requests = Children(metrics.requests)
         self.ttft = metrics.ttft.labels(name)
         self.ttft_error = metrics.ttft_error.labels(name)
         self.prompt_tokens = metrics.tokens.labels(name, "prompt")
@@ -266,7 +281,7 @@ def _record(
         outcome=outcome,
         num_cached_tokens=placement.num_cached_tokens,
         usage=usage,
-        predicted_ttft_ms=placement.lease.predicted_ms,
+        predicted_ttft_ms=placement.predicted_ttft_ms,
         ttft_ms=ttft_ms,
         router_s=job.placed_s - arrived_s,
         now_s=now_s,
@@ -320,6 +335,7 @@ def _record_of(
         state=state,
         snapshot=chosen.snapshot,
         decision=chosen.decision,
+        prefill=job.prefill,
         tries=tuple(job.tries),
         outcome=outcome.value,
         status=status,

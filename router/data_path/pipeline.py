@@ -8,6 +8,7 @@
     5 decide     snapshot -> pure policy -> candidate                  decide.py
     6 admit      wait for room where that is on; a lease: its load     wait.py, admit.py
                  counts from here
+      prefill    where prompts are computed apart: have it done       split.py, prefill.py
     7 forward    bytes through; before the first byte, fail over       forward.py, retry.py
                  and the answer back, to its last byte                 relay.py
     8 observe    first token, usage, audit, record                     observe.py
@@ -36,12 +37,14 @@ from router.data_path.job import Choice, Inbound, Job, Placement
 from router.data_path.match import Matcher
 from router.data_path.observe import Observer
 from router.data_path.owners import Owners
+from router.data_path.prefill import Prefill
 from router.data_path.read import Reader
 from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import Failures, Retries
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
+from router.discovery.served_models import ServedModels
 from router.errors import (
     NoReplicaAvailable,
     OutOfConnections,
@@ -61,13 +64,15 @@ class Steps(Struct, frozen=True, kw_only=True):
     """The steps of a request, in their order; and what several of them use."""
 
     reader: Reader
+    models: ServedModels
     owners: Owners
     tokenizer: Tokenizer
     matcher: Matcher
     verifier: PoolVerifier | None  # None: there is no shared pool
     decider: Decider
-    room: WaitingRoom | None  # None: no prompt waits
+    room: WaitingRoom
     admission: Admission
+    prefill: Prefill
     forwarder: Forwarder
     retries: Retries
     relay: Relay
@@ -123,8 +128,9 @@ class Pipeline:
         """
         steps = self.steps
         job = await steps.reader.read(inbound, request_id)
-        if steps.room is not None and job.prompt is not None and not inbound.api.counts:
-            steps.room.read(job)
+        if job.model and not steps.reader.knows(job.model):
+            await steps.models.look_for(job.model)
+            steps.reader.name_blocks(job)
         await steps.owners.find(job)
         if inbound.api.counts:
             await steps.tokenizer.count(job)
@@ -133,6 +139,8 @@ class Pipeline:
             await steps.tokenizer.fill(job)
             await steps.matcher.prepare(job)
         steps.decider.assign(job)
+        if steps.room.is_on(job):
+            steps.room.read(job)
         return job
 
     async def choose(self, job: Job) -> Choice:
@@ -192,7 +200,7 @@ class Pipeline:
             RouterError: as `choose` and `Admission.admit`; QueueFull, DeadlineUnmet.
         """
         steps = self.steps
-        if steps.room is None or not steps.room.takes(job):
+        if not steps.room.takes(job):
             placement = steps.admission.admit(job, await self.choose(job))
             steps.decider.count(job)
             return placement
@@ -210,6 +218,8 @@ class Pipeline:
     async def _attempt(self, job: Job, placement: Placement) -> Attempt:
         """Forward a request once; where it ends here, it ends with a record."""
         try:
+            if placement.plan is not None:
+                return await self.steps.prefill.send(job, placement)
             return await self.steps.forwarder.send(job, placement)
         except BaseException as exc:  # the client left while we waited, or we can send nothing
             is_ours = isinstance(exc, OutOfConnections)

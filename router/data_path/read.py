@@ -6,12 +6,16 @@ field has to change: one that only an operator may set, a tenant's salt.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from msgspec.structs import replace
 
+from router.api import forms
+from router.api.forms import is_form, model_of_form
+from router.api.model_names import named_model
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
 from router.api.response_ids import CREATE, is_kept, named_in
@@ -60,12 +64,23 @@ class Reader:
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
             RouterError: as `tenancy.apply`.
         """
-        return self._job(inbound, request_id, await self._parse(inbound))
+        read = await self._parse(inbound)
+        form_model = await _form_model(inbound) if read is None else None
+        return self._job(inbound, request_id, read, form_model)
+
+    def knows(self, model: str) -> bool:
+        """Return whether a replica serves a model, as far as is known."""
+        return self._fleet.model(model) is not None
+
+    def name_blocks(self, job: Job) -> None:
+        """Note the adapter that a prompt's blocks are named by."""
+        if job.prompt is not None:
+            job.extra = extra_keys(self._fleet, job.model or "", job.extra.cache_salt)
 
     async def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
         """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
         body = inbound.body
-        if body is None:
+        if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
             return None
         if len(body) > SMALL_BYTES and not _is_quick(body):
             outline = await self._outliner.outline(body)
@@ -77,7 +92,13 @@ class Reader:
                 raise BadRequest(f"the body is no JSON object: {outline.wrong}")
         return _whole(inbound)
 
-    def _job(self, inbound: Inbound, request_id: str, read: dict[str, Any] | Outline | None) -> Job:
+    def _job(
+        self,
+        inbound: Inbound,
+        request_id: str,
+        read: dict[str, Any] | Outline | None,
+        form_model: str | None,
+    ) -> Job:
         body: dict[str, Any] | None
         if isinstance(read, Outline):
             body = read.fields
@@ -103,17 +124,26 @@ class Reader:
                 job.terms = (
                     terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
                 )
-            job.extra = extra_keys(self._fleet, job.model, job.prompt.cache_salt)
+            job.extra = ExtraKeys(cache_salt=job.prompt.cache_salt or None)
+            self.name_blocks(job)
             if job.chat is not None and body is not None and not inbound.api.counts:
                 job.kind = kind_of(inbound.path, job.chat, body)
-        elif body is not None:
-            model = body.get("model")
-            job.model = model if isinstance(model, str) else None
-            job.streams = body.get("stream") is True
+        else:
+            job.model = named_model(
+                inbound.path,
+                inbound.target.partition("?")[2],
+                inbound.headers,
+                form_model=form_model,
+                view=body,
+                reads_query=not inbound.needs_model,
+            )
+            job.streams = body is not None and body.get("stream") is True
         job.response_id = named_in(inbound.path, body)
         job.is_kept = inbound.path == CREATE and body is not None and is_kept(body)
         job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
         tenancy.apply(job, body)
+        if job.model is None and inbound.needs_model:
+            job.model = self._model_of(None) or None
         self._set_session(job, body)
         return job
 
@@ -132,15 +162,18 @@ class Reader:
     def _model_of(self, named: str | None) -> str:
         """Find the model of a request that names none: there must be only one.
 
+        An engine takes its first then, whichever other names it has (vLLM 0.32
+        openai/models/serving.py, `base_model_paths[0]`).
+
         Raises:
             BadRequest: there are several to choose from.
         """
-        if named is not None:
+        if named:
             return named
-        bases = [entry["id"] for entry in self._fleet.models() if entry["parent"] is None]
+        bases = dict.fromkeys(each.base_model for each in self._fleet.replicas if each.models)
         if len(bases) > 1:
             raise BadRequest(f"name a `model`: {', '.join(bases)}", param="model")
-        return bases[0] if bases else ""
+        return next(iter(bases), "")
 
 
 def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:
@@ -150,6 +183,16 @@ def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:
     if lora is None and not salt:
         return NO_EXTRA
     return ExtraKeys(lora=lora, cache_salt=salt or None)
+
+
+async def _form_model(inbound: Inbound) -> str | None:
+    """Find the model that a form names; None: it is no form, or names none clearly."""
+    content_type = inbound.headers.get("Content-Type", "")
+    if not inbound.body or not is_form(content_type):
+        return None
+    if len(inbound.body) <= forms.SMALL_BYTES:
+        return model_of_form(inbound.body, content_type)
+    return await asyncio.to_thread(model_of_form, inbound.body, content_type)
 
 
 def _is_quick(body: bytes) -> bool:

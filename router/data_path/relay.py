@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _LEFT: Final = (ConnectionError, asyncio.CancelledError)
 """How it shows that a client has left. Some do with the last event, before the stream's end."""
 
+_MOST_TAIL_BYTES: Final = 4 * TAIL_BYTES
+
 Send = Callable[[Job], Awaitable[tuple[Placement, Answer]]]
 """Places a request and forwards it, as the pipeline does."""
 
@@ -128,7 +130,7 @@ class Relay:
                 passage.first_s = answer.first_s = monotonic()
                 self._admission.answered(job, passage.placement, answer)
             tail.extend(chunk)
-            if len(tail) > 4 * TAIL_BYTES:  # now and then: moving it for each event is dear
+            if len(tail) > _MOST_TAIL_BYTES:  # now and then: moving it for each event is dear
                 del tail[:-TAIL_BYTES]
             return is_taken
 

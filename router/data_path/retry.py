@@ -40,7 +40,10 @@ from router.replicas.retry_budget import RetryBudget
 logger = logging.getLogger(__name__)
 
 _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
-_NOT_PROCESSED: Final = _NOT_SENT | {"status_503"}
+UNLOADED: Final = "adapter_unloaded"
+"""A 404 of a replica that has unloaded the adapter; see router.discovery.served_models."""
+
+_NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
 _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
@@ -131,6 +134,19 @@ class Retries:
         if same or objection == "budget":
             job.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
+
+    def may_prefill_again(self, prefill: Placement, failure: str) -> bool:
+        """Return whether a prompt that failed there may be computed at another replica; count it.
+
+        From the same budget: else a pool of prefill replicas that fail is asked twice for all.
+        """
+        if failure in _NOT_SENT:
+            return True
+        name, begun_s = prefill.candidate.replica.name, prefill.lease.begun_s
+        if not self._budget.can_take(name, begun_s, monotonic()):
+            return False
+        self.take(prefill)
+        return True
 
     def take(self, placement: Placement) -> None:
         """Take from the budget: what failed there is sent again."""

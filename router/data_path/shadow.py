@@ -40,10 +40,14 @@ Write = Callable[[DecisionRecord], None]
 def shadow_decisions(
     shadows: Sequence[tuple[str, Policy]], record: DecisionRecord
 ) -> tuple[tuple[ShadowDecision, ...], CandidateCost]:
-    """Ask policies, each with its label, about a record; and price the live choice alike."""
-    snapshot = record.snapshot
+    """Ask policies, each with its label, about a record; and price the live choice alike.
+
+    About its prompt, where that is placed apart.
+    """
+    assert record.by_policy is not None
+    snapshot, decision = record.by_policy
     costs = {cost.id: cost for cost in candidate_costs(snapshot)}
-    live = costs[record.decision.candidate]
+    live = costs[decision.candidate]
     return tuple([_asked(label, policy, snapshot, costs, live) for label, policy in shadows]), live
 
 
@@ -93,7 +97,9 @@ class Shadows:
     def put(self, record: DecisionRecord, write: Write) -> None:
         """Have a record looked at; `write` gets it, with what the shadows say or without."""
         snapshot = record.snapshot
-        if not self._policies or draw(snapshot.seed, snapshot.number, _ROUND) >= self._bound:
+        if not self._policies or record.by_policy is None:
+            write(record)
+        elif draw(snapshot.seed, snapshot.number, _ROUND) >= self._bound:
             write(record)
         elif len(self._waiting) >= self._max_waiting:
             self._metrics.shadows_dropped.inc()

@@ -104,6 +104,8 @@ def settle(job: Job, placement: Placement, status: int, usage: Usage | None, now
         job.charge.settle(0, now_s)
     elif usage is not None:
         num_cached = usage.num_cached_tokens
+        if job.prefill is not None and job.prefill.result == "remote":
+            num_cached = job.prefill.num_reported_cached_tokens or 0  # computed there
         if num_cached is None:
             num_cached = placement.num_cached_tokens
         job.charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)

@@ -19,6 +19,7 @@ from router.config import MooncakeConfig
 from router.contracts import HashContract
 from router.data_path.job import Choice, Job, Placement, PoolMatch
 from router.errors import PoolError, PoolLate
+from router.index.block_index import BlockIndex
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.questions import Questions
@@ -52,22 +53,45 @@ class PoolVerifier:
         self._metrics = metrics
 
     def match(
-        self, job: Job, model: str, contracts: Mapping[HashContract, Sequence[CandidateId]]
+        self,
+        job: Job,
+        model: str,
+        contracts: Mapping[HashContract, Sequence[CandidateId]],
+        index: BlockIndex,
     ) -> PoolMatch | None:
-        """Find the longest match under any of the contracts; None: the pool is not counted on."""
+        """Find the longest match under any of the contracts; None: the pool is not counted on.
+
+        `index` knows the KV groups of a contract's candidates, and whether they drop the last block
+        of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
+        MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
+        """
         if not self._pool.is_up or job.tokens is None:
             return None
         best: PoolMatch | None = None
-        for contract in contracts:
+        for contract, candidates in contracts.items():
             if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
                 continue
-            chain = job.keys(contract)[: (job.num_tokens - 1) // contract.block_size]
-            found = PoolMatch(model, contract, chain, self._pool.match(model, chain))
-            if best is None or found.num_tokens > best.num_tokens:
-                best = found
+            has_eagle = index.has_eagle(candidates[0])
+            num_reusable = job.num_tokens if has_eagle else job.num_tokens - 1
+            chain = job.keys(contract)[: num_reusable // contract.block_size]
+            groups = index.groups_of(candidates[0])
+            num_dropped = int(has_eagle and groups is None)
+            for directory in self._pool.directories_of(model, candidates):
+                num_blocks = max(0, self._pool.match(directory, chain, groups) - num_dropped)
+                found = PoolMatch(
+                    model, directory, contract, chain, groups, num_blocks, num_dropped
+                )
+                if best is None or found.num_tokens > best.num_tokens:
+                    best = found
         if best is not None:
             self._pool.named(model, best.chain)
         return best
+
+    def can_fetch(self, candidate: CandidateId, match: PoolMatch) -> bool:
+        """Return whether a candidate can be counted on to fetch what was found."""
+        if not self.reads(candidate):
+            return False
+        return self._pool.directory_of(match.model, candidate) == match.directory
 
     def reads(self, candidate: CandidateId) -> bool:
         """Return whether a candidate can be counted on to fetch what it lacks."""
@@ -122,6 +146,15 @@ class PoolVerifier:
         self._metrics.pool_verified.labels(result).inc()
         self._metrics.pool_verify.observe(time.monotonic() - started_s)
 
+    async def ask_for_all(self, job: Job, choice: Choice) -> None:
+        """Ask the master about a whole prompt that has just been stored; never fails."""
+        match = choice.pool
+        if match is None or not self._questions.can_ask(time.monotonic()):
+            return
+        positions = self._open_positions(match, match.num_blocks, len(match.chain))
+        if positions:
+            await self.verify(job, choice, positions)
+
     async def _ask_until_known(
         self,
         job: Job,
@@ -137,7 +170,7 @@ class PoolVerifier:
         Raises:
             PoolError: no answer in time, or none that is understood.
         """
-        if not self._pool.names(match.model, b""):
+        if not self._pool.names(match.directory, b""):
             return None
         asked: set[int] = set()
         num_blocks = match.num_blocks
@@ -145,11 +178,12 @@ class PoolVerifier:
             asked.update(positions)
             digests = job.digests(match.contract, positions)
             names = {
-                match.chain[position]: self._pool.names(match.model, digest)
+                match.chain[position]: self._pool.names(match.directory, digest)
                 for position, digest in zip(positions, digests, strict=True)
             }
-            await self._questions.wait(self._questions.ask(match.model, names), deadline_s)
-            num_blocks = self._pool.match(match.model, match.chain)
+            await self._questions.wait(self._questions.ask(match.directory, names), deadline_s)
+            num_blocks = self._pool.match(match.directory, match.chain, match.groups)
+            num_blocks = max(0, num_blocks - match.num_dropped)
             opened = self._open_positions(match, num_blocks, choice.num_likely_blocks)
             positions = [position for position in opened if position not in asked]
             if not positions:
@@ -160,10 +194,10 @@ class PoolVerifier:
         self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
     ) -> list[int]:
         """List the blocks to ask for: the plan's, but for those found there just now."""
-        num_ranks = max(1, len(self._pool.names(match.model, b"")))
+        num_ranks = max(1, len(self._pool.names(match.directory, b"")))
         max_blocks = self._config.verify_keys // num_ranks
         planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
-        return self._questions.unanswered(match.model, match.chain, planned, time.monotonic())
+        return self._questions.unanswered(match.directory, match.chain, planned, time.monotonic())
 
     # ---------------------------------------------------------------- audit
 
@@ -173,7 +207,7 @@ class PoolVerifier:
         Where it had, a wrong prediction says nothing about the replica's own event stream.
         """
         num_own = placement.num_gpu_tokens + placement.num_cpu_tokens
-        num_pool = placement.snapshot.num_pool_tokens or 0
+        num_pool = placement.num_in_pool or 0
         if num_pool <= num_own:
             return False
         candidate = placement.candidate.id

@@ -1,5 +1,7 @@
 """Wait: prompts stay in the router until an engine has room for them (`queue.mode: on`).
 
+Whether they do may be an arm's own, too, so that the queue can be tried on some of the traffic.
+
 Which one may go, and in what order, is `router.scheduling.queue`'s. Here is when it is asked: when
 a request comes, when a candidate may have got room (a first token, a lease's end, ours or another
 router's, a change of health), and every `LOOK_S` while any wait. Choosing and booking are one step
@@ -17,6 +19,7 @@ from time import monotonic
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.config import QueueConfig
 from router.data_path.admit import Admission
@@ -25,12 +28,11 @@ from router.data_path.job import Choice, Job, Placement
 from router.data_path.service import class_of, deadline_ms_of
 from router.errors import DeadlineUnmet, QueueFull
 from router.metrics import Metrics
-from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.recent import RecentRate
 from router.scheduling.classes import BATCH, INTERACTIVE
-from router.scheduling.queue import Queue, QueueRules, Verdict
-from router.scheduling.waiting import Waiting
+from router.scheduling.queue import Queue, Verdict
+from router.scheduling.waiting import QueueRules, Waiting
 from router.tenants import Tenant
 
 LOOK_S: Final = 0.05
@@ -64,15 +66,16 @@ class WaitingRoom:
         self._decider = decider
         self._admission = admission
         self._metrics = metrics
+        self._rules = QueueRules(
+            window=config.window,
+            fill=config.fill,
+            patience=config.patience,
+            max_wait_s=config.max_wait_s,
+            batch_max_wait_s=config.batch_max_wait_s,
+            quantum_s=config.quantum_s,
+        )
         self._queue: Queue[Choice] = Queue(
-            QueueRules(
-                window=config.window,
-                fill=config.fill,
-                patience=config.patience,
-                max_wait_s=config.max_wait_s,
-                batch_max_wait_s=config.batch_max_wait_s,
-                quantum_s=config.quantum_s,
-            ),
+            self._rules,
             fleet.working_sets,
             idle_s=fleet.idle_s,
             capacity=fleet.capacity_tokens,
@@ -93,10 +96,15 @@ class WaitingRoom:
         """Count those who wait."""
         return len(self._queue)
 
-    @staticmethod
-    def takes(job: Job) -> bool:
+    def is_on(self, job: Job) -> bool:
+        """Return whether prompts wait: its arm says so, or else the configuration."""
+        queue = job.assigned.queue if job.assigned is not None else None
+        mode = queue.mode if queue is not None else None
+        return job.prompt is not None and (mode or self._config.mode) == "on"
+
+    def takes(self, job: Job) -> bool:
         """Return whether a request has to wait here before it is placed."""
-        if job.prompt is None or job.owner is not None:
+        if job.owner is not None or not self.is_on(job):
             return False
         return job.released is None and not job.tries and not job.is_continuation
 
@@ -129,7 +137,7 @@ class WaitingRoom:
         now_s = monotonic()
         is_batch = job.service_class == BATCH
         if len(self._queue) >= self._config.max_requests:
-            if is_batch or not self._displace(now_s):
+            if not self._displace(job, now_s):
                 self._refused(job, "full")
                 self._observe(job, "refused", 0.0)
                 raise QueueFull(retry_after_s=self._retry_after_s(now_s))
@@ -142,7 +150,9 @@ class WaitingRoom:
             is_batch=is_batch,
             tenant=_name(job.tenant),
             weight=job.tenant.weight if job.tenant is not None else 1.0,
+            priority=_priority(job.tenant),
             deadline_s=_deadline_s(job),
+            rules=self._rules_of(job),
         )
         if waiting.deadline_s is not None:
             self._expect(waiting, now_s)
@@ -170,10 +180,20 @@ class WaitingRoom:
             num_tokens=job.num_tokens,
             since_s=now_s,
             is_batch=job.service_class == BATCH,
-            is_spent=self._queue.is_spent(_name(job.tenant)),
+            priority=_priority(job.tenant),
+            is_spent=self._queue.is_spent(_name(job.tenant), _priority(job.tenant)),
+            rules=self._rules_of(job),
         )
-        expected_ms, _ = self._queue.first_token_ms(asked, choice, now_s)
-        return self._queue.judge(asked, choice.view, now_s), expected_ms
+        expected_ms, _ = self._queue.first_token_ms(asked, choice.prompt, now_s)
+        return self._queue.judge(asked, choice.prompt, now_s), expected_ms
+
+    def _rules_of(self, job: Job) -> QueueRules | None:
+        """Return the rules of a request's arm; None: the configuration's."""
+        queue = job.assigned.queue if job.assigned is not None else None
+        if queue is None:
+            return None
+        own = {"window": queue.window, "fill": queue.fill, "patience": queue.patience}
+        return replace(self._rules, **{key: each for key, each in own.items() if each is not None})
 
     # Releases
 
@@ -195,6 +215,7 @@ class WaitingRoom:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
 
     def _choose(self, waiting: Waiting) -> Choice | None:
+        """Choose where a request goes; return where its prompt is computed, for which it waits."""
         seat: _Seat = waiting.item
         if seat.placed.done():
             return None
@@ -203,7 +224,7 @@ class WaitingRoom:
         except Exception as exc:
             seat.placed.set_exception(exc)
             return None
-        return seat.choice
+        return seat.choice.prompt
 
     def _expect(self, waiting: Waiting, now_s: float) -> None:
         """Refuse a request that has just come if its deadline cannot be met."""
@@ -235,7 +256,8 @@ class WaitingRoom:
         job.waited_ms = (now_s - waiting.since_s) * 1e3
         job.released = why
         try:
-            placement = self._admission.admit(job, choice)
+            assert seat.choice is not None
+            placement = self._admission.admit(job, seat.choice)
         except Exception as exc:
             seat.placed.set_exception(exc)
             return
@@ -253,12 +275,14 @@ class WaitingRoom:
         self._observe(seat.job, "client_gone", seat.job.waited_ms / 1e3)
         placed = seat.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
-            self._admission.release(placed.result(), Outcome.CLIENT_GONE)
+            self._admission.abandon(placed.result())
         on_left(seat.job, seat.choice)
 
-    def _displace(self, now_s: float) -> bool:
-        """Refuse a batch request to make place for an interactive one; False: none waits."""
-        displaced = self._queue.costliest_batch()
+    def _displace(self, job: Job, now_s: float) -> bool:
+        """Refuse a request to make place for one that goes before it; False: none waits."""
+        displaced = self._queue.refused_for(
+            is_batch=job.service_class == BATCH, priority=_priority(job.tenant)
+        )
         if displaced is None:
             return False
         retry_after_s = self._retry_after_s(now_s)
@@ -287,6 +311,10 @@ class WaitingRoom:
 
 def _name(tenant: Tenant | None) -> str:
     return tenant.name if tenant is not None else ""
+
+
+def _priority(tenant: Tenant | None) -> int:
+    return tenant.priority if tenant is not None else 0
 
 
 def _deadline_s(job: Job) -> float | None:

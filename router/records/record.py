@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from policies.view import CandidateId, Decision, Snapshot
+from policies.view import CandidateCost, CandidateId, Decision, Snapshot
 
 SCHEMA = 1
 
@@ -36,6 +36,41 @@ class ShadowDecision(Struct, frozen=True, kw_only=True):
     num_uncached_tokens: int
     num_fetched_tokens: int
     regret_ms: float
+
+
+class PrefillRecord(Struct, frozen=True, kw_only=True):
+    """Where the prompt of a request was computed that a decode replica answered.
+
+    `result`: remote, at `candidate`; local, where it was decoded; failed: at `candidate` it was
+    not, so it was where it was decoded. `why` says the reason in a word. `policy` to `decision`:
+    how that was chosen among the prefill replicas; None: none of them was, or an older record.
+    """
+
+    result: str
+    why: str
+    here_ms: float  # predicted: to have its KV where it is decoded, computed there
+    there_ms: float  # and read there
+    transfer: str | None = None  # store | mooncake | nixl
+    candidate: CandidateId | None = None  # None: no other replica was chosen
+    cost: CandidateCost | None = None  # of that, as predicted
+    predicted_ms: float | None = None
+    ms: float | None = None
+    num_predicted_cached_tokens: int | None = None
+    num_reported_cached_tokens: int | None = None
+    policy: str | None = None
+    policy_params: dict[str, Any] = {}
+    snapshot: Snapshot | None = None
+    decision: Decision | None = None
+
+    @property
+    def is_peer_to_peer(self) -> bool:
+        """Whether it was computed elsewhere, and read from there."""
+        return self.result == "remote" and self.transfer != "store"
+
+    @property
+    def where(self) -> str:
+        """Return the replica that computed it; else the result."""
+        return self.candidate or "" if self.result == "remote" else self.result
 
 
 class AssignmentRecord(Struct, frozen=True, kw_only=True):
@@ -81,6 +116,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     decision: Decision
     shadows: tuple[ShadowDecision, ...] = ()
+    prefill: PrefillRecord | None = None  # None: prompts are not computed apart
     tries: tuple[Try, ...]
     outcome: str
     status: int
@@ -94,7 +130,20 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None  # from arrival to first token, as asked; None: whenever
     expected_ttft_ms: float | None = None  # from its arrival, its wait included; None: no deadline
     waited_ms: float = 0.0  # in the router, for room (queue.mode on)
-    released: str | None = None  # why it was let go: room | idle | waited_out; None: it was not
+    released: str | None = None  # why it was let go: room | pool | idle | waited_out; None: was not
     predicted_ttft_ms: float | None
     ttft_ms: float | None
     total_ms: float
+
+    @property
+    def by_policy(self) -> tuple[Snapshot, Decision] | None:
+        """Return what the configured policy was asked, and what it chose; None: it was not asked.
+
+        Where prompts are computed apart it places these; what answers them is `decode_load`'s.
+        """
+        prefill = self.prefill
+        if prefill is None:
+            return self.snapshot, self.decision
+        if prefill.snapshot is None or prefill.decision is None:
+            return None
+        return prefill.snapshot, prefill.decision

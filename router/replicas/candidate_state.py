@@ -34,6 +34,8 @@ NEWS_S = 0.25
 
 ENGINE_LOAD_MAX_AGE_S = 15.0
 
+_MIN_TOKENS = 20  # of a reading, to learn the time between them
+
 _FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of `Fleet.views`
 
 
@@ -50,13 +52,16 @@ NO_MATCH = Match(0, 0)
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
     """Load of one rank, from the engine's own `/metrics`.
 
-    Source: vllm:num_requests_running, vllm:num_requests_waiting. Not vllm:kv_cache_usage_perc: it
-    counts blocks of running requests only, not what is cached.
+    Source: vllm:num_requests_running, vllm:num_requests_waiting, vllm:kv_cache_usage_perc (of
+    running requests only, not what is cached), vllm:inter_token_latency_seconds.
     """
 
     num_running: int
     num_waiting: int
     at_s: float
+    kv_usage: float | None = None  # share of its blocks that running requests use; None: unsaid
+    token_s: float = 0.0  # times between tokens since it started, summed, and
+    num_tokens: int = 0  # how many
 
 
 class CandidateStatus(Struct, frozen=True, kw_only=True):
@@ -91,6 +96,7 @@ class CandidateState:
         "_foreign_until_s",
         "_mean_tokens",
         "_num_elsewhere",
+        "_num_tokens_read",
         "_view",
         "_view_match",
         "_view_until_s",
@@ -108,6 +114,7 @@ class CandidateState:
         self.fit = fit
         self.ledger = Ledger()
         self.engine_load: EngineLoad | None = None
+        self._num_tokens_read = 0  # in the ledger, as of the last reading
         self._foreign = NO_FOREIGN
         self._foreign_until_s = 0.0
         self._num_elsewhere = 0  # requests in the ledger that other routers sent
@@ -164,7 +171,30 @@ class CandidateState:
             cache_pressure=cache_pressure,
             cost=cost,
         )
-        return view if now_s >= self._foreign_until_s else _with_foreign(view, self._foreign)
+        if now_s < self._foreign_until_s:
+            view = _with_foreign(view, self._foreign)
+        return self._with_decoding(view, now_s) if self._is_decoder else view
+
+    @property
+    def _is_decoder(self) -> bool:
+        return self.candidate.replica.role == "decode"
+
+    def _with_decoding(self, view: ReplicaView, now_s: float) -> ReplicaView:
+        """Add what only matters of replicas that decode: free KV, time between tokens."""
+        capacity, reading, num_used = self.candidate.capacity_tokens, self.engine_load, 0.0
+        if capacity is not None:
+            num_used = self.ledger.num_tokens
+            if reading is not None and now_s < reading.at_s + ENGINE_LOAD_MAX_AGE_S:
+                if reading.kv_usage is not None:
+                    num_used += reading.kv_usage * capacity - self._num_tokens_read
+        num_decoding = view.num_requests - view.num_waiting
+        return replace(
+            view,
+            num_free_tokens=None
+            if capacity is None
+            else max(0, min(capacity, round(capacity - num_used))),
+            tbt_ms=self.fit.steps.predict_ms(num_decoding + 1, max(0.0, num_used)),
+        )
 
     def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
         """Book a request, ours or another router's; see `Ledger.admit`.
@@ -222,6 +252,8 @@ class CandidateState:
     def note_engine_load(self, load: EngineLoad) -> None:
         """Take over a reading of the engine's own figures."""
         self._view = None
+        if self._is_decoder:
+            self._observe_steps(load)
         self.engine_load = load
         num_foreign = max(0, load.num_running + load.num_waiting - self.ledger.num_requests)
         # The engine calls a request running while it is still prefilled; the ledger, waiting.
@@ -232,6 +264,18 @@ class CandidateState:
             num_queued_tokens=round(num_waiting * self._mean_tokens),
         )
         self._foreign_until_s = load.at_s + ENGINE_LOAD_MAX_AGE_S if num_foreign else 0.0
+
+    def _observe_steps(self, load: EngineLoad) -> None:
+        """Learn the time between tokens since the last reading."""
+        last, self._num_tokens_read = self.engine_load, self.ledger.num_tokens
+        if last is None or load.num_tokens - last.num_tokens < _MIN_TOKENS:
+            return
+        usage = ((last.kv_usage or 0.0) + (load.kv_usage or 0.0)) / 2
+        self.fit.steps.observe(
+            (last.num_running + load.num_running) / 2,
+            usage * (self.candidate.capacity_tokens or 0),
+            1000.0 * (load.token_s - last.token_s) / (load.num_tokens - last.num_tokens),
+        )
 
     def _take_from_foreign(self, begun_s: float) -> None:
         """Count a request once that the last reading may have seen before its note came."""

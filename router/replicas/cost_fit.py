@@ -41,6 +41,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from policies.view import CostModel
+from router.replicas.step_fit import StepFit
 
 PRIOR = CostModel()
 
@@ -134,6 +135,7 @@ class CostFit:
         "_ttft_ms",
         "model",
         "num_observations",
+        "steps",
     )
 
     def __init__(self, prior: CostModel = PRIOR, *, trusted_after: int = 16) -> None:
@@ -148,6 +150,7 @@ class CostFit:
         self._rows = np.zeros((_WINDOW, _NUM))
         self._ttft_ms = np.zeros(_WINDOW)
         self.num_observations = 0
+        self.steps = StepFit()  # of replicas of role decode
         self._error_ms: float | None = None
         self._fetch_error_ms: float | None = None
         self._next_elsewhere_s = 0.0

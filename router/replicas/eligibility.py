@@ -5,29 +5,45 @@
    are more likely wrong than right, and the few left would drown.
 3. A recovered candidate (slow start) while it has less than its share of the mean load; its
    cache is cold and its engine may still warm up. At least one request, and at least one candidate.
+4. One whose weight is less than 1, likewise, for ever: capacity that may be taken away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from router.replicas.candidate_state import CandidateState
 from router.replicas.health import HealthRules
 
 
 def eligible(
-    states: Sequence[CandidateState], rules: HealthRules, now_s: float
+    states: Sequence[CandidateState],
+    rules: HealthRules,
+    now_s: float,
+    restricted: AbstractSet[str],
 ) -> list[CandidateState]:
-    """Choose the candidates to offer, in the order given; empty if none is fit."""
-    fit = [state for state in states if state.health.can_accept(now_s)]
+    """Choose the candidates to offer, in the order given; empty if none is fit.
+
+    `restricted`: the replicas that health or weight may restrict; no other is looked at closely.
+    """
+    fit = [
+        state
+        for state in states
+        if state.candidate.replica.name not in restricted or state.health.can_accept(now_s)
+    ]
     if len(fit) < rules.panic_ratio * len(states):
         fit = [state for state in states if state.health.can_accept_in_panic(now_s)]
     if not fit:
         return []
     mean_requests = sum([state.ledger.num_requests for state in fit]) / len(fit)
-    return [state for state in fit if _has_room(state, mean_requests, now_s)] or fit
+    return [
+        state
+        for state in fit
+        if state.candidate.replica.name not in restricted or _has_room(state, mean_requests, now_s)
+    ] or fit
 
 
 def _has_room(state: CandidateState, mean_requests: float, now_s: float) -> bool:
-    weight = state.health.weight(now_s)
+    weight = state.health.weight(now_s) * state.candidate.replica.weight
     return weight >= 1.0 or state.ledger.num_requests < max(1.0, weight * mean_requests)

@@ -34,6 +34,10 @@ class EngineKey:
         """Build it from the replicas and hosts of a configuration."""
         return cls(key, (r.url for r in config.replicas), HostRules(config.engine.key_hosts))
 
+    def configure(self, config: Config) -> None:
+        """Take another list of configured replicas."""
+        self._urls = frozenset(replica.url.rstrip("/") for replica in config.replicas)
+
     def headers(self, url: str) -> Mapping[str, str]:
         """Return the header that authorizes at the replica with base URL `url`; {}: none does."""
         if self._key is None:

@@ -8,12 +8,15 @@ state change is one synchronous call; `now_s` comes from the caller's monotonic 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel, ReplicaView
 from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.index.footprint import capacity_tokens
+from router.index.hit_length import KvLayout
 from router.records.outcome import Outcome
 from router.replicas.candidate_state import (
     NO_MATCH,
@@ -26,8 +29,10 @@ from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Booking, Lease
+from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.working_sets import WorkingSets
+from router.roles import Transfer
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
@@ -37,6 +42,10 @@ _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
 def _ignore() -> None:
     """Do nothing about a change."""
+
+
+def _no_layout(_: CandidateId) -> None:
+    """Know no KV groups."""
 
 
 class Fleet:
@@ -50,13 +59,18 @@ class Fleet:
         "_by_model",
         "_fits",
         "_health",
+        "_lengths",
+        "_mixed",
         "_num_leases",
         "_order",
+        "_prefilling",
         "_prior",
         "_replicas",
         "_restricted",
         "_rules",
         "_states",
+        "is_split",
+        "layout_of",
         "on_change",
         "working_sets",
     )
@@ -75,10 +89,16 @@ class Fleet:
         self._states: dict[CandidateId, CandidateState] = {}
         self._fits: dict[tuple[str, str], CostFit] = {}
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
+        self._lengths: dict[str, Lengths] = {}  # of those in `_by_model`
+        self._mixed: set[str | None] = set()  # models whose replicas take different lengths
+        self._prefilling: dict[str | None, tuple[Candidate, ...]] = {}
         self._restricted: set[str] = set()  # replicas whose health restricts them
         self._num_leases = 0
+        self.is_split = False  # whether some replica has a role: prefill or decode
         self._order = {name: position for position, name in enumerate(order)}
         self.working_sets = WorkingSets()
+        self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
+        """A candidate's KV groups; None: it has one, or they are not known."""
         self.on_change: Callable[[], None] = _ignore
         """Called when a candidate may have room that it had not: what waits may go."""
 
@@ -96,15 +116,19 @@ class Fleet:
     def add(self, replica: Replica) -> None:
         """Add a replica, or put a newer description in place of the one of that name.
 
-        Load, health and draining stay with the name, unless the address is another: that is
+        Load, health, draining and sleep stay with the name, unless the address is another: that is
         another server, and leases of the old one end without effect.
         """
         known = self._replicas.get(replica.name)
         if known is None or known.url != replica.url:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
-        elif known.draining:
-            replica = replace(replica, draining=True)
+        else:
+            replica = replace(
+                replica,
+                draining=replica.draining or known.draining,
+                asleep=replica.asleep or known.asleep,
+            )
         self._replicas[replica.name] = replica
         if self._order:
             self._replicas = dict(sorted(self._replicas.items(), key=self._position))
@@ -118,7 +142,8 @@ class Fleet:
                 self._states[id_].candidate, self._states[id_].fit = candidate, fit
             else:
                 self._states[id_] = CandidateState(candidate, health, fit)
-        self._by_model.clear()
+        self._watch(replica.name)
+        self._forget_lists()
         self.on_change()
 
     def remove(self, name: str) -> bool:
@@ -129,7 +154,7 @@ class Fleet:
         self._restricted.discard(name)
         for state in self._states_of(name):
             self._forget(state.candidate.id)
-        self._by_model.clear()
+        self._forget_lists()
         self.on_change()
         return True
 
@@ -138,6 +163,15 @@ class Fleet:
         self._replicas[name] = replace(self._replicas[name], draining=draining)
         self.add(self._replicas[name])
 
+    def set_asleep(self, name: str, asleep: bool) -> None:
+        """Stop (or resume) offering a replica whose engine sleeps. KeyError if unknown."""
+        self._replicas[name] = replace(self._replicas[name], asleep=asleep)
+        self.add(self._replicas[name])
+
+    def set_models(self, name: str, models: tuple[ServedModel, ...]) -> None:
+        """Note that a replica loaded or unloaded adapters. KeyError if unknown."""
+        self.add(replace(self._replicas[name], models=models))
+
     def model(self, name: str) -> ServedModel | None:
         """Find a served model or adapter by name."""
         for replica in self._replicas.values():
@@ -145,6 +179,18 @@ class Fleet:
                 if served.id == name:
                     return served
         return None
+
+    def longest(self, model: str) -> int | None:
+        """Return the tokens of the longest request that a replica takes for a model.
+
+        None: some may take any, as far as is known.
+        """
+        lengths = self._lengths.get(model)
+        if lengths is None:
+            with suppress(RouterError):
+                self._serving(model)
+            lengths = self._lengths.get(model)
+        return lengths.longest if lengths is not None else None
 
     def is_up(self, name: str, now_s: float) -> bool:
         """Return whether a replica's health lets requests be sent to it."""
@@ -171,7 +217,12 @@ class Fleet:
     # The life of a request
 
     def candidates(
-        self, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+        self,
+        model: str | None,
+        now_s: float,
+        *,
+        exclude: Collection[str] = (),
+        num_tokens: int = 0,
     ) -> tuple[Candidate, ...]:
         """List the candidates that can take a request for `model` now, in the order configured.
 
@@ -179,12 +230,16 @@ class Fleet:
             model: Model or adapter id; None: any model will do (routes without one).
             now_s: Now.
             exclude: Names of replicas that were tried already.
+            num_tokens: Of prompt and answer. Where replicas take different lengths, those that
+                are too short are left out; if all are, the longest remain: their engine says no.
 
         Raises:
             UnknownModel: No replica serves it.
             NoReplicaAvailable: Some serve it, but all are out, draining or excluded.
         """
         serving = self._serving(model)
+        if num_tokens and model in self._mixed:
+            serving = self._lengths[model or ""].fitting(serving, num_tokens)
         if not exclude and not self._restricted:
             offered = serving
         else:
@@ -192,6 +247,25 @@ class Fleet:
         if not offered:
             raise self._none_available(model, now_s)
         return offered
+
+    def prefillers(
+        self, model: str | None, transfer: Transfer | None, now_s: float
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that can compute a prompt for others now, in the order configured.
+
+        `transfer` None: of every kind.
+        """
+        serving = self._prefilling.get(model)
+        if serving is None:
+            serving = self._prefilling[model] = tuple(
+                self._states[candidate.id].candidate
+                for replica in self._replicas.values()
+                if replica.role == "prefill" and replica.is_offered
+                if any(served.id == model for served in replica.models)
+                for candidate in candidates_of(replica)
+            )
+        offered = [c for c in serving if transfer is None or c.replica.transfer == transfer]
+        return self._eligible(offered, now_s, ()) if self._restricted else tuple(offered)
 
     def candidates_at(
         self, name: str, model: str | None, now_s: float, *, exclude: Collection[str] = ()
@@ -280,9 +354,17 @@ class Fleet:
         return max(0.0, now_s - since_s) if since_s is not None else 0.0
 
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
-        """Return how many tokens a candidate's cache holds; None: not known."""
+        """Return how many tokens a candidate's cache holds; None: not known.
+
+        Of several KV groups: how many the conversations that live there may have.
+        """
         state = self._states.get(candidate)
-        return state.candidate.capacity_tokens if state is not None else None
+        if state is None:
+            return None
+        layout, num_blocks = self.layout_of(candidate), state.candidate.replica.num_blocks
+        if layout is None or num_blocks is None:
+            return state.candidate.capacity_tokens
+        return capacity_tokens(layout, num_blocks, self.working_sets.at(candidate).num_sessions)
 
     def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
         """Return after how long a first token is overdue; None: too little is known.
@@ -352,6 +434,14 @@ class Fleet:
 
     # Private
 
+    def _forget_lists(self) -> None:
+        """Have lists of candidates made anew: the replicas are others."""
+        self._by_model.clear()
+        self._lengths.clear()
+        self._mixed.clear()
+        self._prefilling.clear()
+        self.is_split = any(replica.role != "both" for replica in self._replicas.values())
+
     def _forget(self, candidate: CandidateId) -> None:
         del self._states[candidate]
         self.working_sets.remove(candidate)
@@ -361,7 +451,7 @@ class Fleet:
 
     def _watch(self, name: str) -> None:
         """Keep apart the replicas that `candidates` must look at one by one: mostly none."""
-        if self._health[name].is_unrestricted:
+        if self._health[name].is_unrestricted and self._replicas[name].weight >= 1.0:
             self._restricted.discard(name)
         else:
             self._restricted.add(name)
@@ -377,7 +467,7 @@ class Fleet:
         return [state for state in self._states.values() if state.candidate.replica.name == name]
 
     def _serving(self, model: str | None) -> tuple[Candidate, ...]:
-        """List a model's candidates but draining ones; UnknownModel if no replica has it.
+        """List a model's candidates that may be offered; UnknownModel if no replica has it.
 
         While some replica's models are not known yet, a model may be there: that is not unknown.
         """
@@ -385,10 +475,13 @@ class Fleet:
         if known is not None:
             return known
         replicas = [
-            replica
-            for replica in self._replicas.values()
-            if model is None or any(served.id == model for served in replica.models)
+            replica for replica in self._replicas.values() if model is None or replica.serves(model)
         ]
+        if replicas and all(replica.role == "prefill" for replica in replicas):
+            raise NoReplicaAvailable(
+                "Every replica found has role prefill: none can answer. "
+                "Set role: decode for those that can."
+            )
         if not replicas:
             if model is not None and all(replica.models for replica in self._replicas.values()):
                 raise self._unknown_model(model)
@@ -396,9 +489,13 @@ class Fleet:
         serving = self._by_model[model] = tuple(
             self._states[candidate.id].candidate
             for replica in replicas
-            if not replica.draining
+            if replica.is_offered and replica.role != "prefill"
             for candidate in candidates_of(replica)
         )
+        if model is not None:
+            lengths = self._lengths[model] = Lengths.of(model, replicas)
+            if not lengths.are_alike:
+                self._mixed.add(model)
         return serving
 
     def _unknown_model(self, model: str) -> RouterError:
@@ -414,7 +511,9 @@ class Fleet:
     ) -> tuple[Candidate, ...]:
         """Leave out candidates that were tried, and those whose health forbids it."""
         states = [self._states[c.id] for c in serving if c.replica.name not in exclude]
-        offered = tuple(state.candidate for state in eligible(states, self._rules, now_s))
+        offered = tuple(
+            state.candidate for state in eligible(states, self._rules, now_s, self._restricted)
+        )
         for name in list(self._restricted):
             self._health[name].weight(now_s)  # a slow start that is over ends here
             self._watch(name)

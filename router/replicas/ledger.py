@@ -18,6 +18,7 @@ from collections.abc import Collection
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel
 from router.replicas.cost_fit import Work, mtoken2
@@ -56,6 +57,21 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     is_ours: bool = True  # False: another router sent it
     session_hash: int | None = None  # of its conversation; None: not known
 
+    def sent(self, num_gpu_tokens: int) -> Booking:
+        """Return it for a prompt that another replica has computed and sends.
+
+        All but the last token is read that is not among the `num_gpu_tokens` found there. Source:
+        vLLM 0.32.0, Scheduler._update_waiting_for_remote_kv.
+        """
+        num_cached_tokens = max(self.num_uncached_tokens + self.num_cached_tokens - 1, 0)
+        return replace(
+            self,
+            num_uncached_tokens=1,
+            num_cached_tokens=num_cached_tokens,
+            num_fetched_tokens=max(num_cached_tokens - num_gpu_tokens, 0),
+            is_from_pool=True,
+        )
+
 
 class Lease(Struct, frozen=True, kw_only=True, gc=False):
     """One request at one candidate, to be given back with `end`."""
@@ -81,6 +97,7 @@ class Ledger:
         "busy",
         "idle_since_s",
         "num_queued_tokens",
+        "num_tokens",
     )
 
     def __init__(self) -> None:
@@ -91,6 +108,7 @@ class Ledger:
         self._head_s = 0.0
         self._mtoken2 = 0.0
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
+        self.num_tokens = 0  # of all prompts in flight
         self.idle_since_s: float | None = -inf  # no prefill has been at work; None: one is
 
     @property
@@ -148,6 +166,7 @@ class Ledger:
             self.idle_since_s = None
         self._waiting[number] = lease
         self.num_queued_tokens += num_uncached_tokens
+        self.num_tokens += num_uncached_tokens + booking.num_cached_tokens
         self._mtoken2 += own
         return lease
 
@@ -160,11 +179,11 @@ class Ledger:
 
     def end(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back, in any state; False if that was done before."""
-        if self._leave_queue(lease, now_s):
-            return True
-        if lease.number not in self._decoding:
-            return False
-        self._decoding.remove(lease.number)
+        if not self._leave_queue(lease, now_s):
+            if lease.number not in self._decoding:
+                return False
+            self._decoding.remove(lease.number)
+        self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
 
     def queue_ms(self, model: CostModel, now_s: float) -> float:

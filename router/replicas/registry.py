@@ -1,7 +1,8 @@
-"""The registry: which replicas there should be: those configured, overlaid with orders.
+"""The registry: which replicas there should be: configured, found by sources, ordered.
 
-What must live here: names, identities, what operators ordered here or on another router. What must
-not: whether a replica answers (router.discovery.watch), its load and health (fleet), any I/O.
+What must live here: names, identities, what operators ordered here or on another router, what
+sources found. What must not: whether a replica answers (router.discovery.watch), its load and
+health (fleet), any I/O.
 
 An order (add, drain, remove) changes the registry at once and leaves a record, to be shared with
 the other routers; `apply` takes theirs in. A replica's *identity* is what routers call it among
@@ -13,12 +14,25 @@ given out by each router for itself. Rules, in this order:
    of its own is not met by its address: there is one replica at an address.
 3. What was ordered here and is not stored yet is newer than what is read from the store.
 4. A record that is gone changes nothing: a store that lost its data removes no replica.
+
+A source (router.discovery.sources) names whole sets; `follow` makes its entries be such a set. Each
+router has its own sources, so what they find is no order and leaves no record. Rules, in this
+order:
+
+5. One that is configured or was added by an order is left as it is, whatever sources find there.
+6. An order that it is drained holds for its identity; an order elsewhere that it is removed, too.
+7. Another name at an address is another replica: the one of the old name is forgotten at once. A
+   name at another address has moved.
+8. One that no source names any more is leaving. One that is named, but not ready, keeps what is
+   known of it and gets no requests; if it is new, it is not entered yet.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +43,13 @@ from router.errors import ConfigError, ReplicaConflict, UnknownReplica
 from router.messages import ReplicaRecord
 
 
+class Found(Struct, frozen=True, kw_only=True):
+    """A replica as a source found it."""
+
+    replica: ReplicaConfig
+    is_ready: bool = True
+
+
 class Entry(Struct, frozen=True, kw_only=True):
     """A replica as it should be. One that leaves drains, and is forgotten when it is idle."""
 
@@ -37,11 +58,13 @@ class Entry(Struct, frozen=True, kw_only=True):
     replica: ReplicaConfig
     draining: bool = False
     leaving: bool = False
+    source: str | None = None  # which found it; None: it is configured, or was added by an order
+    is_ready: bool = True  # by the word of its source
 
     @property
     def is_offered(self) -> bool:
         """Whether it may have new requests."""
-        return not (self.draining or self.leaving)
+        return self.is_ready and not (self.draining or self.leaving)
 
     def record(self) -> ReplicaRecord:
         """Write down what is ordered about it."""
@@ -49,8 +72,15 @@ class Entry(Struct, frozen=True, kw_only=True):
             url=self.replica.url,
             events=self.replica.events,
             replay=self.replica.replay,
+            role=self.replica.role,
+            transfer=self.replica.transfer,
+            hardware=self.replica.hardware,
+            weight=self.replica.weight,
+            eagle=self.replica.eagle,
+            bootstrap=self.replica.bootstrap,
             draining=self.draining,
             removed=self.leaving,
+            discovered=self.source is not None,
         )
 
 
@@ -67,10 +97,12 @@ class Registry:
     __slots__ = (
         "_configured",
         "_entries",
+        "_found",
         "_hosts",
         "_names",
         "_numbers",
         "_records",
+        "not_entered",
         "unsaved",
     )
 
@@ -86,6 +118,8 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}  # identity -> name, of those that left, too
         self._records: dict[str, ReplicaRecord] = {}
+        self._found: dict[str, dict[str, Found]] = {}  # source -> address -> what it found
+        self.not_entered: dict[str, str] = {}  # address of what sources found -> why
         self._numbers = count(len(configured) + 1)
         for number, replica in enumerate(configured, 1):
             self._enter(_normal(replica), replica.name or f"r{number}")
@@ -126,7 +160,7 @@ class Registry:
         if entry is None:
             entry = self._enter(_normal(replica))
         elif entry.leaving:
-            entry = self._put(replace(entry, leaving=False, draining=False))
+            entry = self._put(replace(entry, leaving=False, draining=False, source=None))
         if is_new:
             self._ordered(entry)
         return entry, is_new
@@ -146,14 +180,148 @@ class Registry:
 
         Raises:
             UnknownReplica: there is none of that name.
+            ReplicaConflict: a source has found it, and would again.
         """
-        entry = self._put(replace(self._known(name), leaving=True))
-        self._ordered(entry)
+        known = self._known(name)
+        if known.source is not None and not known.leaving:
+            raise ReplicaConflict(
+                f"{name!r} is found by {known.source}: drain it, or take it out there", param="name"
+            )
+        entry = self._put(replace(known, leaving=True))
+        if known.source is None:
+            self._ordered(entry)
         return entry
 
     def forget(self, name: str) -> None:
         """Let a replica that was leaving go; the record that it was removed stays."""
-        self._entries.pop(name, None)
+        entry = self._entries.pop(name, None)
+        if entry is not None and entry.source is not None and entry.identity not in self._records:
+            self._names.pop(entry.identity, None)  # pods come under new names for ever
+
+    # -- another configuration ---------------------------------------------------------------
+
+    def configure(self, replicas: Sequence[ReplicaConfig]) -> tuple[str, ...]:
+        """Take another list of configured replicas; return the names that changed.
+
+        Those that it does not list any more are leaving, without a record: each router has a
+        configuration of its own.
+
+        Raises:
+            ConfigError: a name in it is another replica's; nothing changed.
+        """
+        wanted = {replica.identity: replica for replica in map(_normal, replicas)}
+        for i, replica in enumerate(replicas):
+            self._check_name(f"replicas[{i}].name", _normal(replica), wanted)
+        before = dict(self._entries)
+        urls = {replica.url for replica in wanted.values()}
+        for identity, replica in self._configured.items():
+            entry = self.of_identity(identity)
+            if identity in wanted or entry is None:
+                continue
+            if replica.url in urls:
+                del self._entries[entry.name]
+            else:
+                self._put(replace(entry, leaving=True))
+        self._configured = wanted
+        for identity, replica in wanted.items():
+            self._enter_configured(identity, replica)
+        self._reconcile_found()
+        return self._changed_since(before)
+
+    def _check_name(
+        self, key: str, replica: ReplicaConfig, wanted: Mapping[str, ReplicaConfig]
+    ) -> None:
+        entry = self._entries.get(replica.name or "")
+        if entry is None or entry.replica.url == replica.url:
+            return
+        goes = entry.identity in self._configured and entry.identity not in wanted
+        moves = entry.identity == replica.identity and entry.identity in self._configured
+        if not (goes or moves):
+            raise ConfigError(
+                f"{key}: {replica.name!r} is taken, by {entry.replica.url}", param=key
+            )
+
+    def _enter_configured(self, identity: str, replica: ReplicaConfig) -> None:
+        entry, at = self.of_identity(identity), self._at(replica.url)
+        record = self._records.get(identity)
+        is_removed = record is not None and record.removed
+        if at is not None and at.identity != identity:  # found or added there, by another name
+            del self._entries[at.name]
+        if entry is None:
+            if not is_removed:
+                self._enter(replica)
+            return
+        self._put(replace(entry, replica=replica, source=None, is_ready=True, leaving=is_removed))
+
+    # -- what sources find -------------------------------------------------------------------
+
+    def follow(self, source: str, found: Sequence[Found]) -> tuple[str, ...]:
+        """Make a source's replicas those that it found; return the names that changed. Idempotent.
+
+        Args:
+            source: What it is called.
+            found: Its whole set; each is a replica where one may be found.
+        """
+        self._found[source] = {_normal(f.replica).url: f for f in found}
+        before = dict(self._entries)
+        self._reconcile_found()
+        return self._changed_since(before)
+
+    def _reconcile_found(self) -> None:
+        wanted: dict[str, tuple[str, Found]] = {}
+        for name, each in self._found.items():  # what several find is the first one's
+            for url, one in each.items():
+                wanted.setdefault(url, (name, one))
+        self.not_entered = {}
+        for entry in self.entries:
+            if entry.source is not None and entry.replica.url not in wanted:
+                self._put(replace(entry, leaving=True))
+        for url, (name, one) in wanted.items():
+            reason = self._follow_found(url, name, one, wanted)
+            if reason is not None:
+                self.not_entered[url] = reason
+
+    def _changed_since(self, before: Mapping[str, Entry]) -> tuple[str, ...]:
+        names = dict.fromkeys([*before, *self._entries])
+        return tuple(name for name in names if before.get(name) != self._entries.get(name))
+
+    def _follow_found(
+        self, url: str, source: str, found: Found, wanted: Mapping[str, object]
+    ) -> str | None:
+        """Enter one, or bring its entry up to date; return why it is not entered."""
+        replica = _normal(found.replica)
+        identity = replica.identity
+        entry, record = self._at(url), self._records.get(identity)
+        if entry is not None and entry.source is None and not entry.leaving:
+            return None
+        if entry is not None and entry.identity != identity:
+            del self._entries[entry.name]
+            self._names.pop(entry.identity, None)
+            entry = None
+        if record is not None and record.removed:
+            if entry is not None:
+                self._put(replace(entry, leaving=True))
+            return f"{identity!r} was removed by an order; adding it takes that back"
+        if entry is None:
+            entry = self.of_identity(identity)  # it has moved, if it is not where it was
+            is_here = entry is not None and (entry.source is None or entry.replica.url in wanted)
+            if is_here or identity in self._configured:
+                return f"the name {identity!r} is another replica's"
+        if entry is None:
+            if not found.is_ready:
+                return None
+            entry = self._enter(replica, None if replica.name else self._name_at(url))
+        self._put(
+            replace(
+                entry,
+                replica=replica,
+                source=source,
+                is_ready=found.is_ready,
+                leaving=False,
+                draining=record is not None and record.draining,
+            )
+        )
+        return None
 
     def saved(self, identity: str, record: ReplicaRecord) -> None:
         """Learn that a record is stored; a newer one of that identity still is not."""
@@ -183,6 +351,8 @@ class Registry:
         if configured.url != replica.url:
             return None
         entry, at = self.of_identity(identity), self._at(replica.url)
+        if record.discovered:
+            return self._follow_drain(entry or at, identity, record)
         if at is not None and at != entry and (entry or at.identity in self._records):
             return None
         entry = entry or at
@@ -193,10 +363,20 @@ class Registry:
             return self._put(replace(entry, draining=record.draining))
         wanted = replace(
             entry,
-            replica=configured if entry.identity == identity else entry.replica,
+            replica=entry.replica if entry.source or entry.identity != identity else configured,
             draining=record.draining,
             leaving=record.removed,
+            source=None,
         )
+        return self._put(wanted) if wanted != entry else None
+
+    def _follow_drain(
+        self, entry: Entry | None, identity: str, record: ReplicaRecord
+    ) -> Entry | None:
+        """Follow an order about a replica that sources find; None if it changes nothing."""
+        if entry is None or (entry.source is not None and entry.identity != identity):
+            return None
+        wanted = replace(entry, draining=record.draining)
         return self._put(wanted) if wanted != entry else None
 
     def refused(self, identity: str, record: ReplicaRecord) -> str | None:
@@ -206,7 +386,7 @@ class Registry:
         breaking names.
         """
         try:
-            self._check(_replica(identity, record))
+            self._check(_replica(identity, record), is_found=record.discovered)
         except ConfigError as exc:
             return exc.message
         replica = _normal(_replica(identity, record))
@@ -216,17 +396,18 @@ class Registry:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _check(self, replica: ReplicaConfig) -> None:
+    def _check(self, replica: ReplicaConfig, *, is_found: bool = False) -> None:
         """Refuse what cannot be a replica, or connects to where none may be added.
+
+        One that is found by sources is not added by what names it here.
 
         Raises:
             ConfigError: the message and `param` name the field.
         """
         check_replica(replica)
-        if _normal(replica).url in {known.url for known in self._configured.values()}:
+        if is_found or _normal(replica).url in {known.url for known in self._configured.values()}:
             return
-        fields = {"url": (replica.url,), "events": replica.events, "replay": replica.replay}
-        for field, urls in fields.items():
+        for field, urls in replica.addresses.items():
             host = self._hosts.refused(urls)
             if host is not None:
                 raise ConfigError(
@@ -289,13 +470,30 @@ class Registry:
         taken = {*self._entries, *self._names.values()}
         return next(name for name in self._candidates() if name not in taken)
 
+    def _name_at(self, url: str) -> str:
+        """Return a name for what was found at an address: HOST-PORT, as all routers call it."""
+        base = re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(url).netloc.strip("[]"))[:60]
+        names = chain([base], (f"{base}-{number}" for number in count(2)))
+        return next(name for name in names if name not in self._entries)
+
     def _candidates(self) -> Iterator[str]:
         return (f"r{number}" for number in self._numbers)
 
 
 def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
     name = None if "://" in identity else identity
-    return ReplicaConfig(url=record.url, name=name, events=record.events, replay=record.replay)
+    return ReplicaConfig(
+        url=record.url,
+        name=name,
+        events=record.events,
+        replay=record.replay,
+        role=record.role,
+        transfer=record.transfer,
+        hardware=record.hardware,
+        weight=record.weight,
+        eagle=record.eagle,
+        bootstrap=record.bootstrap,
+    )
 
 
 def _normal(replica: ReplicaConfig) -> ReplicaConfig:

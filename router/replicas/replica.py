@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.roles import Role, Transfer
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -32,10 +33,17 @@ class Replica(Struct, frozen=True, kw_only=True):
     num_ranks: int = 1
     block_size: int | None = None
     num_blocks: int | None = None
+    num_cache_tokens: int | None = None  # that a rank's cache holds, by the engine's own word
     version: str | None = None
     publishes_events: bool = False
     cost_class: str = "default"
+    weight: float = 1.0  # part of an equal share of requests in flight that it has at most
     draining: bool = False
+    asleep: bool = False
+    role: Role = "both"
+    transfer: Transfer = "store"  # of a prefill or decode replica
+    bootstrap: str | None = None  # base URL; None: it has none
+    seems: Role | None = None  # what role it shows; None: it shows none
 
     def __post_init__(self) -> None:
         if not self.name or "#" in self.name:
@@ -44,10 +52,36 @@ class Replica(Struct, frozen=True, kw_only=True):
             raise ValueError(f"replica {self.name!r}: num_ranks must be >= 1: {self.num_ranks}")
 
     @property
+    def is_offered(self) -> bool:
+        """Whether it may be sent new requests, as far as orders and its own state go."""
+        return not self.draining and not self.asleep
+
+    @property
     def base_model(self) -> str:
         """Name the model behind all adapters; "" while no model is known."""
         bases = [model.id for model in self.models if model.parent is None]
         return bases[0] if bases else ""
+
+    def serves(self, model: str) -> bool:
+        """Return whether it has a model or adapter of this name."""
+        return any(served.id == model for served in self.models)
+
+    def max_len(self, model: str) -> int | None:
+        """Return the tokens of a model's longest request; None: it does not say.
+
+        An adapter's is its base model's.
+        """
+        lengths = {served.id: served.max_model_len for served in self.models}
+        parents = {served.id: served.parent for served in self.models}
+        length = lengths.get(model)
+        return length if length is not None else lengths.get(parents.get(model) or "")
+
+    def adapter_path(self, name: str) -> str | None:
+        """Return the path of an adapter, which its blocks are named by; None: it has none."""
+        for served in self.models:
+            if served.id == name and served.parent is not None:
+                return served.root or ""
+        return None
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -62,7 +96,13 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Tokens this candidate's cache holds; None: not known."""
+        """Tokens this candidate's cache holds; None: not known.
+
+        Of a model with several KV groups only the engine's own word counts: blocks are shared out
+        among the groups (router.index.footprint).
+        """
+        if self.replica.num_cache_tokens is not None:
+            return self.replica.num_cache_tokens
         if self.replica.block_size is None or self.replica.num_blocks is None:
             return None
         return self.replica.block_size * self.replica.num_blocks

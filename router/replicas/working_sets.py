@@ -128,6 +128,11 @@ class WorkingSets:
             num_shared = self._over.get(session, num_cached_tokens)
         return max(0, num_tokens - num_shared)
 
+    def num_last_tokens(self, session: int) -> int | None:
+        """Return the length of a live conversation's last prompt; None: it is not alive."""
+        entry = self._sessions.get(session)
+        return None if entry is None else entry.num_own_tokens + entry.num_shared_tokens
+
     def num_tokens_before(self, session: int) -> int:
         """Sum the footprints of those that were at a session's home before it; O(sessions)."""
         own = self._sessions[session]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from policies.view import CandidateId, ReplicaView
+from policies.view import CandidateId
 from router.scheduling.waiting import Choice, Group, Waiting, compute_ms, middle_ms, step_of
 
 _NUM_ROUNDS: Final = 5  # halving what is not sure
@@ -62,7 +62,7 @@ class Forecast:
         there. And, of this, its wait here as it would be without what was learned. O(groups).
         """
         view = choice.view
-        ahead_ms = work_ahead_ms(groups, waiting, view, lives_there=lives_there, now_s=now_s)
+        ahead_ms = work_ahead_ms(groups, waiting, choice, lives_there=lives_there, now_s=now_s)
         totals: dict[CandidateId | None, float] = {view.id: ahead_ms}
         own_rank = waiting.rank
         for (candidate, rank, _, step), group in groups.items():
@@ -78,10 +78,11 @@ class Forecast:
 
 
 def work_ahead_ms(
-    groups: Groups, waiting: Waiting, view: ReplicaView, *, lives_there: bool, now_s: float
+    groups: Groups, waiting: Waiting, choice: Choice, *, lives_there: bool, now_s: float
 ) -> float:
     """Sum what those take that will go to a candidate before a request does."""
-    own_ms = compute_ms(view, waiting.num_tokens)
+    view = choice.view
+    own_ms = compute_ms(choice, waiting.num_tokens)
     own_step = step_of(own_ms)
     sure_ms = total_ms = 0.0
     rivals: list[tuple[float, Sequence[Waiting]]] = []

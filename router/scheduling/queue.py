@@ -9,10 +9,12 @@ leaves, as soon as two things hold there:
    the cache; of those that have outgrown it the last that came waits. Or the engine has been idle
    for as long as this prompt takes it: where compute is to spare, recomputing costs less than
    waiting. (Buying when the rent paid is the price: never more than twice the best that could have
-   been done.)
+   been done.) With a pool what falls out is not computed again but read: conversations weigh by
+   what that takes over computing them, as far as the pool had what others came back for.
 
-First go interactive requests, of these first those of tenants that have not had their share
-(`router.scheduling.shares`), then those whose conversation lives where they want to go, then by
+First go interactive requests, of these first those of the highest priority, then those of tenants
+that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
+those whose conversation lives where they want to go, then by
 how long they have waited over how long they take (uncached tokens, by the learned cost), so that
 short ones do not wait for long ones, and long ones not for ever. One that has waited for
 `max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
@@ -21,6 +23,9 @@ A request with a deadline is refused as soon as its first token is predicted to 
 comes, from time to time while it waits, and before it is sent. But an engine that has nothing to do
 takes it: only a try can tell that the prediction was wrong.
 
+Arms of an experiment may have another window, fill and patience. They say when a request of the
+arm may go; what is in a window, and what lives in a cache, is of all arms.
+
 What must live here: that rule. What must not: a clock, tasks, how a request is placed or sent. The
 router and the simulator use the same queue.
 """
@@ -28,14 +33,13 @@ router and the simulator use the same queue.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
-
-from policies.view import CandidateId, ReplicaView
+from policies.view import CandidateId
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
@@ -43,34 +47,29 @@ from router.scheduling.waiting import (
     BATCH_RANK,
     Choice,
     Group,
+    QueueRules,
     Waiting,
     compute_ms,
+    level_of,
+    reload_ratio,
     step_of,
 )
 
-_NUM_TRIES: Final = 8  # requests in a row that are placed in vain before a release is over
+_NUM_TRIES: Final = 8  # requests of one level placed in vain before those behind have their turn
+_NUM_ALL_TRIES: Final = 24  # the same of all levels, before a release is over
 _NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
 _NUM_CHECKS: Final = 4  # of deadlines, in a release
 _CHECK_AGAIN_S: Final = 0.05  # at the soonest
+_POOL_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
 _number = attrgetter("number")
-
-
-class QueueRules(Struct, frozen=True, kw_only=True):
-    """When a request may go; see the module."""
-
-    window: int = 1  # requests that may wait at a candidate behind the one it computes
-    fill: float = 0.9  # of a cache, for the conversations that live there
-    patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
-    max_wait_s: float = 60.0
-    batch_max_wait_s: float = 600.0
-    quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
 
 
 class Verdict(NamedTuple):
     """Whether a request may go, and why.
 
-    `why` it goes: room, idle (compute to spare), waited_out; what it waits for: window, room.
+    `why` it goes: room, pool (what falls out is read again soon), idle (compute to spare),
+    waited_out; what it waits for: window, room.
     """
 
     goes: bool
@@ -95,8 +94,9 @@ class Queue(Generic[C]):
     """
 
     __slots__ = ("_by_tenant", "_capacity", "_checks", "_forecast", "_groups", "_idle_s",
-                 "_max_wait_s", "_num_added", "_num_batch", "_num_changed", "_rules", "_shares",
-                 "_waiting", "_working_sets")  # fmt: skip
+                 "_max_wait_s", "_num_added", "_num_at", "_num_batch", "_num_changed",
+                 "_pooled_ratio", "_rules", "_shares", "_waiting", "_widest",
+                 "_working_sets")  # fmt: skip
 
     def __init__(
         self,
@@ -107,15 +107,19 @@ class Queue(Generic[C]):
         capacity: Callable[[CandidateId], int | None],
     ) -> None:
         self._rules = rules
+        self._widest = rules.window  # of those of all who have waited
         self._max_wait_s = (rules.max_wait_s, rules.batch_max_wait_s)
         self._working_sets = working_sets
         self._idle_s = idle_s
         self._capacity = capacity
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
-        self._by_tenant: dict[str, dict[int, Waiting]] = {}  # none empty, by number
-        self._shares = Shares(1e3 * rules.quantum_s)
+        # By priority, tenant and number; none empty.
+        self._by_tenant: dict[int, dict[str, dict[int, Waiting]]] = {}
+        self._shares: dict[int, Shares] = {}  # by priority: tenants of one take turns
+        self._num_at: Counter[int] = Counter()  # by level, none 0
         self._num_added = self._num_batch = 0
+        self._pooled_ratio = 0.0  # of what conversations had computed: a pool has so much
         self._num_changed = 0  # times that a tenant was spent, or was no more
         self._forecast = Forecast()
         self._checks: list[tuple[float, int, Waiting]] = []  # of deadlines: when, number
@@ -138,9 +142,14 @@ class Queue(Generic[C]):
         is_batch: bool = False,
         tenant: str = "",
         weight: float = 1.0,
+        priority: int = 0,
         deadline_s: float | None = None,
+        rules: QueueRules | None = None,
     ) -> Waiting:
-        """Let a request wait. `deadline_s`: when its first token has to be there; see `expect`."""
+        """Let a request wait. `deadline_s`: when its first token has to be there; see `expect`.
+
+        `rules`: window, fill and patience of its own; its place in the order is by the queue's.
+        """
         self._num_added += 1
         waiting = Waiting(
             item=item,
@@ -150,20 +159,27 @@ class Queue(Generic[C]):
             is_batch=is_batch,
             tenant=tenant,
             weight=weight,
-            is_spent=self._shares.is_spent(tenant),
+            priority=priority,
+            is_spent=self.is_spent(tenant, priority),
             deadline_s=deadline_s,
             number=self._num_added,
+            rules=rules,
         )
+        if rules is not None:
+            self._widest = max(self._widest, rules.window)
         waiting.group = (None, waiting.rank, True, 0)
         self._num_batch += is_batch
-        self._by_tenant.setdefault(tenant, {})[waiting.number] = waiting
+        self._num_at[waiting.level] += 1
+        of_priority = self._by_tenant.setdefault(priority, {})
+        of_priority.setdefault(tenant, {})[waiting.number] = waiting
         self._waiting.add(waiting.number)
         self._groups.setdefault(waiting.group, []).append(waiting)
         return waiting
 
-    def is_spent(self, tenant: str) -> bool:
-        """Return whether a tenant has had its share: others go first."""
-        return self._shares.is_spent(tenant)
+    def is_spent(self, tenant: str, priority: int = 0) -> bool:
+        """Return whether a tenant has had its share: others of its priority go first."""
+        shares = self._shares.get(priority)
+        return shares is not None and shares.is_spent(tenant)
 
     def expect(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
         """Predict by how many ms a request that has just come will keep its deadline.
@@ -173,7 +189,7 @@ class Queue(Generic[C]):
         """
         if waiting.deadline_s is None:
             return None
-        self._put(waiting, choice.view)
+        self._put(waiting, choice)
         if self._is_taken_anyway(waiting, choice, now_s):
             self._check_again(waiting, 0.0, now_s)
             return None
@@ -196,22 +212,32 @@ class Queue(Generic[C]):
         if waiting.number in self._waiting:
             self._waiting.discard(waiting.number)
             self._num_batch -= waiting.is_batch
-            of_tenant = self._by_tenant[waiting.tenant]
+            self._num_at[waiting.level] -= 1
+            if not self._num_at[waiting.level]:
+                del self._num_at[waiting.level]
+            of_priority = self._by_tenant[waiting.priority]
+            of_tenant = of_priority[waiting.tenant]
             del of_tenant[waiting.number]
             if not of_tenant:
-                del self._by_tenant[waiting.tenant]
+                del of_priority[waiting.tenant]
+            if not of_priority:
+                del self._by_tenant[waiting.priority]
             self._leave_group(waiting)
 
-    def costliest_batch(self) -> Waiting | None:
-        """Return the batch request that is to be refused first; None: none waits.
+    def refused_for(self, *, is_batch: bool, priority: int = 0) -> Waiting | None:
+        """Return the request that is refused to make place for one that comes.
 
-        First those of tenants that have had their share, and of these those that take the longest
-        (uncached tokens), to a factor of 1.4, that live nowhere; the last that came. O(groups).
+        One of a lower class, or of its class and a lower priority: of the lowest that wait first
+        those of tenants that have had their share, then those that take the longest (uncached
+        tokens), to a factor of 1.4, then those that live nowhere; the last that came. O(groups).
+
+        Returns:
+            None: none is lower.
         """
-        if not self._num_batch:
+        lowest = max(self._num_at, default=-1)
+        if lowest <= level_of(is_batch=is_batch, priority=priority):
             return None
-        name = max([name for name in self._groups if name[1] >= BATCH_RANK], key=_price)
-        return self._groups[name][-1]
+        return self._groups[max(self._groups, key=_price)][-1]
 
     def release(
         self,
@@ -236,8 +262,10 @@ class Queue(Generic[C]):
         seen: set[int] = set()
         behind, num_changed = False, self._num_changed
         while not behind or self._num_batch:
-            num_tries = num_gone = 0  # those who wait for room stop their own class alone
-            for waiting in self._ordered(now_s, full, behind=behind):
+            num_gone = 0
+            num_tries: Counter[int] = Counter()  # by level: who waits for room stops its own alone
+            over: set[int] = set()
+            for waiting in self._ordered(now_s, full, over, behind=behind):
                 if waiting.number in seen:
                     continue  # it was put into another group
                 seen.add(waiting.number)
@@ -249,8 +277,8 @@ class Queue(Generic[C]):
                         break
                     continue
                 view = choice.view
-                self._put(waiting, view)
-                verdict = self.judge(waiting, view, now_s)
+                self._put(waiting, choice)
+                verdict = self.judge(waiting, choice, now_s)
                 if verdict.goes:
                     self.remove(waiting)
                     self._forecast.learn(waiting, now_s)
@@ -259,15 +287,21 @@ class Queue(Generic[C]):
                         refuse(waiting, choice, excess_ms)
                         continue
                     self._charge(waiting)
+                    self._look_at_pool(waiting, choice)
                     send(waiting, choice, verdict.why)
-                    num_tries = 0
+                    num_tries.clear()
                     continue
-                if verdict.why == "window" and view.id not in full:
+                is_widest = self._rules_of(waiting).window >= self._widest
+                if verdict.why == "window" and is_widest and view.id not in full:
                     full.add(view.id)
                     continue
-                num_tries += 1
-                if num_tries >= _NUM_TRIES:
+                num_tries[waiting.level] += 1
+                if num_tries.total() >= _NUM_ALL_TRIES:
                     break
+                if num_tries[waiting.level] >= _NUM_TRIES:
+                    over.add(waiting.level)
+                    if all(level in over for level in self._levels(behind=behind)):
+                        break
             if self._num_changed != num_changed:
                 num_changed = self._num_changed  # another order: who is next was not seen
             elif behind:
@@ -275,15 +309,17 @@ class Queue(Generic[C]):
             else:
                 behind = True
 
-    def judge(self, waiting: Waiting, view: ReplicaView, now_s: float) -> Verdict:
+    def judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""
-        if view.num_waiting > self._rules.window:
+        view = choice.view
+        rules = self._rules_of(waiting)
+        if view.num_waiting > rules.window:
             return Verdict(False, "window")
         capacity = self._capacity(view.id)
         session, working_sets = waiting.session, self._working_sets
         if capacity is None or session is None:
             return Verdict(True, "room")
-        room = self._rules.fill * capacity
+        room = rules.fill * capacity
         num_own = working_sets.num_own_tokens(session, waiting.num_tokens, view.num_gpu_tokens)
         there = working_sets.at(view.id)
         if working_sets.home(session) != view.id:
@@ -294,12 +330,22 @@ class Queue(Generic[C]):
             num_before = working_sets.num_tokens_before(session)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
+        weight = 1.0 - self._pooled_ratio * (1.0 - reload_ratio(choice, num_own))
+        if weight * (num_before + num_own) <= room:
+            return Verdict(True, "pool")
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
         idle_s = self._idle_s(view.id, now_s)
-        if 1e3 * idle_s >= self._rules.patience * compute_ms(view, waiting.num_tokens):
+        if 1e3 * idle_s >= rules.patience * compute_ms(choice, waiting.num_tokens):
             return Verdict(True, "idle")
         return Verdict(False, "room")
+
+    def _levels(self, *, behind: bool) -> list[int]:
+        """List the levels of those that wait: of class batch, or of the other."""
+        return [level for level in self._num_at if (level >= BATCH_RANK // 2) is behind]
+
+    def _rules_of(self, waiting: Waiting) -> QueueRules:
+        return waiting.rules if waiting.rules is not None else self._rules
 
     # Deadlines
 
@@ -320,7 +366,7 @@ class Queue(Generic[C]):
             if choice is None:
                 self.remove(waiting)
                 continue
-            self._put(waiting, choice.view)
+            self._put(waiting, choice)
             if self._is_taken_anyway(waiting, choice, now_s):
                 self._check_again(waiting, 0.0, now_s)  # if it does not go in this release
                 continue
@@ -342,7 +388,7 @@ class Queue(Generic[C]):
     def _is_taken_anyway(self, waiting: Waiting, choice: C, now_s: float) -> bool:
         """Return whether an engine without a request could begin it now."""
         view = choice.view
-        return not view.num_requests and self.judge(waiting, view, now_s).goes
+        return not view.num_requests and self.judge(waiting, choice, now_s).goes
 
     @staticmethod
     def _excess_ms(waiting: Waiting, choice: C, now_s: float) -> float:
@@ -358,12 +404,12 @@ class Queue(Generic[C]):
     # The order
 
     def _ordered(
-        self, now_s: float, full: set[CandidateId | None], *, behind: bool
+        self, now_s: float, full: set[CandidateId | None], over: set[int], *, behind: bool
     ) -> Iterator[Waiting]:
         """List who waits, first who is to go first, but those for candidates that are `full`.
 
-        `behind`: batch requests that have not waited for long enough to go first; else all others.
-        The queue and `full` may change meanwhile.
+        And those of levels that are `over`. `behind`: batch requests that have not waited for long
+        enough to go first; else all others. The queue, `full` and `over` may change meanwhile.
         """
         max_wait_s = self._max_wait_s
 
@@ -394,6 +440,11 @@ class Queue(Generic[C]):
                 continue
             heap = heaps[candidate]
             place, waiting, name = heap[0]
+            if name[1] // 2 in over:
+                heappop(heap)
+                if not heap:
+                    del heaps[candidate]
+                continue
             if place[0] > BATCH_RANK and not behind:
                 return  # all who are left are behind
             if waiting.number in self._waiting and waiting.group == name:
@@ -407,10 +458,11 @@ class Queue(Generic[C]):
                 if not heap:
                     del heaps[candidate]
 
-    def _put(self, waiting: Waiting, view: ReplicaView) -> None:
+    def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""
+        view = choice.view
         waiting.candidate = view.id
-        waiting.compute_ms = compute_ms(view, waiting.num_tokens)
+        waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
         lives_there = self._lives_at(waiting, view.id)
         self._join_group(waiting, (view.id, waiting.rank, lives_there, step_of(waiting.compute_ms)))
 
@@ -421,15 +473,29 @@ class Queue(Generic[C]):
 
     def _charge(self, waiting: Waiting) -> None:
         """Take what is sent from its tenant's share, and move those whose rank that changes."""
-        changed = self._shares.charge(
-            waiting.tenant, waiting.weight, waiting.compute_ms, self._by_tenant.keys()
+        shares = self._shares.get(waiting.priority)
+        if shares is None:
+            shares = self._shares[waiting.priority] = Shares(1e3 * self._rules.quantum_s)
+        of_priority = self._by_tenant.get(waiting.priority, {})
+        changed = shares.charge(
+            waiting.tenant, waiting.weight, waiting.compute_ms, of_priority.keys()
         )
         self._num_changed += len(changed)
         for tenant in changed:
-            for each in self._by_tenant.get(tenant, {}).values():
-                each.is_spent = self._shares.is_spent(tenant)
+            for each in of_priority.get(tenant, {}).values():
+                each.is_spent = shares.is_spent(tenant)
                 candidate, _, lives_there, step = each.group
                 self._join_group(each, (candidate, each.rank, lives_there, step))
+
+    def _look_at_pool(self, waiting: Waiting, choice: C) -> None:
+        """Learn how much the pool has of what a conversation had computed before."""
+        session, num_pooled = waiting.session, choice.num_pooled_tokens
+        if session is None or num_pooled is None:
+            return
+        num_known = self._working_sets.num_last_tokens(session)
+        if num_known is not None:
+            ratio = min(1.0, num_pooled / max(1, num_known))
+            self._pooled_ratio += (1.0 - _POOL_DECAY) * (ratio - self._pooled_ratio)
 
     def _join_group(self, waiting: Waiting, name: Group) -> None:
         if name != waiting.group:

@@ -11,11 +11,31 @@ from policies.view import CandidateCost, CandidateId, ReplicaView
 
 _STEPS: Final = 2  # of groups in a factor of 2
 
-BATCH_RANK: Final = 2
+MAX_PRIORITY: Final = 1000
+"""Of a tenant; the lowest is as far below 0."""
+
+_BATCH_LEVEL: Final = 2 * MAX_PRIORITY + 1
+BATCH_RANK: Final = 2 * _BATCH_LEVEL
 
 Group = tuple[CandidateId | None, int, bool, int]
 """Those that want to go to one candidate, have one rank, live there or not, and take about as
-long. The rank: 0, and 1 of a tenant that has had its share; of class batch 2 and 3."""
+long. The rank: twice the level, and 1 more of a tenant that has had its share."""
+
+
+def level_of(*, is_batch: bool, priority: int) -> int:
+    """Return the part of an order that is strict: batch behind interactive, then by priority."""
+    return is_batch * _BATCH_LEVEL + MAX_PRIORITY - priority
+
+
+class QueueRules(Struct, frozen=True, kw_only=True):
+    """When a request may go; see `router.scheduling.queue`."""
+
+    window: int = 1  # requests that may wait at a candidate behind the one it computes
+    fill: float = 0.9  # of a cache, for the conversations that live there
+    patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
+    max_wait_s: float = 60.0
+    batch_max_wait_s: float = 600.0
+    quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
 
 
 class Choice(Protocol):
@@ -23,6 +43,11 @@ class Choice(Protocol):
 
     @property
     def view(self) -> ReplicaView: ...
+
+    @property
+    def num_pooled_tokens(self) -> int | None:
+        """Count the leading tokens that a pool has and the candidate reads; None: no pool."""
+        ...
 
     def costs(self) -> tuple[CandidateCost, ...]:
         """Return what each candidate would cost, the waits in the router left out."""
@@ -39,6 +64,7 @@ class Waiting(Struct):
     is_batch: bool = False
     tenant: str = ""
     weight: float = 1.0  # of its tenant
+    priority: int = 0  # likewise: a higher one goes first
     is_spent: bool = False  # its tenant has had its share
     deadline_s: float | None = None  # when its first token has to be there; None: whenever
     number: int = 0  # in the order of arrival
@@ -46,11 +72,18 @@ class Waiting(Struct):
     candidate: CandidateId | None = None  # likewise
     group: Group = (None, 0, True, 0)
     expected_ms: float | None = None  # its wait, as predicted when it came
+    rules: QueueRules | None = None  # of its arm of an experiment; None: the queue's own
 
     @property
     def rank(self) -> int:
         """Return the part of its order that its class and its tenant decide."""
-        return BATCH_RANK * self.is_batch + self.is_spent
+        level = self.is_batch * _BATCH_LEVEL + MAX_PRIORITY - self.priority  # written out: hot
+        return 2 * level + self.is_spent
+
+    @property
+    def level(self) -> int:
+        """Return `level_of` it."""
+        return level_of(is_batch=self.is_batch, priority=self.priority)
 
 
 def step_of(compute_ms: float) -> int:
@@ -63,8 +96,21 @@ def middle_ms(step: int) -> float:
     return float(2.0 ** ((step + 0.5) / _STEPS))
 
 
-def compute_ms(view: ReplicaView, num_tokens: int) -> float:
-    """Predict how long a prompt keeps an engine; at least 1 ms."""
-    num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
+def compute_ms(choice: Choice, num_tokens: int) -> float:
+    """Predict how long a prompt keeps an engine; at least 1 ms.
+
+    What is read from a pool does not: others are computed meanwhile.
+    """
+    view = choice.view
+    num_held = max(view.num_gpu_tokens, view.num_cpu_tokens, choice.num_pooled_tokens or 0)
     cost = view.cost
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
+
+
+def reload_ratio(choice: Choice, num_tokens: int) -> float:
+    """Return what reading so many tokens from the pool takes, over computing them; at most 1."""
+    cost = choice.view.cost
+    if choice.num_pooled_tokens is None or num_tokens <= 0:
+        return 1.0
+    read_ms = cost.fetch_ms(num_tokens, from_pool=True) + cost.fetch_margin_ms(num_tokens)
+    return min(1.0, read_ms / max(1.0, cost.prefill_ms(num_tokens, 0) - cost.base_ms))

@@ -7,7 +7,6 @@ stays in force, the log says why, and it is counted.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,14 +16,13 @@ from router.tenants.accounts import Account, Accounts
 from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
 from router.tenants.keys import DIGEST, digest_of, key_in
 from router.tenants.salts import tenant_salt, user_salt
+from router.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 
 MAX_LABELS: Final = 100
 OTHER: Final = "other"
 """The label of tenants beyond the first `MAX_LABELS` that this process has known."""
-
-_Signature = tuple[int, int, int]
 
 
 class Tenant:
@@ -97,7 +95,7 @@ class Tenants:
         self._by_digest: dict[bytes, Tenant] = {}
         self._by_name: dict[str, Tenant] = {}
         self._labels: dict[str, None] = {}  # names that have a label of their own, for good
-        self._seen = self._last = _signature(path)
+        self._watched = WatchedFile(path)
         self._apply(read(path), now_s)
 
     def __len__(self) -> int:
@@ -130,11 +128,8 @@ class Tenants:
 
         Blocking: not for the event loop. A change counts once two looks have seen the same.
         """
-        signature = _signature(self._path)
-        is_quiet, self._last = signature == self._last, signature
-        if signature == self._seen or not is_quiet:
+        if not self._watched.has_changed():
             return None
-        self._seen = signature
         try:
             return read(self._path)
         except ConfigError as error:
@@ -182,12 +177,3 @@ def _salt(entry: TenantEntry, secret: str | None) -> str | None:
     assert secret is not None  # the file was checked
     is_own = entry.cache == OWN
     return tenant_salt(secret, f"tenant/{entry.name}" if is_own else f"group/{entry.cache}")
-
-
-def _signature(path: Path) -> _Signature | None:
-    """Return what distinguishes versions of the file; None: there is no file."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -17,9 +17,9 @@ class Answer:
     __slots__ = (
         "_idle_s",
         "_idle_timer",
-        "_look",
         "_loop",
         "_on_close",
+        "_pouring",
         "_replica",
         "_response",
         "_waits_since_s",
@@ -45,7 +45,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._waits_since_s: float | None = None  # None: no one waits for the next bytes
-        self._look: Callable[[], bool] | None = None  # takes what has come; None: a task does
+        self._pouring: _Pouring | None = None  # takes what has come; None: a task does
         self.status = response.status
         self.headers = response.headers
         self.first = first
@@ -106,46 +106,38 @@ class Answer:
             UpstreamBroken, UpstreamTimeout: after what was taken the answer broke off.
             Exception: what `take` raised.
         """
-        over: asyncio.Future[None] = self._loop.create_future()
-        failure: Exception | None = None
-
-        def look() -> bool:
-            nonlocal failure
-            if over.done():
-                return True
-            self._waits_since_s = self._loop.time()
-            try:
-                is_over = not self._take(take) or self.complete
-            except Exception as exc:  # this task's, not the connection's
-                failure, is_over = exc, True
-            if is_over:
-                over.set_result(None)
-            return is_over
-
+        pouring = self._pouring = _Pouring(self, take)
         try:
-            if not look():
-                self._look = look
+            pouring.look()
+            if not pouring.is_over:
                 self._watch()
-                with tapped(self._response, look):
-                    await over
+                with tapped(self._response, pouring):
+                    await pouring.over
         finally:
-            self._look = self._waits_since_s = None
-        if failure is not None:
-            raise failure
+            self._pouring = self._waits_since_s = None
+        if pouring.failure is not None:
+            raise pouring.failure
 
-    def _take(self, take: Callable[[bytes], bool]) -> bool:
-        """Hand over what is here; False: no more is wanted."""
+    def _take(self, take: Callable[[bytes], bool]) -> tuple[bytes, bool]:
+        """Hand over what is here; return the last piece, and whether more is wanted.
+
+        Raises:
+            UpstreamBroken, UpstreamTimeout: the answer broke off.
+        """
         content = self._response.content
+        last = b""
         while True:
             num_bytes = content.total_bytes
             try:
                 chunk = content.read_nowait()
             except (TimeoutError, aiohttp.ClientError, OSError) as exc:
                 raise upstream_error(exc, self._replica, "inside its answer") from exc
-            if chunk and not take(chunk):
-                return False
+            if chunk:
+                last = chunk
+                if not take(chunk):
+                    return last, False
             if content.total_bytes == num_bytes:  # else reading let more in
-                return True
+                return last, True
 
     async def _next(self) -> bytes:
         self._waits_since_s = self._loop.time()
@@ -174,8 +166,8 @@ class Answer:
             self._idle_timer = self._loop.call_later(left_s, self._check_idle)
         else:
             self._response.content.set_exception(TimeoutError())
-            if self._look is not None:
-                self._look()
+            if self._pouring is not None:
+                self._pouring.look()
 
     def close(self) -> None:
         """Give the connection back, or cut it where the answer was not read to its end."""
@@ -188,3 +180,51 @@ class Answer:
         if self._on_close is not None:
             self._on_close()
             self._on_close = None
+
+
+class _Pouring:
+    """A body on its way to who takes it, as it comes.
+
+    over: Done when no more is to come, or is wanted.
+    failure: Why, where something was raised: for the task that waits, not for the connection.
+    """
+
+    __slots__ = ("_answer", "_take", "failure", "over")
+
+    def __init__(self, answer: Answer, take: Callable[[bytes], bool]) -> None:
+        self._answer = answer
+        self._take = take
+        self.failure: Exception | None = None
+        self.over: asyncio.Future[None] = answer._loop.create_future()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more is to come, or is wanted; also when the task that waits has gone."""
+        return self.over.done()
+
+    def look(self) -> bytes:
+        """Hand over what has been parsed; return the last piece of it."""
+        last, goes_on = b"", False
+        if not self.is_over:
+            self._answer._waits_since_s = self._answer._loop.time()
+            try:
+                last, goes_on = self._answer._take(self._take)
+            except Exception as exc:
+                self.failure = exc
+            if not goes_on or self._answer.complete:
+                self.over.set_result(None)
+        return last
+
+    def pass_on(self, body: bytes) -> bool:
+        """Hand over what need not be parsed; False: no more is wanted."""
+        over, answer = self.over, self._answer
+        if over.done():
+            return False
+        answer._waits_since_s = answer._loop.time()
+        try:
+            goes_on = self._take(body)
+        except Exception as exc:
+            self.failure, goes_on = exc, False
+        if not goes_on:
+            over.set_result(None)
+        return goes_on

@@ -41,13 +41,31 @@ async def test_the_second_turn_goes_to_the_holder() -> None:
         assert stage.state(first.replica) == "exact"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_predictions_are_right_to_the_token_through_evictions(seed: int) -> None:
+async def test_nothing_is_predicted_where_the_cache_is_not_read() -> None:
+    """A prompt whose likelihood is asked for is computed whole; what it leaves is found again."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for _ in range(2):
+            reply = await stage.ask({**chat(words(1)), "prompt_logprobs": 0})
+            await stage.settled(*engines)
+
+            assert reply.predicted == 0
+        reply = await stage.ask(chat(words(1)))
+
+        assert reply.predicted == reply.reported > 0
+
+
+WINDOWS: Json = {"num_gpu_blocks": 500, "sliding_window": 100, "num_window_groups": 2}
+
+
+@pytest.mark.parametrize(("seed", "options"), [(1, {}), (2, {}), (3, {}), (4, WINDOWS)])
+async def test_predictions_are_right_to_the_token_through_evictions(
+    seed: int, options: Json
+) -> None:
     """Every one of many turns, in caches that hold a third of what is asked."""
     dice = random.Random(seed)
     texts: dict[int, list[str]] = {number: [words(number)] for number in range(6)}
     async with (
-        Engines(2, num_gpu_blocks=160, max_model_len=2400) as engines,
+        Engines(2, **{"num_gpu_blocks": 160, "max_model_len": 2400} | options) as engines,
         on_stage(*engines) as stage,
     ):
         for turn in range(60):
@@ -64,18 +82,48 @@ async def test_predictions_are_right_to_the_token_through_evictions(seed: int) -
         assert stage.metric("warmroute_kv_events_total", kind="removed") > 100
 
 
-async def test_every_rank_is_a_candidate() -> None:
-    """The one that holds a prompt is named in X-data-parallel-rank."""
-    async with Engines(1, data_parallel_size=3) as engines, on_stage(*engines) as stage:
-        firsts = [await stage.ask(chat(words(number))) for number in range(9)]
+@pytest.mark.parametrize("first_rank", [0, 6])
+async def test_every_rank_is_a_candidate(first_rank: int) -> None:
+    """The one that holds a prompt is named in X-data-parallel-rank, by its number at its server."""
+    ranks = {"data_parallel_size": 3, "first_rank": first_rank}
+    async with Engines(1, **ranks) as engines, on_stage(*engines) as stage:
+        firsts: list[Reply] = []
+        while len({reply.replica for reply in firsts}) < 3:  # equals are drawn from
+            assert len(firsts) < 60
+            firsts.append(await stage.ask(chat(words(len(firsts)))))
         await stage.settled(*engines)
         seconds = [
-            await stage.ask(chat(words(number), "ok", words(100 + number))) for number in range(9)
+            await stage.ask(chat(words(number), "ok", words(100 + number)))
+            for number in range(len(firsts))
         ]
 
         assert {reply.replica for reply in firsts} == {"r1#0", "r1#1", "r1#2"}
         assert [reply.replica for reply in seconds] == [reply.replica for reply in firsts]
         assert all(reply.predicted == reply.reported > 0 for reply in seconds)
+
+
+async def test_replicas_of_different_lengths_and_caches_share_a_model() -> None:
+    """A long prompt goes where it fits; predicted = reported at every block size."""
+    async with (
+        Engines(1, block_size=32, num_gpu_blocks=12, max_model_len=300) as small,
+        Engines(1, block_size=16, num_gpu_blocks=400, max_model_len=2_000) as large,
+        on_stage(*small, *large, policy__name="round_robin") as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.ready()
+        for number in range(4):
+            for _ in range(2):
+                reply = await stage.ask(chat(words(number, 40), max_tokens=4))
+                await stage.settled(*small, *large)
+                assert reply.predicted == reply.reported
+        for num_words, max_tokens in ((300, 4), (300, 4), (40, 250), (40, 250)):
+            reply = await stage.ask(chat(words(9, num_words), max_tokens=max_tokens))
+            await stage.settled(*small, *large)
+            assert (reply.status, reply.replica) == (200, "r2")
+            assert reply.predicted == reply.reported
+        reply = await stage.ask(chat(words(9, 5_000)))
+
+        assert (reply.status, "2000" in reply.error["message"]) == (400, True)
 
 
 async def test_each_model_has_its_replicas() -> None:

@@ -17,8 +17,8 @@ from router.config import QueueConfig
 from router.data_path.service import DEADLINE_HEADER
 from router.data_path.wait import WaitingRoom
 from router.errors import NoReplicaAvailable
+from router.experiments.definition import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
-from router.records.outcome import Outcome
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
 from tests.faults.fake_engine import FakeEngine
@@ -151,6 +151,56 @@ async def test_short_ones_do_not_wait_for_long_ones() -> None:
         gate.begin("a")
         await has(stage, gate, "a", "short")
         gate.end("a", "short", "long")
+
+
+def slots_of_one_arm(**queue: Any) -> Any:
+    """Define a switchback all of whose slots are of an arm with a queue of its own."""
+    arms = (
+        Arm(name="control", policy="kv_aware", share=0.0),
+        Arm(name="tried", policy="kv_aware", share=1.0, queue=ArmQueue(**queue)),
+    )
+    return (Experiment(name="e", design="switchback", arms=arms),)
+
+
+async def test_an_arm_may_have_its_prompts_wait() -> None:
+    """In a router whose prompts do not; with the window that the arm says."""
+    gate = Gate()
+    arm = slots_of_one_arm(mode="on", window=0)
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, health__interval_s=60.0, experiment__definitions=arm) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        last = asking.ask("b")
+        await asking.waits(1)
+        gate.end("a")
+        await has(stage, gate, "a", "b")
+        gate.end("b")
+
+        assert (await last).headers["x-warmroute-arm"] == "e/tried"
+        assert stage.metric("warmroute_released_total", why="room") == 2
+
+
+async def test_an_arm_may_have_its_prompts_go_at_once() -> None:
+    """In a router whose prompts wait; a class is not read then."""
+    gate = Gate()
+    arm = slots_of_one_arm(mode="off")
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, experiment__definitions=arm) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a", with_headers={"x-warmroute-class": "urgent"})
+        await has(stage, gate, "a")
+        asking.ask("b")
+        await has(stage, gate, "a", "b")
+        gate.end("a", "b")
+
+        assert num_waiting(stage) == 0
 
 
 async def test_what_has_no_prompt_does_not_wait() -> None:
@@ -337,6 +387,34 @@ async def test_tenants_that_wait_take_turns(tmp_path: Path) -> None:
         assert [(await task).status for task in tasks] == [200] * 4
 
 
+async def test_a_tenants_priority_decides_who_goes_first_and_who_is_refused(
+    tmp_path: Path,
+) -> None:
+    """The higher one goes first though it came last; a full queue lets it in, and no other."""
+    gate = Gate()
+    settings = {"tenants__file": tenants_file(tmp_path, b="priority: 1")}
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, **settings, queue__window=0, queue__max_requests=2) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        tasks = [asking.ask("a1", with_headers=TENANT_A)]
+        await has(stage, gate, "a1")
+        tasks.append(asking.ask("a2", with_headers=TENANT_A))
+        await asking.waits(1)
+        displaced = asking.ask("a3", 3_000, with_headers=TENANT_A)
+        await asking.waits(2)
+        refused = await asking.ask("a4", with_headers=TENANT_A)
+        tasks.append(asking.ask("b1", with_headers=TENANT_B))
+        assert (refused.status, (await displaced).status) == (429, 429)
+        gate.end("a1")
+        await has(stage, gate, "a1", "b1")
+        gate.end("b1", "a2")
+
+        assert [(await task).status for task in tasks] == [200] * 3
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_a_class_that_is_none_is_refused(path: str) -> None:
     """400 that names the classes; without a queue it is not read."""
@@ -495,8 +573,8 @@ class Placing:
     def count(self, job: Any) -> None:
         pass
 
-    def release(self, placement: str, outcome: Outcome) -> None:
-        self.released.append((placement, outcome))
+    def abandon(self, placement: str) -> None:
+        self.released.append(placement)
 
 
 def room_of(placing: Placing) -> WaitingRoom:
@@ -511,7 +589,8 @@ def room_of(placing: Placing) -> WaitingRoom:
 
 def a_job(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
-    choice = SimpleNamespace(view=view)
+    choice = SimpleNamespace(view=view, num_pooled_tokens=None)
+    choice.prompt = choice
     return SimpleNamespace(
         session_hash=None,
         num_tokens=10,
@@ -520,6 +599,7 @@ def a_job(num_waiting: int = 0) -> Any:
         released=None,
         service_class=None,
         tenant=None,
+        assigned=None,
         deadline_ms=None,
     )
 
@@ -538,7 +618,7 @@ async def test_a_client_that_leaves_as_it_is_placed_gives_its_place_back() -> No
         assert room.num_waiting == 0
         task.cancel()
 
-    assert placing.released == [("placement", Outcome.CLIENT_GONE)]
+    assert placing.released == ["placement"]
     assert left == [job]
 
 

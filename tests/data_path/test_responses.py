@@ -199,11 +199,19 @@ async def test_a_stream_that_breaks_later_ends_with_an_error_event() -> None:
 
 
 async def test_a_rank_of_the_engines_choice_proves_nothing() -> None:
-    """Where the engine ignores the rank header, its report does not count against the index."""
+    """Where the engine ignores the rank header, its report does not count against the index.
+
+    What is predicted is what its ranks have in the mean.
+    """
     async with Engines(1, data_parallel_size=2) as engines, on_stage(*engines) as stage:
         for num_steps in range(1, 5):
-            await ask(stage, asked(num_steps))
+            explained = (await stage.admin("/admin/explain?api=responses", asked(num_steps))).json()
+            held = [each["view"]["num_gpu_tokens"] for each in explained["candidates"]]
+            reply = await ask(stage, asked(num_steps))
             await stage.knows(*engines)
+            assert held[0] == held[1] == reply.predicted
+            if num_steps == 2:  # one rank has the first
+                assert 0 < reply.predicted < usage_of(reply)["input_tokens"] // 2 + 16
 
         assert stage.metric("warmroute_audited_total") == 0
         assert stage.metric("warmroute_trust_ratio", replica="r1#0") in (0.0, 1.0)

@@ -15,7 +15,7 @@ from policies.policy import Policy
 from policies.view import Decision, Snapshot
 from router.data_path.shadow import Shadows, shadow_decisions
 from router.metrics import Metrics
-from router.records.record import DecisionRecord
+from router.records.record import DecisionRecord, PrefillRecord
 from tests.faults.stage import Engines, Stage, chat, on_stage, records_in, streamed, words
 from tests.policies.snapshots import replica, snapshot
 
@@ -133,6 +133,22 @@ def test_regret_is_what_the_shadow_would_have_saved() -> None:
     assert shadow.ttft_ms == pytest.approx(70.0)  # 50 + 10 + 0.1 x 100
     assert shadow.regret_ms == pytest.approx(40.0)
     assert (shadow.num_uncached_tokens, live.num_uncached_tokens) == (100, 1000)
+
+
+async def test_where_prompts_are_placed_apart_shadows_are_asked_about_these() -> None:
+    """What answers is no choice of theirs; a prompt that stays there is written without."""
+    decode = record_of(snapshot(replica("d1"), replica("d2"), tokens=1000))
+    prompt = record_of(WARM, "least_loaded")
+    local = PrefillRecord(result="local", why="cheaper", here_ms=1.0, there_ms=2.0)
+    remote = replace(local, result="remote", snapshot=prompt.snapshot, decision=prompt.decision)
+    written: list[DecisionRecord] = []
+    shadows = Shadows([create("min_ttft")], share=1.0, metrics=Metrics())
+
+    for prefill in (local, remote):
+        shadows.put(replace(decode, prefill=prefill), written.append)
+    shadows.close()
+
+    assert [[s.candidate for s in record.shadows] for record in written] == [[], ["r1"]]
 
 
 async def test_a_share_of_the_decisions_is_put_to_them() -> None:

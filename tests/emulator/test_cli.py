@@ -6,7 +6,6 @@ import asyncio
 import re
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 
 from loadtest.emulator.cli import emulate
 from loadtest.emulator.options import TINY_MODEL
+from tests.forks import python_command, python_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,11 +71,12 @@ async def test_it_says_when_it_is_ready_and_ends_cleanly_on_interrupt(
 ) -> None:
     """One line with the address; a request; Ctrl-C; exit status 0 and nothing else said."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        *python_command(),
         "-m",
         "loadtest.emulator",
         *arguments,
         cwd=ROOT,
+        env=python_environment(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

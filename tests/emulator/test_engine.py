@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,19 +20,24 @@ CONTRACT = HashContract(algorithm="xxhash", block_size=4)
 
 
 @asynccontextmanager
-async def running(time_model: TimeModel, speed: float = 1.0) -> AsyncIterator[Engine]:
+async def running(
+    time_model: TimeModel, speed: float = 1.0, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Engine]:
     blocks = BlockManager(64, 4)
     scheduler = Scheduler(blocks, CONTRACT, max_num_batched_tokens=10, max_num_seqs=8)
-    engine = Engine(blocks, scheduler, time_model, speed=speed)
+    engine = Engine(blocks, scheduler, time_model, speed=speed, clock=clock)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(engine.run())
         yield engine
         task.cancel()
 
 
-def submit(engine: Engine, num_tokens: int, num_reply: int) -> Generation:
+def submit(
+    engine: Engine, num_tokens: int, num_reply: int, arrival_s: float | None = None
+) -> Generation:
     sequence = CachedSequence(list(range(num_tokens)), [b"%d" % i for i in range(num_tokens // 4)])
-    request = Request(sequence, [1] * num_reply, extra=NO_EXTRA, arrival_s=time.monotonic())
+    arrival_s = time.monotonic() if arrival_s is None else arrival_s
+    request = Request(sequence, [1] * num_reply, extra=NO_EXTRA, arrival_s=arrival_s)
     return engine.submit(request, asyncio.Event())
 
 
@@ -44,14 +50,15 @@ async def finished(generation: Generation) -> None:
 async def test_the_first_token_comes_when_the_model_says_however_late_the_process_wakes() -> None:
     """25 tokens in chunks of 10 take three steps, on the engine's own time line."""
     model = TimeModel(base_ms=1.0, ms_per_prefill_token=0.1)
-    async with running(model, speed=2.0) as engine:
-        generation = submit(engine, 25, 1)
+    readings = itertools.chain([100.0], itertools.repeat(107.0))  # seven seconds late, once begun
+    async with running(model, speed=2.0, clock=lambda: next(readings)) as engine:
+        generation = submit(engine, 25, 1, arrival_s=100.0)
         await finished(generation)
 
         request = generation.request
         assert request.first_token_s is not None
         took_s = request.first_token_s - request.arrival_s
-        assert took_s == pytest.approx((3 * 1.0 + 2.5) * 1e-3 / 2, abs=1e-3)
+        assert took_s == pytest.approx((3 * 1.0 + 2.5) * 1e-3 / 2, abs=1e-9)
         assert engine.num_requests == 0
 
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from policies import CandidateId, ReplicaView, RequestView, Snapshot, create
 from router.errors import NoReplicaAvailable, UnknownModel
+from router.index.hit_length import KvLayout
+from router.messages import KvGroup
 from router.records.outcome import Outcome
 from router.replicas import (
     Booking,
@@ -16,6 +20,7 @@ from router.replicas import (
     Replica,
     ServedModel,
 )
+from router.roles import Role
 from tests.replicas.work import UNIT, fleet_of, replica, send
 
 A = CandidateId("a")
@@ -378,3 +383,122 @@ def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
     assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)
     fleet.first_token_elsewhere(lease, 2.0, None)
     assert fleet.end(lease, 2.0, None)
+
+
+def split(*roles: tuple[str, Role]) -> Fleet:
+    """Make a fleet of replicas with roles."""
+    fleet = Fleet()
+    for name, role in roles:
+        fleet.add(replace(replica(name), role=role))
+    return fleet
+
+
+def test_prefill_replicas_get_no_request_of_a_client() -> None:
+    """They are offered apart, to those that use the same transfer; draining ones are not."""
+    fleet = split(("p", "prefill"), ("d", "decode"), ("b", "both"))
+
+    assert fleet.is_split
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["d", "b"]
+    assert [c.id for c in fleet.prefillers("m", "store", 0.0)] == ["p"]
+    assert fleet.prefillers("m", "nixl", 0.0) == ()
+    assert fleet.prefillers("n", "store", 0.0) == ()
+    fleet.drain("p")
+    assert fleet.prefillers("m", "store", 0.0) == ()
+    assert not fleet_of("a").is_split
+
+
+def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
+    """Until a probe finds it again."""
+    fleet = split(("p", "prefill"), ("d", "decode"))
+    fleet.probe_failed("p", ProbeFailure.REFUSED, 0.0)
+
+    assert fleet.prefillers("m", "store", 1.0) == ()
+    fleet.probe_ok("p", 2.0)
+    assert [c.id for c in fleet.prefillers("m", "store", 2.0)] == ["p"]
+
+
+def test_prefill_replicas_alone_answer_nothing() -> None:
+    """The error says what to set."""
+    fleet = split(("p", "prefill"))
+
+    with pytest.raises(NoReplicaAvailable, match="Set role: decode"):
+        fleet.candidates("m", 0.0)
+
+
+def test_the_capacity_is_what_is_known_best() -> None:
+    """Blocks of one group; the engine's own word; where its KV groups are known, what fits."""
+    r1 = CandidateId("r1")
+    blocks = Replica(name="r1", url="http://r1", block_size=16, num_blocks=100)
+    groups = KvGroup(0, "full_attention", 16), KvGroup(1, "mamba", 16)
+    fleet = Fleet()
+
+    assert fleet.capacity_tokens(r1) is None
+    fleet.add(blocks)
+    assert fleet.capacity_tokens(r1) == 1600
+    fleet.add(replace(blocks, num_cache_tokens=1000))
+    assert fleet.capacity_tokens(r1) == 1000
+    fleet.layout_of = lambda _: KvLayout(groups, 16)
+    assert fleet.capacity_tokens(r1) == 1600
+    for session in range(3):
+        fleet.working_sets.begin(session, r1, 100, 0, 0.0)
+    assert fleet.capacity_tokens(r1) == (100 - 3) * 16
+
+
+def decoder(**fields: Any) -> tuple[Fleet, Replica]:
+    """Create a fleet of one replica of role decode with 1,600 tokens of cache."""
+    fleet = Fleet(prior=UNIT)
+    one = Replica(name="a", url="http://a", block_size=16, num_blocks=100, role="decode", **fields)
+    fleet.add(one)
+    return fleet, one
+
+
+def view_of(fleet: Fleet, now_s: float) -> ReplicaView:
+    candidates = fleet.candidates(None, now_s)
+    return fleet.views(candidates, {}, now_s)[0]
+
+
+def test_free_kv_is_what_no_request_in_flight_uses() -> None:
+    """By the engine's word as long as it is fresh, and what was sent and ended since."""
+    fleet, _ = decoder()
+    booking = Booking(num_uncached_tokens=100, num_cached_tokens=300)
+
+    assert view_of(fleet, 0.0).num_free_tokens == 1600
+    first = fleet.admit(A, booking, 0.0)
+    assert view_of(fleet, 0.0).num_free_tokens == 1200
+    fleet.note_engine_load(A, EngineLoad(num_running=1, num_waiting=0, at_s=1.0, kv_usage=0.5))
+    assert view_of(fleet, 1.0).num_free_tokens == 800
+    second = fleet.admit(A, booking, 2.0)
+    assert view_of(fleet, 2.0).num_free_tokens == 400
+    fleet.end(first, 3.0, Outcome.OK)
+    assert view_of(fleet, 3.0).num_free_tokens == 800
+    assert view_of(fleet, 30.0).num_free_tokens == 1200
+    fleet.end(second, 31.0, Outcome.OK)
+    assert view_of(fleet, 31.0).num_free_tokens == 1600
+
+
+def test_the_time_between_tokens_is_learned_from_readings_of_replicas_that_decode() -> None:
+    """The mean of the seconds between two of them; counters that go back teach nothing."""
+    fleet, one = decoder()
+    token_s, num_tokens = 100.0, 1_000
+
+    for number in range(12):
+        token_s, num_tokens = token_s + 2.0, num_tokens + 100
+        if number == 6:  # it has started again
+            token_s, num_tokens = 0.1, 1
+        reading = EngineLoad(
+            num_running=4,
+            num_waiting=0,
+            at_s=float(number),
+            kv_usage=0.25,
+            token_s=token_s,
+            num_tokens=num_tokens,
+        )
+        fleet.note_engine_load(A, reading)
+
+    for _ in range(3):  # so that the load is as it was: 4 requests, 400 tokens
+        lease = fleet.admit(A, Booking(num_uncached_tokens=100, num_cached_tokens=33), 90.0)
+        fleet.first_token(lease, 91.0)
+    assert view_of(fleet, 100.0).tbt_ms == pytest.approx(20.0, rel=0.01)
+    fleet.add(replace(one, role="both"))
+    assert view_of(fleet, 200.0).tbt_ms is None
+    assert view_of(fleet, 200.0).num_free_tokens is None

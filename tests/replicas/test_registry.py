@@ -6,7 +6,7 @@ import pytest
 
 from router.config import ReplicaConfig
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.messages import ReplicaRecord
+from router.messages import ReplicaRecord, decode_record, encode
 from router.replicas.registry import Registry
 
 X, Y, Z = "http://x:1", "http://y:1", "http://z:1"
@@ -272,3 +272,22 @@ def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
 
     assert names(subject) == {"r1": inside}
     assert subject.entries[0].draining
+
+
+def test_roles_travel_with_orders() -> None:
+    """The role that one router was given for a replica is known to the others."""
+    one, two = registry(), registry()
+    added, _ = one.add(
+        ReplicaConfig(
+            url=X, name="p", role="prefill", transfer="mooncake", bootstrap="http://x:8998"
+        )
+    )
+
+    two.apply({added.identity: decode_record(encode(one.records[added.identity]))})
+    assert [entry.replica for entry in two.entries] == [added.replica]
+
+
+def test_a_bootstrap_server_must_be_where_replicas_may_be() -> None:
+    """It is connected to, like the replica itself."""
+    with pytest.raises(ConfigError, match="bootstrap: '169"):
+        registry().add(ReplicaConfig(url=X, bootstrap="http://169.254.169.254:80"))

@@ -11,8 +11,8 @@ from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
 from router.replicas.working_sets import WorkingSets
-from router.scheduling.queue import Queue, QueueRules
-from router.scheduling.waiting import Waiting
+from router.scheduling.queue import Queue
+from router.scheduling.waiting import QueueRules, Waiting
 
 A, B = CandidateId("a"), CandidateId("b")
 COST = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
@@ -24,6 +24,7 @@ class Chosen(Struct):
 
     view: ReplicaView
     num_tokens: int = 1
+    num_pooled_tokens: int | None = None
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return candidate_costs(
@@ -41,6 +42,7 @@ class Stage:
         self.idle_s = {A: 0.0, B: 0.0}
         self.wants: dict[str, CandidateId] = {}
         self.cached: dict[str, int] = {}
+        self.pooled: dict[str, int] = {}
         self.sent: list[str] = []
         self.refused: list[str] = []
         self.queue_ms = {A: 0.0, B: 0.0}
@@ -56,11 +58,14 @@ class Stage:
 
     def ask(self, name: str, num_tokens: int, *, session: int | None = None, at_s: float = 0.0,
             to: CandidateId = A, cached: int = 0, batch: bool = False, tenant: str = "",
-            weight: float = 1.0, deadline_s: float | None = None) -> Waiting:  # fmt: skip
+            weight: float = 1.0, priority: int = 0,
+            deadline_s: float | None = None,
+            rules: QueueRules | None = None) -> Waiting:  # fmt: skip
         self.wants[name] = to
         self.cached[name] = cached
         return self.queue.add(name, session, num_tokens, at_s, is_batch=batch, tenant=tenant,
-                              weight=weight, deadline_s=deadline_s)  # fmt: skip
+                              weight=weight, priority=priority,
+                              deadline_s=deadline_s, rules=rules)  # fmt: skip
 
     def expect(self, name: str, num_tokens: int, within_s: float, *, at_s: float = 0.0,
                **kwargs: Any) -> float | None:  # fmt: skip
@@ -95,7 +100,7 @@ class Stage:
                                   num_requests=self.num_requests[to],
                                   queue_ms=self.queue_ms[to],
                                   num_waiting=self.num_waiting[to])  # fmt: skip
-        return Chosen(view, waiting.num_tokens)
+        return Chosen(view, waiting.num_tokens, self.pooled.get(waiting.item))
 
     def _send(self, waiting: Waiting, why: str, now_s: float) -> None:
         self.why.append(why)
@@ -301,21 +306,143 @@ def test_of_batch_the_costliest_is_refused_first() -> None:
     """By uncached tokens; of those that take as long the last that came, and none interactive."""
     stage = Stage(window=0)
     stage.num_waiting = {A: 1, B: 1}
-    assert stage.queue.costliest_batch() is None
+    assert stage.queue.refused_for(is_batch=False) is None
     stage.ask("interactive", 9_000)
-    assert stage.queue.costliest_batch() is None
+    assert stage.queue.refused_for(is_batch=False) is None
     stage.ask("warm", 9_000, cached=8_900, batch=True)
     stage.ask("cold", 5_000, batch=True, to=B)
     stage.ask("cold too", 5_000, batch=True, to=B)
     for at_s in (0.1, 0.2, 0.3):
         stage.release(at_s)
     refused = []
-    while (costliest := stage.queue.costliest_batch()) is not None:
+    while (costliest := stage.queue.refused_for(is_batch=False)) is not None:
+        assert stage.queue.refused_for(is_batch=True) is None
         refused.append(costliest.item)
         stage.queue.remove(costliest)
 
     assert refused == ["cold too", "cold", "warm"]
     assert (len(stage.queue), stage.queue.num_batch) == (1, 0)
+
+
+def test_a_higher_priority_goes_first_within_its_class() -> None:
+    """Whatever the others' shares are; batch stays behind, and none waits for ever."""
+    stage = Stage(window=0, quantum_s=0.1, max_wait_s=30.0)
+    stage.ask("batch", 100, batch=True, tenant="high", priority=5)
+    stage.ask("low", 100, tenant="low", priority=-1)
+    stage.ask("plain", 100)
+    for number in range(3):
+        stage.ask(f"high{number}", 5_000, tenant="high", priority=5, at_s=0.1)
+    stage.ask("later", 100, tenant="high", priority=5, at_s=29.0)
+    sent = []
+    for at_s in (1.0, 2.0, 3.0, 4.0, 30.0, 31.0, 32.0):
+        stage.num_waiting[A] = 0
+        sent += stage.release(at_s)
+
+    assert sent == ["high0", "high1", "high2", "later", "low", "plain", "batch"]
+
+
+def test_tenants_of_one_priority_take_turns() -> None:
+    """Also while one of a lower priority waits, which has no turn."""
+    stage = Stage(window=0, quantum_s=1.0)
+    stage.ask("low", 1_000, tenant="low", priority=-1)
+    for number in range(6):
+        stage.ask(f"a{number}", 1_000, tenant="a")
+    for number in range(6):
+        stage.ask(f"b{number}", 1_000, tenant="b")
+    for second in range(6):
+        stage.num_waiting[A] = 0
+        stage.release(float(second))
+
+    assert sum(name.startswith("a") for name in stage.sent) == 3
+    assert "low" not in stage.sent
+
+
+def test_high_ones_that_wait_for_room_do_not_hold_up_low_ones() -> None:
+    """Compute at the other candidate is to be used."""
+    stage = Stage()
+    stage.lives(1, A, 9_000, 0.0)
+    for number in range(100):
+        stage.ask(f"high{number}", 2_000, session=100 + number, tenant="high", priority=1)
+    stage.ask("low", 100, to=B)
+
+    assert stage.release(0.1) == ["low"]
+
+
+def test_arms_have_windows_of_their_own_for_what_is_ready_of_all() -> None:
+    """One that waits by a shallow window does not hold up another arm's, which counts it."""
+    wide = QueueRules(window=2)
+    stage = Stage(window=0)
+    stage.num_waiting[A] = 1
+    stage.ask("shallow", 100)
+    for number in range(3):
+        stage.ask(f"wide{number}", 1_000, rules=wide)
+
+    assert stage.release(0.1) == ["wide0", "wide1"]
+    stage.num_waiting[A] = 0
+    assert stage.release(0.2) == ["shallow", "wide2"]
+
+
+def test_arms_have_room_of_their_own_in_caches_of_all() -> None:
+    """More of the same cache may be filled by one arm's conversations."""
+    stage = Stage()
+    stage.lives(1, A, 8_000, 0.0)
+    stage.ask("plain", 2_000, session=2)
+    stage.ask("full", 2_000, session=3, rules=QueueRules(fill=1.1))
+
+    assert stage.release(0.1) == ["full"]
+
+
+def test_what_a_pool_has_takes_no_compute() -> None:
+    """A long prompt that is read goes before a shorter one that is computed."""
+    stage = Stage(window=0)
+    stage.num_waiting[A] = 1
+    stage.ask("cold", 2_000)
+    stage.ask("read", 8_000, at_s=0.1)
+    stage.pooled["read"] = 7_900
+    for at_s in (0.2, 0.3):
+        stage.release(at_s)
+    stage.num_waiting[A] = 0
+
+    assert stage.release(1.0) == ["read"]
+
+
+@pytest.mark.parametrize(("num_pooled", "goes"), [(1_000, True), (0, False)])
+def test_with_a_pool_that_has_what_is_asked_for_caches_may_overflow(
+    num_pooled: int, goes: bool
+) -> None:
+    """What falls out is read, and not computed; but only if it was there before."""
+    stage = Stage(window=1_000, patience=1e6)
+    for number in range(40):  # turns of conversations that came back
+        stage.lives(number, B, 1_000, 0.0)
+        stage.pooled[f"back{number}"] = num_pooled
+        stage.ask(f"back{number}", 1_000, session=number, to=B)
+        stage.release(0.0)
+        stage.sets.remove(B)
+    stage.lives(1_000, A, 9_000, 0.0)
+    stage.pooled["new"] = 0
+    stage.ask("new", 2_000, session=1_001)
+
+    assert stage.release(0.1) == ["new"] * goes
+    assert stage.why[-1] == ("pool" if goes else "room")
+
+
+def test_of_a_full_queue_the_lowest_priority_is_refused_first() -> None:
+    """Nobody is refused for one of the same priority; batch goes before interactive ones."""
+    stage = Stage(window=0)
+    stage.num_waiting = {A: 1, B: 1}
+    stage.ask("high", 9_000, tenant="high", priority=2)
+    stage.ask("plain", 100)
+    stage.ask("cold", 5_000, to=B)
+    stage.ask("batch", 100, batch=True, tenant="high", priority=2)
+    for at_s in (0.1, 0.2, 0.3):
+        stage.release(at_s)
+    refused = []
+    while (displaced := stage.queue.refused_for(is_batch=False, priority=2)) is not None:
+        refused.append(displaced.item)
+        stage.queue.remove(displaced)
+
+    assert refused == ["batch", "cold", "plain"]
+    assert stage.queue.refused_for(is_batch=False, priority=3) is not None
 
 
 _ASK = st.tuples(
@@ -398,14 +525,21 @@ def test_a_spent_tenant_takes_what_others_leave() -> None:
     assert sorted(stage.sent) == ["0", "1", "2", "3", "4"]
 
 
-@given(st.lists(st.tuples(_ASK, st.sampled_from("abc")), min_size=1, max_size=150))
+@given(
+    st.lists(
+        st.tuples(_ASK, st.sampled_from("abc"), st.sampled_from([-1, 0, 0, 7])),
+        min_size=1,
+        max_size=150,
+    )
+)
 def test_whoever_asks_is_served(
-    asks: list[tuple[tuple[int, CandidateId, bool, int | None], str]],
+    asks: list[tuple[tuple[int, CandidateId, bool, int | None], str, int]],
 ) -> None:
     """Each request goes once, whichever tenant it is of; nothing is left of any."""
     stage = Stage(window=0, patience=0.0, quantum_s=0.5)
-    for number, ((num_tokens, to, is_batch, session), tenant) in enumerate(asks):
-        stage.ask(f"{number}", num_tokens, to=to, batch=is_batch, session=session, tenant=tenant)
+    for number, ((num_tokens, to, is_batch, session), tenant, priority) in enumerate(asks):
+        stage.ask(f"{number}", num_tokens, to=to, batch=is_batch, session=session, tenant=tenant,
+                  priority=priority)  # fmt: skip
     now_s = 0.0
     while stage.queue and now_s < 1_000:
         now_s += 1.0

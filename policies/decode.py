@@ -1,0 +1,100 @@
+"""Where a prompt's answer is computed, and whether its prompt is, too: for replicas of role decode.
+
+Both are decided in milliseconds. A decode replica that gets a prompt's KV from another one reads
+all that it does not hold itself; one that computes it reads what the pool has and computes the
+rest. A session's last answer is on the replica that gave it alone (a pool gets prompts), so it has
+least to read of the next turn.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from policies.cost import TIE_MS
+from policies.load import pick
+from policies.policy import Policy
+from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
+
+
+class DecodeLoad(Policy, frozen=True, kw_only=True):
+    """For replicas of role decode: the lowest `queue + KV + answer_tokens x TBT`, of those that
+    have free KV for prompt and answer if there are any: an engine that runs out computes a request
+    anew. `KV` is the time to have the prompt's: to read what the replica lacks, or to compute it
+    where that is quicker. `TBT` is the time between tokens with one request more, as learned from
+    what engines report; until it is known of all, `request_ms x requests` stands for the answer's
+    time. So a session stays where its last answer is until that replica is so much slower than
+    another as its KV is worth."""
+
+    name: ClassVar[str] = "decode_load"
+
+    request_ms: Annotated[
+        float, Meta(ge=0.0, le=10_000.0, description="Price of a request in flight")
+    ] = 20.0
+    answer_tokens: Annotated[
+        float, Meta(ge=1.0, le=100_000.0, description="Tokens that an answer is taken to have")
+    ] = 200.0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        views = snapshot.replicas
+        is_timed = all(view.tbt_ms is not None for view in views)
+        costs = tuple([_cost(snapshot, view, self._answer_ms(view, is_timed)) for view in views])
+        num_needed = snapshot.request.num_tokens + self.answer_tokens
+        roomy = [
+            pair
+            for pair in zip(views, costs, strict=True)
+            if pair[0].num_free_tokens is None or pair[0].num_free_tokens >= num_needed
+        ]
+        offered = roomy or list(zip(views, costs, strict=True))
+        bound = min([cost.total_ms for _, cost in offered]) + TIE_MS
+        chosen = pick(snapshot, [view for view, cost in offered if cost.total_ms <= bound])
+        num_held = max(chosen.num_gpu_tokens, chosen.num_cpu_tokens)
+        return Decision(
+            candidate=chosen.id,
+            reason=f"{chosen.num_requests:,} in flight, {num_held:,} of "
+            f"{snapshot.request.num_tokens:,} tokens there"
+            + (f", {chosen.tbt_ms:,.1f} ms a token" if is_timed else "")
+            + ("" if roomy else ", no replica has free KV for it"),
+            costs=costs,
+        )
+
+    def _answer_ms(self, view: ReplicaView, is_timed: bool) -> float:
+        """Predict what an answer there takes, or what stands for it."""
+        if is_timed and view.tbt_ms is not None:
+            return self.answer_tokens * view.tbt_ms
+        return self.request_ms * view.num_requests
+
+
+def local_ms(snapshot: Snapshot, view: ReplicaView) -> float:
+    """Predict what a prompt keeps a replica busy for that reads what there is, and computes."""
+    num_tokens = snapshot.request.num_tokens
+    num_own = num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
+    if view.reads_pool:
+        num_held = min(num_tokens, max(num_own, snapshot.num_pool_tokens or 0))
+    read_ms = view.cost.fetch_ms(num_held - view.num_gpu_tokens, from_pool=num_held > num_own)
+    return read_ms + view.cost.prefill_ms(num_tokens - num_held, num_held) - view.cost.base_ms
+
+
+def transfer_ms(snapshot: Snapshot, view: ReplicaView) -> float:
+    """Predict what it takes a replica to read all of a prompt's KV that it does not hold itself."""
+    num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
+    return view.cost.fetch_ms(max(0, snapshot.request.num_tokens - num_own), from_pool=True)
+
+
+def _cost(snapshot: Snapshot, view: ReplicaView, answer_ms: float) -> CandidateCost:
+    num_tokens = snapshot.request.num_tokens
+    num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
+    here_ms, there_ms = local_ms(snapshot, view), transfer_ms(snapshot, view)
+    is_read = there_ms < here_ms
+    kv_ms = min(here_ms, there_ms)
+    return CandidateCost(
+        id=view.id,
+        num_uncached_tokens=0 if is_read else num_tokens - num_own,
+        num_fetched_tokens=num_tokens - num_own if is_read else 0,
+        queue_ms=view.queue_ms,
+        fetch_ms=kv_ms if is_read else 0.0,
+        prefill_ms=view.cost.base_ms + (0.0 if is_read else kv_ms),
+        others_ms=answer_ms,
+        total_ms=view.queue_ms + kv_ms + view.cost.base_ms + answer_ms,
+    )
