@@ -6,11 +6,16 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 import click
+import msgspec
 from msgspec import Struct
 
 from policies import Policy, create
 from policies.naming import split, split_list
 from policies.registry import POLICIES
+from router.experiments.definition import ArmQueue
+from router.scheduling.waiting import QueueRules
+
+_QUEUE = "queue."
 
 
 class Arm(Struct, frozen=True, kw_only=True):
@@ -22,15 +27,24 @@ class Arm(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     params: dict[str, str] = {}
     url: str | None = None
+    queue: ArmQueue | None = None  # None: as it is everywhere else
 
     def make_policy(self) -> Policy:
         """Make the policy object, for the simulator."""
         assert self.policy is not None
         return create(self.policy, self.params)
 
+    def queue_rules(self) -> QueueRules | None:
+        """Return when requests may go, for the simulator; None: at once."""
+        if self.queue is None or self.queue.mode == "off":
+            return None
+        return msgspec.structs.replace(QueueRules(), **_given(self.queue))
+
 
 def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
     """Read `NAME[:PARAM=VALUE,…],…`, as `warmroute simulate` does; `all`: every policy there is.
+
+    A parameter `queue.KEY` is of the router's queue, and switches it on.
 
     Raises:
         click.BadParameter: a policy or parameter is unknown (names the nearest), or a value is
@@ -43,11 +57,42 @@ def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
             continue
         try:
             name, params = split(spec)
+            queue = _queue_of(params)
             create(name, params)
         except ValueError as exc:
             raise click.BadParameter(str(exc), param_hint="--policies") from exc
-        arms.append(Arm(label=spec, policy=name, params=params))
+        arms.append(Arm(label=spec, policy=name, params=params, queue=queue))
     return tuple(arms)
+
+
+def _queue_of(params: dict[str, str]) -> ArmQueue | None:
+    """Take what is the queue's out of an arm's parameters; None: nothing is.
+
+    Raises:
+        ValueError: There is no such key, or a value is out of its range.
+    """
+    names = [name for name in params if name.startswith(_QUEUE)]
+    if not names:
+        return None
+    own = {name.removeprefix(_QUEUE): params.pop(name) for name in names}
+    known = [field.name for field in msgspec.structs.fields(ArmQueue)]
+    for key in own:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            meant = f"; did you mean {_QUEUE}{near[0]}?" if near else ""
+            allowed = ", ".join(f"{_QUEUE}{name}" for name in known)
+            raise ValueError(f"unknown parameter {_QUEUE}{key}{meant} (allowed: {allowed})")
+    try:
+        return msgspec.convert({"mode": "on", **own}, ArmQueue, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"{_QUEUE[:-1]}: {exc}") from exc
+
+
+def _given(queue: ArmQueue) -> dict[str, float]:
+    """List what an arm sets of a queue, but its mode."""
+    given = msgspec.structs.asdict(queue)
+    del given["mode"]
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def parse_targets(pairs: Iterable[str]) -> tuple[Arm, ...]:
@@ -111,9 +156,13 @@ def check_arms(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ..
 
 
 def serve_flags(arm: Arm) -> list[str]:
-    """Write the options of `warmroute serve` for an arm's policy."""
+    """Write the options of `warmroute serve` for an arm's policy and queue."""
     assert arm.policy is not None
     flags = ["--policy", arm.policy]
     for key, value in arm.params.items():
         flags += ["--policy-param", f"{key}={value}"]
+    if arm.queue is not None:
+        flags += ["--queue", arm.queue.mode or "on"]
+        for option, setting in _given(arm.queue).items():
+            flags += [f"--queue-{option}", str(setting)]
     return flags

@@ -96,7 +96,7 @@ class Simulated:
                 raise _Stopped
             meter.advance(num_turns)
 
-        setup = replace(self._setup, seed=self._setup.seed + number - 1)
+        setup = replace(self._setup, seed=self._setup.seed + number - 1, queue=arm.queue_rules())
         workload = varied(self._workload, number, seed=self._setup.seed)
         try:
             done = await asyncio.to_thread(

@@ -34,6 +34,8 @@ SURPRISE: Final = 0.001
 """An arm that got nothing from the last (first) units is taken for stopped (not yet started) if
 chance alone would do that more seldom."""
 
+_masked: Any = np.ma  # typed in some releases of numpy only
+
 SOURCES: Final = ("gpu", "cpu", "pool", "recomputed")
 
 _SOURCES: Final = (
@@ -260,15 +262,18 @@ def _crossed(records: Records) -> tuple[Crossed, ...]:
 
 
 def _floats(column: Any) -> Floats:
-    return np.ma.filled(np.ma.asarray(column, dtype=float), np.nan)
+    found: Floats = _masked.filled(_masked.asarray(column, dtype=float), np.nan)
+    return found
 
 
 def _ints(column: Any) -> Ints:
-    return np.ma.filled(np.ma.asarray(column), 0).astype(np.int64)
+    found: Ints = _masked.filled(_masked.asarray(column), 0).astype(np.int64)
+    return found
 
 
 def _bools(column: Any) -> Bools:
-    return np.ma.filled(np.ma.asarray(column), False).astype(np.bool_)
+    found: Bools = _masked.filled(_masked.asarray(column), False).astype(np.bool_)
+    return found
 
 
 def _shares(column: Any) -> Floats:

@@ -1,7 +1,8 @@
 """Decide recorded snapshots again: by the recorded policy, and by another one as a late shadow.
 
 Policies are pure, so the recorded policy must choose as it did then. Where it does not, the record
-is not of this code, or of other parameters.
+is not of this code, or of other parameters. Where prompts are computed apart, a record has two
+decisions, and the other policy is asked about the prompt's.
 """
 
 from __future__ import annotations
@@ -28,15 +29,43 @@ _NAMED: Final = 5
 _PROGRESS_EVERY: Final = 500  # records
 
 
-class _Decided(Struct, frozen=True, kw_only=True):
-    """The part of a record that a decision needs."""
+class _Choice(Struct, frozen=True, kw_only=True):
+    """What one decision needs."""
 
-    schema: int
-    request_id: str
     policy: str
     policy_params: dict[str, Any] = {}
     snapshot: Snapshot
     decision: Decision
+
+
+class _Prefill(Struct, frozen=True, kw_only=True):
+    """How the place of a prompt was chosen that is computed apart; None: it was not."""
+
+    policy: str | None = None
+    policy_params: dict[str, Any] = {}
+    snapshot: Snapshot | None = None
+    decision: Decision | None = None
+
+
+class _Decided(_Choice, frozen=True, kw_only=True):
+    """The part of a record that its decisions need."""
+
+    schema: int
+    request_id: str
+    prefill: _Prefill | None = None
+
+    @property
+    def prompt(self) -> _Choice | None:
+        """The prompt's decision, where it is computed apart; None: there is none."""
+        prefill = self.prefill
+        if prefill is None or prefill.snapshot is None or prefill.decision is None:
+            return None
+        return _Choice(
+            policy=prefill.policy or "",
+            policy_params=prefill.policy_params,
+            snapshot=prefill.snapshot,
+            decision=prefill.decision,
+        )
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
@@ -112,34 +141,40 @@ class _Tally:
         self._num_same = self._num_other_costs = self._num_other_choice = self._num_unknown = 0
 
     def add(self, file: Path, line: int, record: _Decided) -> None:
-        """Decide one record again."""
+        """Decide one record again: its answer's place, and its prompt's if that is another."""
         self.num_records += 1
-        self._by_policy[record.policy] = self._by_policy.get(record.policy, 0) + 1
-        again, reason = _again(record)
+        prompt = record.prompt
+        choice: _Choice = record
+        again, reason = _again(choice)
+        if prompt is not None and again == record.decision:
+            choice = prompt
+            again, reason = _again(choice)
+        for policy in dict.fromkeys([record.policy, (prompt or record).policy]):
+            self._by_policy[policy] = self._by_policy.get(policy, 0) + 1
         if again is None:
             self._num_unknown += 1
-        elif again == record.decision:
+        elif again == choice.decision:
             self._num_same += 1
-        elif again.candidate == record.decision.candidate:
+        elif again.candidate == choice.decision.candidate:
             self._num_other_costs += 1
             reason = "the same choice, with other costs or another reason"
         else:
             self._num_other_choice += 1
             reason = "another choice"
-        if again != record.decision and len(self._disagreements) < _NAMED:
+        if again != choice.decision and len(self._disagreements) < _NAMED:
             self._disagreements.append(
                 Disagreement(
                     file=str(file),
                     line=line,
                     request_id=record.request_id,
-                    policy=record.policy,
-                    recorded=record.decision.candidate,
+                    policy=choice.policy,
+                    recorded=choice.decision.candidate,
                     again=None if again is None else again.candidate,
                     reason=reason,
                 )
             )
-        if self._other is not None:
-            self._pairs.append(_pair(record, self._other))
+        if self._other is not None and (prompt is not None or record.prefill is None):
+            self._pairs.append(_pair(prompt or record, self._other))
 
     def result(self, label: str) -> Redecided:
         """Sum up."""
@@ -156,7 +191,7 @@ class _Tally:
         )
 
 
-def _again(record: _Decided) -> tuple[Decision | None, str]:
+def _again(record: _Choice) -> tuple[Decision | None, str]:
     try:
         policy = _made(record.policy, msgspec.json.encode(record.policy_params, order="sorted"))
     except ValueError as exc:
@@ -169,7 +204,7 @@ def _made(name: str, params: bytes) -> Policy:
     return create(name, msgspec.json.decode(params))
 
 
-def _pair(record: _Decided, other: Policy) -> tuple[bool, float, float, int, int, int, int]:
+def _pair(record: _Choice, other: Policy) -> tuple[bool, float, float, int, int, int, int]:
     """Price both choices alike: agreement, then first-token times, uncached, fetched."""
     chosen = other.decide(record.snapshot).candidate
     costs: dict[CandidateId, CandidateCost] = {
@@ -240,6 +275,9 @@ def _decoded(decoder: msgspec.json.Decoder[_Decided], line: bytes) -> _Decided:
     record = decoder.decode(line)
     if not 1 <= record.schema <= SCHEMA:
         raise ValueError(f"field `schema`: version {record.schema} is unknown (1 to {SCHEMA})")
-    if record.decision.candidate not in {view.id for view in record.snapshot.replicas}:
-        raise ValueError("field `decision.candidate`: not in the snapshot")
+    for choice, field in ((record, ""), (record.prompt, "prefill.")):
+        if choice is None:
+            continue
+        if choice.decision.candidate not in {view.id for view in choice.snapshot.replicas}:
+            raise ValueError(f"field `{field}decision.candidate`: not in the snapshot")
     return record

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from policies.policy import Policy
+from router.experiments.definition import ArmQueue
 
 NotCounted = Literal["wash_out", "clock_step", "beyond_partition", "stopped"]
 
@@ -31,6 +32,7 @@ class Assignment(Struct, frozen=True, kw_only=True, gc=False):
     control: str = ""  # name of the control arm
     within: frozenset[str] | None = None  # None: all
     without: frozenset[str] | None = None  # None: none
+    queue: ArmQueue | None = None  # None: the router's
 
     @property
     def is_narrow(self) -> bool:

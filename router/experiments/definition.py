@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from policies.policy import Policy
 from policies.registry import create
@@ -26,6 +26,26 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 MAX_ARMS = 8
 UNIT = 1_000_000
 """Shares are counted in millionths, so that every router rounds them alike."""
+
+
+class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an arm's requests may go, as far as that is not the router's `queue`."""
+
+    mode: Annotated[Literal["off", "on"] | None, Meta(description="whether its prompts wait")] = (
+        None
+    )
+    window: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="prompts, of all arms, that an engine has ready when one of it goes"),
+    ] = None
+    fill: Annotated[
+        Annotated[float, Meta(ge=0.1, le=10)] | None,
+        Meta(description="share of a cache for the conversations, of all arms, that live there"),
+    ] = None
+    patience: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="idle time of an engine, in times a prompt takes, that does for room"),
+    ] = None
 
 
 class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +64,10 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(description="design partition: names or base URLs of the replicas it may use"),
     ] = ()
+    queue: Annotated[
+        ArmQueue | UnsetType,  # not written where it is not given: older routers refuse the key
+        Meta(description="designs switchback and partition: its own mode, window, fill, patience"),
+    ] = UNSET
 
     def made(self) -> Policy:
         """Make its policy; ValueError if there is none such."""
@@ -255,6 +279,12 @@ def _check_arm(experiment: Experiment, arm: Arm, key: str) -> None:
         raise _wrong(f"{key}policy", str(exc)) from exc
     if experiment.design != "partition" and arm.replicas:
         raise _wrong(f"{key}replicas", f"only design partition has these, not {experiment.design}")
+    if experiment.design == "split" and arm.queue is not UNSET:
+        raise _wrong(
+            f"{key}queue",
+            "only designs switchback and partition have it: arms of a split share windows, and "
+            "what waits less would overtake what waits more",
+        )
 
 
 def _check_ramp(experiment: Experiment, key: str) -> None:

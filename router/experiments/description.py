@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from router.experiments.slots import slot_of
@@ -31,6 +32,7 @@ def description_of(trial: Trial, at_s: float, *, overruled_by: str | None) -> di
                 "name": arm.name,
                 "policy": arm.policy,
                 "params": arm.params,
+                **({"queue": arm.queue} if arm.queue is not UNSET else {}),
                 "is_control": arm.name == state.definition.control_arm,
                 "share": shares[arm.name],
                 "stopped": state.stopped.get(arm.name),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from policies.hashing import mix, text_hash
@@ -123,12 +124,13 @@ class Trial:
     def _assigned(
         self, owner: int, unit: str, shares: Mapping[str, float], slot: int | None = None
     ) -> Assignment:
-        """Place into an arm; where that is stopped, the control arm's policy decides."""
+        """Place into an arm; where that is stopped, the control arm's policy and queue decide."""
         state, arm, policy = self.state, self._arms[owner], self._policies[owner]
-        stopped = state.stopped.get(arm.name)
+        stopped, queue = state.stopped.get(arm.name), arm.queue
         if stopped is not None:
             names = [each.name for each in self._arms]
-            policy = self._policies[names.index(state.definition.control_arm)]
+            control = names.index(state.definition.control_arm)
+            policy, queue = self._policies[control], self._arms[control].queue
         return Assignment(
             trial=state.id,
             experiment=state.definition.name,
@@ -142,6 +144,7 @@ class Trial:
             stop_reason=stopped.reason[:_MAX_REASON] if stopped is not None else None,
             control=state.definition.control_arm,
             within=frozenset(_both(arm.replicas)) if arm.replicas else None,
+            queue=queue if queue is not UNSET else None,
         )
 
     def _outside(self) -> Assignment:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from router import config
 from router.errors import ConfigError
-from router.experiments.definition import Experiment, check_all, check_replicas, conflict
+from router.experiments.definition import ArmQueue, Experiment, check_all, check_replicas, conflict
 from tests.experiments.samples import experiment, partition
 
 A = {"name": "a", "policy": "kv_aware"}
@@ -37,6 +38,8 @@ def load(**fields: Any) -> Experiment:
         ({"arms": [A | {"share": 1.5}, B]}, "arms[0].share: Expected `float` <= 1"),
         ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "no request takes part"),
         ({"arms": [A | {"replicas": ["r1"]}, B]}, "arms[0].replicas: only design partition"),
+        ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only designs switchback"),
+        ({"arms": [A, B | {"queue": {"window": -1}}]}, "arms[1].queue.window: Expected `int` >= 0"),
         ({"control": "c"}, "control: 'c' is no arm; arms: a, b"),
         ({"desing": "split"}, "did you mean 'design'? Known here: name, arms"),
         ({"design": "ab"}, "design: Invalid enum value 'ab'"),
@@ -138,3 +141,13 @@ def test_a_definition_may_be_a_file_of_its_own(tmp_path: Path) -> None:
     file.write_text("- a\n")
     with pytest.raises(ConfigError, match="must be a mapping of name, arms, design"):
         config.load(flags={("experiment", "definitions"): [str(file)]})
+
+
+def test_what_has_no_queue_is_written_as_before() -> None:
+    """Routers of an older build refuse keys that they do not know."""
+    plain = msgspec.to_builtins(load())
+    queued = load(design="switchback", arms=[A, B | {"queue": {"window": 3}}])
+
+    assert all("queue" not in arm for arm in plain["arms"])
+    assert queued.arms[1].queue == ArmQueue(window=3)
+    assert msgspec.convert(msgspec.to_builtins(queued), Experiment) == queued

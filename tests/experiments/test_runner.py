@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.experiments.assignment import Assignment
-from router.experiments.definition import Arm, Experiment, Guardrails
+from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails
 from router.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused
 from router.experiments.state import State, decode_state, encode_state
 from router.experiments.trial import Trial
@@ -340,6 +340,21 @@ def test_what_ended_may_be_started_again() -> None:
 
     assert second.id != first.id
     assert second.is_running
+
+
+def test_a_stopped_arms_requests_wait_as_the_control_arms_do() -> None:
+    """Its own queue, like its policy, is no longer tried."""
+    a, b, c = arms(a=0.0, b=1.0, c=0.0)
+    b = replace(b, queue=ArmQueue(mode="on"))
+    experiments = started(experiment(arms=(a, b, c), design="switchback"))
+    before = assign(experiments, "m", DIGESTS[0], NOW_S)
+    experiments.stop("e", NOW_S, "slow", arm="b")
+    after = assign(experiments, "m", DIGESTS[0], NOW_S)
+
+    assert before is not None
+    assert before.queue == ArmQueue(mode="on")
+    assert after is not None
+    assert after.queue is None
 
 
 def test_a_stopped_arm_leaves_its_traffic_to_the_control_policy() -> None:

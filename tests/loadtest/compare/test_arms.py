@@ -7,6 +7,8 @@ import pytest
 
 from loadtest.compare.arms import Arm, check_arms, parse_policies, parse_targets, serve_flags
 from policies import POLICIES
+from router import config
+from router.scheduling.waiting import QueueRules
 
 
 def test_policies_with_their_parameters() -> None:
@@ -27,9 +29,25 @@ def test_policies_with_their_parameters() -> None:
     assert [arm.policy for arm in parse_policies(["all"])] == list(POLICIES)
 
 
+def test_arms_may_differ_in_their_queue() -> None:
+    """A key of the queue switches it on, for a router that is started and for one simulated."""
+    plain, on, wide = parse_policies(["kv_aware,kv_aware:queue.mode=on,kv_aware:queue.window=3"])
+
+    assert (plain.queue_rules(), on.queue_rules()) == (None, QueueRules())
+    assert wide.queue_rules() == QueueRules(window=3)
+    assert wide.params == {}
+    assert serve_flags(plain) == ["--policy", "kv_aware"]
+    assert serve_flags(wide)[2:] == ["--queue", "on", "--queue-window", "3"]
+    options = {f"--{option.flag}" for option in config.options()}
+    assert {flag for flag in serve_flags(wide) if flag.startswith("--")} <= options
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("kv_aware:queue.widow=1", "did you mean queue.window"),
+        ("kv_aware:queue.window=-1", "queue: Expected `int` >= 0"),
+        ("kv_aware:queue.mode=maybe", "queue: Invalid enum value"),
         ("kv_awear", "did you mean 'kv_aware'"),
         ("kv_aware:alpa=1", "did you mean 'alpha'"),
         ("kv_aware:alpha", "is not PARAM=VALUE"),

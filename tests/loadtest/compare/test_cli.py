@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from loadtest.compare.cli import compare
 from loadtest.runner.stack import child_environment
+from tests.forks import PYTHONPATH, python_command
 
 SMALL = ["--generate", "agents", "--sessions", "8", "--turns", "2"]
 SIMULATED = [*SMALL, "--simulate", "--policies", "kv_aware,round_robin", "--rounds", "2"]
@@ -120,14 +121,14 @@ def test_part_of_a_comparison_is_reported_as_such(
 @pytest.mark.timeout(180)
 def test_interrupt_reports_what_there_is(tmp_path: Path) -> None:
     """Ctrl-C after the first run: status 1, said on top, a report of the runs there are."""
-    command = [sys.executable, "-c", "from loadtest.compare.cli import compare; compare()"]
+    command = [*python_command(), "-c", "from loadtest.compare.cli import compare; compare()"]
     many = [*SMALL, "--simulate", "--policies", "kv_aware,round_robin", "--rounds", "500"]
     with subprocess.Popen(
         [*command, *many, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=child_environment(os.environ),
+        env=child_environment(os.environ | {"PYTHONPATH": PYTHONPATH, "HF_HUB_OFFLINE": "1"}),
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

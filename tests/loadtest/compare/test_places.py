@@ -18,6 +18,8 @@ from loadtest.results import TurnResult
 from loadtest.runner import ReplayOptions
 from loadtest.simulator import Setup
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 WORKLOAD = Agents(num_sessions=6, num_turns=2, scale_tokens=0.05).workload()
 OPTIONS = ReplayOptions(loop="closed", scale_time=0.001, session_header="x-session-id", seed=3)
 INSTANT = EmulatorOptions(time_model=PRESETS["instant"])

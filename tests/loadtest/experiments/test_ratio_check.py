@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import scipy  # its `stats` is imported by the first test that asks for it
 from msgspec.structs import replace
-from scipy import stats
 
 from loadtest.experiments.ratio_check import check
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Scene, records
@@ -20,7 +20,7 @@ def test_constant_shares_are_pearsons_test(tmp_path: Path) -> None:
 
     total = sum(found.seen.values())
     expected = [total * 0.5 / 0.7, total * 0.2 / 0.7]
-    pearson = stats.chisquare(list(found.seen.values()), expected)
+    pearson = scipy.stats.chisquare(list(found.seen.values()), expected)
     assert list(found.expected.values()) == pytest.approx(expected)
     assert found.p_once == pytest.approx(pearson.pvalue)
     assert not found.is_broken

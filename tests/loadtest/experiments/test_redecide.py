@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from loadtest.experiments import redecide
 from loadtest.experiments.bad_lines import RecordsError
+from loadtest.simulator import Halves, Setup, simulate
 from policies import CandidateId, create
 from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
+from tests.loadtest.simulator.workloads import conversations
 
 PARAMS = Arm(name="other", policy="kv_aware", params={"alpha": 0.5}, share=lambda at: 1 / 3)
 MADE = records(
@@ -79,6 +81,29 @@ def test_another_policy_is_a_shadow_after_the_fact(tmp_path: Path) -> None:
     assert what_if.agreement == pytest.approx(agreement)
     assert what_if.regret_ms == pytest.approx(what_if.live_ttft_ms - what_if.ttft_ms)
     assert what_if.regret_quantiles["p10"] >= 0  # nothing is sooner than the soonest
+
+
+def test_both_halves_are_decided_again(tmp_path: Path) -> None:
+    """Where prompts are computed apart, another policy is asked about these."""
+    setup = Setup(
+        num_replicas=0, halves=Halves(num_prefill=3, num_decode=2), load=2.0, keeps_records=True
+    )
+    made = simulate(conversations(5), create("least_loaded"), setup).records
+    apart = [record for record in made if record.prefill and record.prefill.decision]
+    file = write(tmp_path / "a.jsonl", made)
+
+    found = redecide([file], other=create("least_loaded"), other_label="the same")
+
+    assert found.agrees
+    assert found.by_policy == {"decode_load": len(made), "least_loaded": len(apart)}
+    assert found.what_if is not None
+    assert found.what_if.agreement == 1.0
+    assert found.what_if.num_decisions == len(apart) > 10
+
+    changed = replace(apart[0].prefill, decision=apart[0].decision)
+    write(tmp_path / "a.jsonl", [replace(apart[0], prefill=changed)])
+    with pytest.raises(RecordsError, match=r"prefill.decision.candidate"):
+        redecide([file])
 
 
 def test_bad_lines_are_named_or_skipped(tmp_path: Path) -> None:
