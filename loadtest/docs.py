@@ -41,7 +41,7 @@ from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
 from router.config import Option, ReplicaConfig, options
-from router.experiments.definition import Arm, Experiment, Guardrails, Step
+from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails, Step
 from router.metrics.families import FAMILIES
 from router.metrics.instruments import INSTRUMENTS
 
@@ -119,6 +119,7 @@ def _experiment_tables() -> str:
     parts = [f"A definition is a mapping of:\n\n{_field_table(Experiment)}"]
     for name, struct in (("arms", Arm), ("ramp", Step)):
         parts.append(f"Each of its `{name}`:\n\n{_field_table(struct)}")
+    parts.append(f"The `queue` of an arm:\n\n{_field_table(ArmQueue)}")
     parts.append(f"Its `guardrails`:\n\n{_field_table(Guardrails)}")
     return "\n\n".join(parts)
 
@@ -137,7 +138,7 @@ def _flag(option: Option) -> str:
 
 
 def _default(value: Any) -> str:
-    if value in (None, "") or (isinstance(value, (tuple, dict)) and not value):
+    if value in (None, "", msgspec.UNSET) or (isinstance(value, (tuple, dict)) and not value):
         return "none"
     if isinstance(value, tuple):
         return ", ".join(f"`{item}`" for item in value)
@@ -220,6 +221,13 @@ def pressure(trace: Path) -> str:
     from loadtest.studies.pressure import points, report
 
     return report(points())
+
+
+def ratios(trace: Path) -> str:
+    """Simulate ratios of prefill and decode replicas; half an hour."""
+    from loadtest.studies.ratios import agents_case, cells, report, trace_case
+
+    return report(cells([trace_case(trace), agents_case()]))
 
 
 def cliff(trace: Path) -> str:
@@ -451,6 +459,7 @@ ON_DEMAND: dict[str, Callable[[Path], str]] = {
     "published": published,
     "grid": grid,
     "pressure": pressure,
+    "ratios": ratios,
     "cliff": cliff,
     "experiment-study": experiment_study,
 }

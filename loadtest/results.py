@@ -48,6 +48,7 @@ class TurnResult(Struct, frozen=True, kw_only=True):
     num_cached_tokens: int | None = None  # of them found in a cache, as the target says
     num_output_tokens: int | None = None  # as the target counted
     replica: str | None = None  # `x-warmroute-replica`
+    prefill: str | None = None  # the replica that computed its prompt, if another one
     predicted: Predicted | None = None  # `x-warmroute-cached`: gpu, cpu and pool tokens
     policy: str | None = None  # `x-warmroute-policy`
     arm: str | None = None  # side of an experiment, as the router says

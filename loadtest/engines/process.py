@@ -13,8 +13,10 @@ from typing import Final, Self
 
 import httpx
 
+from loadtest.engines.fork_client import Forked
+
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-READY_S: Final = 180.0  # an engine: 30 s alone; two at once on two busy cores take longer
+READY_S: Final = 180.0  # an engine: 15 s the first of all, if nothing else runs; then some seconds
 
 
 class Process:
@@ -35,13 +37,17 @@ class Process:
         self.log_path = log_path
         self._command = [str(part) for part in command]
         self._environ = {**os.environ, **environ}
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> Self:
         """Start, without waiting."""
         assert self._popen is None, f"{self.name} runs already"
+        self._popen = self._spawn()
+        return self
+
+    def _spawn(self) -> subprocess.Popen[bytes] | Forked:
         with self.log_path.open("ab") as log:
-            self._popen = subprocess.Popen(
+            return subprocess.Popen(
                 self._command,
                 cwd=REPOSITORY,
                 env=self._environ,
@@ -50,15 +56,15 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return self
 
     def wait_ready(self, path: str, timeout_s: float) -> Self:
         """Wait until a GET of `path` answers 200; if it never does, raise with the log's end."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             assert self._popen is not None
-            if self._popen.poll() is not None:
-                raise RuntimeError(f"{self.name} exited {self._popen.returncode}:\n{self.tail()}")
+            status = self._popen.poll()
+            if status is not None:
+                raise RuntimeError(f"{self.name} exited {status}:\n{self.tail()}")
             if answers(f"{self.url}{path}"):
                 return self
             time.sleep(0.1)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 import zmq
 
+from loadtest.engines.fork_client import Forked, ForkServer
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import REPOSITORY, Process, read_metric
 from loadtest.tiny_model import MODEL_DIR
@@ -25,6 +26,8 @@ TOOL_OPTIONS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "herme
 
 ENVIRON: Final = {
     "PYTHONPATH": str(Path(__file__).parent / "site"),  # its sitecustomize.py says why
+    # The model runs in the engine's core, not in a third process, as on a machine with one GPU.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -35,6 +38,8 @@ ENVIRON: Final = {
     "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",
 }
+
+_fork_servers: dict[Path, ForkServer] = {}
 
 _TOKENIZE_FIELDS = (
     "model", "messages", "tools", "add_generation_prompt", "continue_final_message",
@@ -53,6 +58,13 @@ def engine_python() -> Path:
     if not python.exists():
         raise FileNotFoundError(f"no vLLM at {python}: run tests/engines/install.sh first")
     return python
+
+
+def fork_server(python: Path, log_path: Path) -> ForkServer:
+    """Return the process that an interpreter's engines are forked from; start it if need be."""
+    if python not in _fork_servers:
+        _fork_servers[python] = ForkServer(python, {**os.environ, **ENVIRON}, log_path)
+    return _fork_servers[python]
 
 
 class Engine(Process):
@@ -100,6 +112,12 @@ class Engine(Process):
             {**ENVIRON, **(environ or {})},
         )
 
+    def _spawn(self) -> Forked:
+        python, _, _, *options = self._command
+        return fork_server(Path(python), self.log_path).fork(
+            [python, *options], self._environ, REPOSITORY, self.log_path
+        )
+
     def replayable(self) -> list[int]:
         """List the numbers of the event batches it can replay."""
         *batches, _ = replay(self.replay_endpoint, 0)
@@ -143,9 +161,9 @@ class Engine(Process):
         tokens: list[int] = response.json()["tokens"]
         return tokens
 
-    def metric(self, name: str) -> float:
-        """Sum a counter or gauge of the engine's /metrics over its labels."""
-        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name)
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum a counter or gauge of the engine's /metrics over all labels but those given."""
+        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name, **labels)
 
 
 def replay(endpoint: str, first: int, timeout_s: float = 10.0) -> list[list[bytes]]:

@@ -116,9 +116,16 @@ class Child:
 
 @asynccontextmanager
 async def running(
-    name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str]
+    name: str,
+    argv: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str],
+    python: str | None = None,
 ) -> AsyncIterator[Child]:
-    """Run a Python command (`argv` without the interpreter) for as long as the context lasts.
+    """Run a command of `python` (`argv` without it) for as long as the context lasts.
+
+    None is this interpreter.
 
     It has a session of its own: Ctrl-C at the terminal reaches the demo alone, which then ends
     its children in order.
@@ -126,10 +133,10 @@ async def running(
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-I",
+            *("-I", "-S"),  # it needs no packages: 0.1 s less of processor time
             str(_LEASH),
             str(os.getpid()),
-            sys.executable,
+            python or sys.executable,
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

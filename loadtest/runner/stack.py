@@ -109,7 +109,7 @@ async def start_replicas(
             await child.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
         async with httpx.AsyncClient(timeout=10.0, trust_env=False, verify=system_tls()) as client:
             for child in replicas:
-                await _greet(client, child.announced[1])
+                await greet(client, child.announced[1])
         yield tuple(replicas)
 
 
@@ -137,7 +137,7 @@ async def start_router(
         router = Router(url=child.announced[1], admin_url=child.announced[2], child=child)
         async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=system_tls()) as client:
             await _wait_ready(client, router)
-            await _greet(client, router.url)
+            await greet(client, router.url)
         yield router
 
 
@@ -169,7 +169,7 @@ async def _wait_ready(client: httpx.AsyncClient, router: Router) -> None:
         await asyncio.sleep(_READY_PAUSE_S)
 
 
-async def _greet(client: httpx.AsyncClient, url: str) -> None:
+async def greet(client: httpx.AsyncClient, url: str) -> None:
     """Send one short request, so that what is loaded late is loaded.
 
     Raises:

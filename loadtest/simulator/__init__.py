@@ -6,7 +6,7 @@ Deterministic by seed; 64 replicas and 100,000 requests take minutes on one core
 """
 
 from loadtest.simulator.outcome import ReplicaUse, Simulated
-from loadtest.simulator.setup import PoolSetup, Setup
+from loadtest.simulator.setup import Halves, PoolSetup, Setup
 from loadtest.simulator.simulation import simulate
 
-__all__ = ["PoolSetup", "ReplicaUse", "Setup", "Simulated", "simulate"]
+__all__ = ["Halves", "PoolSetup", "ReplicaUse", "Setup", "Simulated", "simulate"]

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.emulator.time_model import PRESETS
 from loadtest.simulator.named import named_policies
 from loadtest.simulator.outcome import Simulated
-from loadtest.simulator.setup import PoolSetup, Setup, coarsened
+from loadtest.simulator.setup import Halves, PoolSetup, Setup, coarsened
 from loadtest.simulator.simulation import simulate as simulate_one
 from loadtest.simulator.table import as_json, tables_of
 from loadtest.traces.options import load_workload, workload_options
@@ -35,7 +36,21 @@ _SETUP = Setup()
     metavar="all|NAME[:PARAM=VALUE,...]",
     help="Repeatable, or with commas between: `--policies kv_aware:alpha=8,least_loaded`.",
 )
-@click.option("--replicas", type=_COUNT, default=_SETUP.num_replicas, help="In the fleet.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=0),
+    help="That compute whole requests.  "
+    f"[default: {_SETUP.num_replicas}; beside --prefill and --decode none]",
+)
+@click.option("--prefill", type=_COUNT, metavar="N", help="Replicas that compute prompts only.")
+@click.option("--decode", type=_COUNT, metavar="N", help="Replicas that answer what those compute.")
+@click.option(
+    "--transfer-speed",
+    type=_POSITIVE,
+    metavar="K",
+    help="Without a pool: a decode replica reads a token from a prefill replica in 1/K of the time "
+    "to prefill it.  [default: 20]",
+)
 @click.option("--blocks", type=_COUNT, help="One replica's cache, in blocks.  [default: 3M tokens]")
 @click.option(
     "--join-blocks",
@@ -152,8 +167,9 @@ def simulate(
 
 
 _OWN = (
-    "replicas", "blocks", "engine", "max_num_batched_tokens", "max_num_seqs", "pool_speed",
-    "no_pool", "pool_links", "pool_blocks", "load", "own_pace", "loop", "no_decode", "event_lag",
+    "replicas", "prefill", "decode", "transfer_speed", "blocks", "engine",
+    "max_num_batched_tokens", "max_num_seqs", "pool_speed", "no_pool", "pool_links",
+    "pool_blocks", "load", "own_pace", "loop", "no_decode", "event_lag",
     "routers", "note_lag", "slo_ttft", "slo_tbt",
 )  # fmt: skip
 
@@ -176,7 +192,16 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
         )
     elif given["pool_links"] is not None or given["pool_blocks"] is not None:
         raise click.UsageError("--pool-links and --pool-blocks only with --pool-speed")
-    for name in ("load", "event_lag", "slo_ttft", "slo_tbt", "pool_speed", "pool_links"):
+    halves = _halves(given)
+    for name in (
+        "transfer_speed",
+        "load",
+        "event_lag",
+        "slo_ttft",
+        "slo_tbt",
+        "pool_speed",
+        "pool_links",
+    ):
         if given[name] is not None and not math.isfinite(given[name]):
             raise click.UsageError(f"--{name.replace('_', '-')} is {given[name]}: not a number")
     if given["max_num_seqs"] > given["max_num_batched_tokens"]:
@@ -185,7 +210,8 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
     if loop == "auto":
         loop = "closed" if is_made else "open"
     return Setup(
-        num_replicas=given["replicas"],
+        num_replicas=_num_whole(given["replicas"], halves),
+        halves=halves,
         num_blocks=given["blocks"],
         engine=given["engine"],
         max_num_batched_tokens=given["max_num_batched_tokens"],
@@ -201,6 +227,33 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
         slo_tbt_s=given["slo_tbt"] / 1000,
         seed=seed,
     )
+
+
+def _num_whole(given: int | None, halves: Halves | None) -> int:
+    """Count the replicas that compute whole requests."""
+    if given is None:
+        return _SETUP.num_replicas if halves is None else 0
+    if not given and halves is None:
+        raise click.UsageError("--replicas 0 only beside --prefill and --decode")
+    return given
+
+
+def _halves(given: dict[str, Any]) -> Halves | None:
+    num_prefill, num_decode, speed = (
+        given[name] for name in ("prefill", "decode", "transfer_speed")
+    )
+    if (num_prefill is None) != (num_decode is None):
+        raise click.UsageError("--prefill and --decode need each other")
+    if num_prefill is None:
+        if speed is not None:
+            raise click.UsageError("--transfer-speed only with --prefill and --decode")
+        return None
+    if given["no_decode"]:
+        raise click.UsageError("--decode and --no-decode contradict each other")
+    if speed is not None and given["pool_speed"] is not None:
+        raise click.UsageError("--transfer-speed is without a pool: with one, KV goes through it")
+    found = Halves(num_prefill=num_prefill, num_decode=num_decode)
+    return found if speed is None else replace(found, speed=speed)
 
 
 def _simulate_all(

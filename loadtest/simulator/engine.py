@@ -1,8 +1,8 @@
 """One simulated replica in motion: the emulator's scheduler, with decode steps leapt over.
 
 What must live here: the running batch, the waiting queue, the token budget, preemption, reads from
-the pool, and how long it all takes. What must not: who sends what where (simulation), what is
-cached (blocks).
+the pool or from other replicas, and how long it all takes. What must not: who sends what where
+(simulation), what is cached (blocks).
 
 The rules are those of `loadtest.emulator.scheduler`, and tests/loadtest/simulator/test_engine.py
 holds one against the other, request by request. What makes it fast is that nothing happens in
@@ -20,7 +20,10 @@ was left of the budget, so no request was admitted behind it.
 Reads from the pool follow vLLM's asynchronous load (Scheduler.schedule, WAITING_FOR_REMOTE_KVS):
 when the scheduler first reaches a request for which the pool has more than the cache, it gives it
 blocks and begins the read; meanwhile those behind it are admitted; when it is done the request is
-first in line.
+first in line. A read from a replica that computed the prompt is alike, but has all of its tokens
+beside the last, which is computed to get the answer's first (nixl/pull_scheduler.py,
+`get_num_new_matched_tokens`; Scheduler, `_update_waiting_for_remote_kv`). That replica keeps the
+blocks until they are read.
 """
 
 from __future__ import annotations
@@ -49,12 +52,14 @@ class Request(Held):
         "first_token_s",
         "is_read",
         "is_reading",
+        "keeps_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_tokens",
         "num_pooled_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_sent_tokens",
         "origin",
         "owner",
         "second_step",
@@ -80,6 +85,8 @@ class Request(Held):
         self.finished = False
         self.is_reading = False  # from the pool
         self.is_read = False  # its blocks are here, it is to be admitted
+        self.num_sent_tokens = 0  # leading ones that another replica keeps for it
+        self.keeps_blocks = False  # it does so, for another: `release` ends it
         # While it decodes: `origin + step` tokens are computed before `step`.
         self.admission = 0  # orders the batch; 0: not in it
         self.origin = 0
@@ -116,7 +123,9 @@ class Engine:
 
     Args:
         number: Which replica of the fleet it is; names it to `reads`.
-        pool, reads: None: there is no shared pool.
+        pool: None: there is no shared pool.
+        reads: From the pool, or from other replicas. None: there is neither.
+        saves: Whether it writes prompts to the pool. vLLM's `kv_consumer` does not.
         on_first_token, on_finish: Called with the request and the time, in the order of the batch.
     """
 
@@ -132,6 +141,7 @@ class Engine:
         number: int = 0,
         pool: Pool | None = None,
         reads: Reads[Request] | None = None,
+        saves: bool = True,
     ) -> None:
         if max_num_seqs > max_num_batched_tokens:
             raise ValueError(
@@ -151,6 +161,7 @@ class Engine:
         self._on_finish = on_finish
         self._pool = pool
         self._reads = reads
+        self._saved_to = pool if saves else None
         # the batch
         self._step = 0  # steps done
         self._num_decodes = 0
@@ -184,11 +195,18 @@ class Engine:
         self._cut(now_s)
 
     def read_done(self, request: Request, now_s: float) -> None:
-        """What was to be read from the pool for a request is here."""
+        """What was to be read for a request is here."""
         request.is_reading = False
         request.is_read = True
         self.blocks.cache(request, request.num_computed_tokens)
         self._cut(now_s)
+
+    def release(self, request: Request, now_s: float) -> None:
+        """Free what a finished request has kept for another replica; once more has no effect."""
+        if request.keeps_blocks:
+            request.keeps_blocks = False
+            self.blocks.free(request)
+            self._cut(now_s)
 
     def wake(self, now_s: float) -> None:
         """Begin to step, if there is something to do and nothing under way."""
@@ -268,9 +286,9 @@ class Engine:
         else:
             self._decode(request, num_outputs)
         if is_first:
-            if self._pool is not None:
+            if self._saved_to is not None:
                 size = self.blocks.block_size
-                self._pool.store(request.keys[: request.num_prompt_tokens // size])
+                self._saved_to.store(request.keys[: request.num_prompt_tokens // size])
             self._on_first_token(request, now_s)
         if request.finished:
             self._on_finish(request, now_s)
@@ -306,7 +324,8 @@ class Engine:
         request.finished = True
         request.admission = 0
         self.running.remove(request)
-        self.blocks.free(request)
+        if not request.keeps_blocks:
+            self.blocks.free(request)
         self.stats.num_finished += 1
 
     # -- a step's beginning ------------------------------------------------------------------
@@ -441,17 +460,18 @@ class Engine:
         request.is_read = False
 
     def _begins_read(self, request: Request, hit: list[int], now_s: float) -> bool:
-        """Begin to read what the pool has beyond the cache; False: it has no more.
+        """Begin to read what the pool, or another replica, has beyond the cache; False: no more.
 
         True and `request.is_reading` not set: it has, but there are no blocks for it.
         """
-        if self._pool is None or self._reads is None:
+        if self._reads is None:
             return False
         size = self.blocks.block_size
-        num_blocks = self._pool.leading(request.keys[: (request.num_tokens - 1) // size])
-        if num_blocks <= len(hit):
+        num_tokens = request.num_sent_tokens
+        if self._pool is not None:
+            num_tokens = self._pool.leading(request.keys[: (request.num_tokens - 1) // size]) * size
+        if num_tokens <= len(hit) * size:
             return False
-        num_tokens = num_blocks * size
         if self.blocks.allocate(request, num_tokens, hit, whole=True, caches=False):
             num_fetched = num_tokens - len(hit) * size
             if not request.num_preemptions:
@@ -473,6 +493,7 @@ class Engine:
         request.admission = request.second_step = 0
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        request.num_sent_tokens = 0  # they were read, and are kept no more
         self.stats.num_preemptions += 1
         self.blocks.free(request)
         self.waiting.appendleft(request)
@@ -485,7 +506,7 @@ class Engine:
         for request in reversed(self.waiting):
             if request.is_read:
                 request.is_read = False
-                request.num_computed_tokens = 0
+                request.num_computed_tokens = request.num_sent_tokens = 0
                 self.blocks.free(request)
                 return True
         return False

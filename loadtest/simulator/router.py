@@ -3,12 +3,13 @@
 What must live here: matching, deciding and observing as in `router.data_path.pipeline`, as far as
 they concern placing. What must not: engines, the order of events. The objects are the router's
 own; only their inputs are simulated. The pool's contents are known exactly, as verification
-makes them live.
+makes them live. Where replicas have roles, what is booked when is as in `router.data_path.prefill`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,12 +24,16 @@ from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.halves import DECODE, PrefillPlan, choose_halves
 from router.replicas.ledger import Booking, Lease
-from router.replicas.replica import Replica, ServedModel
+from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions
 from router.scheduling.queue import Queue
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
+_PEERS: Final = "nixl"
+"""The live router's transfer from replica to replica that the simulation follows: a prompt first,
+then its request."""
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -43,24 +48,36 @@ class Choice(Struct, frozen=True, gc=False):
     """A decision that changed nothing yet."""
 
     ask: Ask
+    candidate: Candidate
     decision: Decision
     snapshot: Snapshot
     view: ReplicaView  # of the chosen one
+    plan: PrefillPlan[Choice] | None = None  # None: the candidate computes prompts, too
+
+    @property
+    def num_pooled_tokens(self) -> int | None:
+        return self.snapshot.num_pool_tokens if self.view.reads_pool else None
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return costs_of(self.decision, self.snapshot)
+
+    @property
+    def prompt(self) -> Choice:
+        """The choice of where its prompt is computed: this one, or its plan's."""
+        elsewhere = self.plan.choice if self.plan is not None else None
+        return self if elsewhere is None else elsewhere
 
 
 class Placement(Struct, frozen=True, gc=False):
     """A decision that counts, and what has to be given back."""
 
     replica: int
-    decision: Decision
-    snapshot: Snapshot
+    choice: Choice
     lease: Lease
-    claim: Claim
+    claim: Claim | None  # None: its prompt is not there yet
     num_gpu_tokens: int  # predicted to be reused from the replica's cache
     num_pool_tokens: int  # and beyond those from the pool
+    prefill: Placement | None = None  # where its prompt is computed, if elsewhere
 
 
 class Note(Struct, frozen=True, gc=False):
@@ -69,7 +86,7 @@ class Note(Struct, frozen=True, gc=False):
     ask: Ask
     candidate: CandidateId
     booking: Booking
-    num_held_blocks: int
+    num_held_blocks: int | None  # None: it claims no blocks
 
 
 class Router:
@@ -91,10 +108,12 @@ class Router:
         num_blocks = setup.cache_blocks(block_size)
         contract = HashContract(algorithm="warmroute", block_size=block_size)
         self.streams: list[SimulatedStream] = []
-        for number in range(setup.num_replicas):
+        for name, role in setup.roles:
             replica = Replica(
-                name=f"r{number + 1}",
-                url=f"http://r{number + 1}",
+                name=name,
+                url=f"http://{name}",
+                role=role,
+                transfer=_PEERS if setup.pool is None else "store",
                 models=(ServedModel(id=setup.model),),
                 block_size=block_size,
                 num_blocks=num_blocks,
@@ -106,8 +125,7 @@ class Router:
             )
             self._caches.add(stream.candidate, stream)
             self.streams.append(stream)
-        self._ids = [stream.candidate for stream in self.streams]
-        self._number_of = {id_: number for number, id_ in enumerate(self._ids)}
+        self._number_of = {stream.candidate: number for number, stream in enumerate(self.streams)}
         self.queue: Queue[Choice] | None = None
         if setup.queue is not None:
             self.queue = Queue(
@@ -123,37 +141,84 @@ class Router:
         `num_pool_blocks`: leading blocks that the pool has; None: there is no pool.
         """
         self._catch_up(now_s)
-        snapshot = self._snapshot(ask, num_pool_blocks, now_s)
-        decision = self._policy.decide(snapshot)
-        number = self._number_of[decision.candidate]
-        return Choice(ask, decision, snapshot, snapshot.replicas[number])
+        candidates = self._fleet.candidates(self._model, now_s)
+        if not self._fleet.is_split:
+            return self._choose(ask, candidates, self._policy, num_pool_blocks, now_s)
+        choice, plan = choose_halves(
+            self._fleet,
+            self._model,
+            candidates,
+            self._policy,
+            lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s),
+            lambda _: None,
+        )
+        return choice if plan is None else replace(choice, plan=plan)
+
+    def _choose(
+        self,
+        ask: Ask,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        num_pool_blocks: int | None,
+        now_s: float,
+    ) -> Choice:
+        """Freeze what is known of candidates, and have a policy choose among them."""
+        ids = [candidate.id for candidate in candidates]
+        snapshot = self._snapshot(ask, candidates, ids, num_pool_blocks, now_s)
+        decision = policy.decide(snapshot)
+        number = ids.index(decision.candidate)
+        return Choice(ask, candidates[number], decision, snapshot, snapshot.replicas[number])
 
     def place(self, choice: Choice, now_s: float) -> Placement:
         """Send a request where it was chosen to go; from here on its load and its blocks count."""
-        ask, decision, snapshot, view = choice.ask, choice.decision, choice.snapshot, choice.view
         self.num_decisions += 1
-        num_pooled = max(0, (snapshot.num_pool_tokens or 0) - _own_tokens(view))
-        num_cached = _own_tokens(view) + num_pooled
-        booking = Booking(
-            num_uncached_tokens=max(ask.num_tokens - num_cached, 0),
-            num_cached_tokens=num_cached,
-            num_fetched_tokens=num_cached - view.num_gpu_tokens,
-            session_hash=ask.session_hash,
-            is_from_pool=num_pooled > 0,
-        )
+        ask, plan = choice.ask, choice.plan
+        prefill = None
+        if plan is not None and plan.choice is not None:
+            prefill = self._book(
+                plan.choice, replace(_booking(plan.choice), session_hash=None), now_s
+            )
+            booking = Booking(  # until its prompt is there, it only has its place
+                num_uncached_tokens=0,
+                num_cached_tokens=ask.num_tokens,
+                streams=False,
+                session_hash=ask.session_hash,
+            )
+        else:
+            booking = _booking(choice)
+        placement = self._book(choice, booking, now_s, prefill)
+        self._sessions.note(ask.session_hash, choice.candidate.id, now_s)
+        return placement
+
+    def _book(
+        self, choice: Choice, booking: Booking, now_s: float, prefill: Placement | None = None
+    ) -> Placement:
+        view = choice.view
         lease = self._fleet.admit(view.id, booking, now_s)
-        num_held_blocks = view.num_gpu_tokens // self._block_size
-        claim = self._claim(view.id, ask, num_held_blocks)
-        self._sessions.note(ask.session_hash, view.id, now_s)
+        claim = None
+        if prefill is None:
+            claim = self._claim(view.id, choice.ask, view.num_gpu_tokens // self._block_size)
         return Placement(
             replica=self._number_of[view.id],
-            decision=decision,
-            snapshot=snapshot,
+            choice=choice,
             lease=lease,
             claim=claim,
             num_gpu_tokens=view.num_gpu_tokens,
-            num_pool_tokens=num_pooled,
+            num_pool_tokens=_num_pooled(choice),
+            prefill=prefill,
         )
+
+    def rebook(self, placement: Placement, num_pool_blocks: int | None, now_s: float) -> Placement:
+        """Book a request anew where it is answered: its prompt is computed elsewhere by now."""
+        self._catch_up(now_s)
+        planned = placement.choice
+        choice = self._choose(planned.ask, (planned.candidate,), DECODE, num_pool_blocks, now_s)
+        self._fleet.end(placement.lease, now_s, Outcome.CLIENT_GONE)  # counts neither way
+        booking = _booking(choice)
+        if planned.candidate.replica.transfer != "store":
+            booking = booking.sent(choice.view.num_gpu_tokens)
+        booked = self._book(choice, booking, now_s)
+        return replace(booked, choice=planned, prefill=placement.prefill)
 
     def first_token(self, placement: Placement, now_s: float) -> None:
         """Note a first token, and learn from its time."""
@@ -162,35 +227,41 @@ class Router:
     def end(self, placement: Placement, now_s: float) -> None:
         """Release a request's claims."""
         self._fleet.end(placement.lease, now_s, Outcome.OK)
-        self._caches.release(placement.claim, computed=True, now_s=now_s)
+        if placement.claim is not None:
+            self._caches.release(placement.claim, computed=True, now_s=now_s)
 
     # -- other routers' requests ---------------------------------------------------------------
 
-    def note_of(self, ask: Ask, placement: Placement) -> Note:
+    def note_of(self, placement: Placement) -> Note:
         """Return what other routers learn of a placement."""
-        lease = placement.lease
+        lease, num_held_blocks = placement.lease, None
+        if placement.claim is not None:
+            num_held_blocks = placement.num_gpu_tokens // self._block_size
         return Note(
-            ask=ask,
+            ask=placement.choice.ask,
             candidate=lease.candidate,
             booking=replace(lease.booking, is_ours=False),
-            num_held_blocks=placement.num_gpu_tokens // self._block_size,
+            num_held_blocks=num_held_blocks,
         )
 
-    def began_elsewhere(self, note: Note, now_s: float) -> tuple[Lease, Claim]:
+    def began_elsewhere(self, note: Note, now_s: float) -> tuple[Lease, Claim | None]:
         """Book what another router sent, as `router.cluster.peers` does."""
-        lease = self._fleet.admit(note.candidate, note.booking, now_s)
-        claim = self._claim(note.candidate, note.ask, note.num_held_blocks)
-        self._sessions.note(note.ask.session_hash, note.candidate, now_s)
+        lease, claim = self._fleet.admit(note.candidate, note.booking, now_s), None
+        if note.num_held_blocks is not None:
+            claim = self._claim(note.candidate, note.ask, note.num_held_blocks)
+        if note.booking.session_hash is not None:
+            self._sessions.note(note.booking.session_hash, note.candidate, now_s)
         return lease, claim
 
     def answered_elsewhere(self, lease: Lease, ttft_s: float, now_s: float) -> None:
         """Note the first token of another router's request."""
         self._fleet.first_token_elsewhere(lease, now_s, 1e3 * ttft_s)
 
-    def ended_elsewhere(self, lease: Lease, claim: Claim, now_s: float) -> None:
+    def ended_elsewhere(self, lease: Lease, claim: Claim | None, now_s: float) -> None:
         """Release another router's lease and claim."""
         self._fleet.end(lease, now_s, None)
-        self._caches.release(claim, computed=True, now_s=now_s)
+        if claim is not None:
+            self._caches.release(claim, computed=True, now_s=now_s)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -205,9 +276,15 @@ class Router:
             self._caches.expire_claims(now_s)
             self._expire_s = now_s + _EXPIRE_EVERY_S
 
-    def _snapshot(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Snapshot:
+    def _snapshot(
+        self,
+        ask: Ask,
+        candidates: Sequence[Candidate],
+        ids: Sequence[CandidateId],
+        num_pool_blocks: int | None,
+        now_s: float,
+    ) -> Snapshot:
         size = self._block_size
-        candidates = self._fleet.candidates(self._model, now_s)
         session = self._sessions.get(ask.session_hash, now_s)
         first_blocks = ask.keys[: self._num_first_blocks]
         sets = self._fleet.working_sets
@@ -222,23 +299,41 @@ class Router:
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=first_blocks[-1] if first_blocks else None,
             ),
-            replicas=self._fleet.views(candidates, self._match(ask), now_s),
+            replicas=self._fleet.views(candidates, self._match(ask, ids), now_s),
             num_pool_tokens=None if num_pool_blocks is None else num_pool_blocks * size,
-            num_sessions=sets.num_sessions([each.id for each in candidates], ask.session_hash),
+            num_sessions=sets.num_sessions(ids, ask.session_hash),
             arrivals_per_s=sets.arrivals_per_s(now_s),
         )
 
-    def _match(self, ask: Ask) -> dict[CandidateId, Match]:
+    def _match(self, ask: Ask, ids: Sequence[CandidateId]) -> dict[CandidateId, Match]:
         """Count leading tokens that each replica can reuse, capped as the engine caps."""
         size = self._block_size
         chain = ask.keys[: (ask.num_tokens - 1) // size]
         matches: dict[CandidateId, Match] = {}
         last, match = NO_BLOCKS, NO_MATCH
-        for id_, found in self._caches.match(chain, self._ids).items():
+        for id_, found in self._caches.match(chain, ids).items():
             if found is not last:  # those who have alike have the same one
                 last, match = found, Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
             matches[id_] = match
         return matches
+
+
+def _booking(choice: Choice) -> Booking:
+    """Write what a request adds to the load of the candidate that computes it."""
+    ask, view, num_pooled = choice.ask, choice.view, _num_pooled(choice)
+    num_cached = _own_tokens(view) + num_pooled
+    return Booking(
+        num_uncached_tokens=max(ask.num_tokens - num_cached, 0),
+        num_cached_tokens=num_cached,
+        num_fetched_tokens=num_cached - view.num_gpu_tokens,
+        session_hash=ask.session_hash,
+        is_from_pool=num_pooled > 0,
+    )
+
+
+def _num_pooled(choice: Choice) -> int:
+    """Count what the chosen one reads from the pool beyond what it holds itself."""
+    return max(0, (choice.snapshot.num_pool_tokens or 0) - _own_tokens(choice.view))
 
 
 def _own_tokens(view: ReplicaView) -> int:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.workload import Workload
-from router.scheduling.queue import QueueRules
+from router.roles import Role
+from router.scheduling.waiting import QueueRules
 
 Loop = Literal["open", "closed"]
 
@@ -29,8 +30,30 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
     capacity_blocks: int | None = None
 
 
+class Halves(Struct, frozen=True, kw_only=True):
+    """Replicas that compute prompts for others, and those that answer.
+
+    A prompt's KV comes to its decode replica through the pool; without one from its prefill
+    replica, which keeps it until then. Alone such a read takes, by token, 1 / `speed` of the time
+    to prefill it; as many are that fast at once as the smaller half has replicas, more share it.
+    """
+
+    num_prefill: int
+    num_decode: int
+    speed: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.num_prefill < 1 or self.num_decode < 1:
+            raise ValueError(
+                f"{self.num_prefill} prefill and {self.num_decode} decode replicas: each needs the "
+                "other"
+            )
+
+
 class Setup(Struct, frozen=True, kw_only=True):
     """All but workload and policy.
+
+    `num_replicas` compute whole requests; with `halves` there may be none of these.
 
     `load` is the work that the workload offers over what the fleet can do, if nothing is ever
     cached: arrival times are stretched to it. None: they stay. In a closed loop it sets when
@@ -38,6 +61,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     """
 
     num_replicas: int = 8
+    halves: Halves | None = None  # None: no replica has a role
     num_blocks: int | None = None  # of the workload's size, per replica; None: CACHE_TOKENS
     engine: str = "h100x4-70b"
     time_model: TimeModel | None = None  # in place of the preset that `engine` names
@@ -60,6 +84,17 @@ class Setup(Struct, frozen=True, kw_only=True):
     model: str = "simulated"  # its name is part of what a session is hashed by
     keeps_records: bool = False
     queue: QueueRules | None = None  # None: every turn is sent at once
+
+    @property
+    def roles(self) -> list[tuple[str, Role]]:
+        """List all replicas, each with its name and its role."""
+        halves = self.halves
+        num_prefill, num_decode = (halves.num_prefill, halves.num_decode) if halves else (0, 0)
+        return [
+            *((f"r{number + 1}", "both") for number in range(self.num_replicas)),
+            *((f"p{number + 1}", "prefill") for number in range(num_prefill)),
+            *((f"d{number + 1}", "decode") for number in range(num_decode)),
+        ]
 
     @property
     def times(self) -> TimeModel:
@@ -102,7 +137,7 @@ def stretch(workload: Workload, setup: Setup) -> float:
     """Find the factor on arrival times at which the workload offers `setup.load`."""
     if setup.load is None or workload.span_s <= 0.0:
         return 1.0
-    return offered_work_s(workload, setup) / (setup.load * setup.num_replicas * workload.span_s)
+    return offered_work_s(workload, setup) / (setup.load * len(setup.roles) * workload.span_s)
 
 
 def coarsened(workload: Workload, factor: int) -> Workload:

@@ -16,6 +16,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadtest.results import Predicted, Run, RunInfo, TurnResult, percentile
 from loadtest.simulator.blocks import Blocks
@@ -23,15 +24,18 @@ from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.outcome import ReplicaUse, Simulated
 from loadtest.simulator.pool import Pool, Reads
 from loadtest.simulator.router import Ask, Choice, Placement, Router
-from loadtest.simulator.setup import PoolSetup, Setup, stretch
+from loadtest.simulator.setup import Setup, stretch
 from loadtest.workload import Turn, TurnKey, Workload
 from policies.hashing import mix
+from policies.naming import params_of
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
 from router.index.cache_view import Claim
-from router.records.record import DecisionRecord, Try
+from router.records.record import DecisionRecord, PrefillRecord, Try
+from router.replicas.halves import DECODE
 from router.replicas.ledger import Lease
+from router.roles import Role
 from router.scheduling.waiting import Waiting
 
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
@@ -87,23 +91,31 @@ class _Elsewhere(Struct):
     claim: Claim | None = None
 
 
-class _Arrival(Struct, frozen=True):
+class _Arrival(Struct):
     """One turn that wants to go."""
 
     turn: Turn
     ask: Ask
     num_out: int
     at_s: float
+    choice: Choice | None = None  # the last one, while it waits
 
 
 class _Ticket(Struct):
-    """One turn on its way."""
+    """One turn on its way, or its prompt alone.
+
+    `answer`: of a prompt that is computed for a decode replica, the turn that waits for it there.
+    `prompt`: of a turn whose prompt is computed elsewhere, how that went.
+    """
 
     turn: Turn
     arrival_s: float
+    num_out: int
     placement: Placement
     router: Router
     elsewhere: list[_Elsewhere]
+    answer: _Ticket | None = None
+    prompt: Request | None = None
 
 
 class _Simulation:
@@ -126,8 +138,8 @@ class _Simulation:
         self._num_reply_blocks = 0
         self._stretch = stretch(workload, setup)
         self._pool = None if setup.pool is None else Pool(setup.pool.capacity_blocks)
-        self._reads = None if setup.pool is None else _reads(setup, setup.pool)
-        self._engines = [self._engine(number) for number in range(setup.num_replicas)]
+        self._reads = _reads(setup)
+        self._engines = [self._engine(number) for number in range(len(setup.roles))]
         self._routers = [Router(policy, setup, self._size) for _ in range(setup.num_routers)]
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._num_events = 0
@@ -140,6 +152,8 @@ class _Simulation:
         self._results: list[TurnResult] = []
         self._records: list[DecisionRecord] = []
         self._num_local_tokens = self._num_pool_tokens = self._num_mispredicted = 0
+        self._num_apart = self._num_moved_tokens = 0  # of prompts computed for another replica
+        self._prefill_s = 0.0
         self._span_s = 0.0
 
     def run(self) -> Simulated:
@@ -165,6 +179,7 @@ class _Simulation:
             number=number,
             pool=self._pool,
             reads=self._reads,
+            saves=setup.roles[number][1] != "decode",
         )
 
     def _new_key(self) -> BlockKey:
@@ -220,7 +235,7 @@ class _Simulation:
             )
             if waiting.deadline_s is not None:
                 choice = self._choose(router, ask, now_s)
-                spare_ms = router.queue.expect(waiting, choice, now_s)
+                spare_ms = router.queue.expect(waiting, choice.prompt, now_s)
                 if spare_ms is not None and spare_ms < 0.0:
                     router.queue.remove(waiting)
                     self._reject(waiting, now_s)
@@ -228,21 +243,29 @@ class _Simulation:
             self._release(router, now_s)
 
     def _choose(self, router: Router, ask: Ask, now_s: float) -> Choice:
-        num_pooled = None
-        if self._pool is not None:
-            num_pooled = self._pool.match(ask.keys[: (ask.num_tokens - 1) // self._size])
-        return router.choose(ask, num_pooled, now_s)
+        return router.choose(ask, self._num_pooled(ask), now_s)
+
+    def _num_pooled(self, ask: Ask) -> int | None:
+        """Count the leading blocks that the pool has; None: there is no pool."""
+        if self._pool is None:
+            return None
+        return self._pool.match(ask.keys[: (ask.num_tokens - 1) // self._size])
 
     def _release(self, router: Router, now_s: float) -> None:
         """Send what may go; what stays is looked at again when something ends, and in a while."""
         queue = router.queue
         if queue is None or not queue:
             return
+
+        def choose(waiting: Waiting) -> Choice:
+            choice = waiting.item.choice = self._choose(router, waiting.item.ask, now_s)
+            return choice.prompt
+
         queue.release(
             now_s,
-            lambda waiting: self._choose(router, waiting.item.ask, now_s),
-            lambda waiting, choice, _: self._send(router, waiting.item, choice, now_s),
-            lambda waiting, choice, _: self._reject(waiting, now_s),
+            choose,
+            lambda waiting, *_: self._send(router, waiting.item, waiting.item.choice, now_s),
+            lambda waiting, *_: self._reject(waiting, now_s),
         )
         if queue and router not in self._looked_at:
             self._looked_at.add(router)
@@ -253,14 +276,30 @@ class _Simulation:
         self._release(router, now_s)
 
     def _send(self, router: Router, arrival: _Arrival, choice: Choice, now_s: float) -> None:
-        turn, ask = arrival.turn, arrival.ask
-        placement = router.place(choice, now_s)
         ticket = _Ticket(
-            turn=turn, arrival_s=arrival.at_s, placement=placement, router=router, elsewhere=[]
+            turn=arrival.turn,
+            arrival_s=arrival.at_s,
+            num_out=arrival.num_out,
+            placement=router.place(choice, now_s),
+            router=router,
+            elsewhere=[],
         )
-        self._notify_others(ticket, ask, now_s)
+        prefill = ticket.placement.prefill
+        if prefill is not None:
+            prompt = replace(ticket, num_out=1, placement=prefill, elsewhere=[], answer=ticket)
+            self._notify_others(prompt, now_s)
+        self._notify_others(ticket, now_s)
+        self._request(ticket if prefill is None else prompt, now_s)
+
+    def _request(self, ticket: _Ticket, now_s: float) -> None:
+        """Send a turn, or its prompt, to its engine."""
+        placement = ticket.placement
+        ask = placement.choice.ask
         engine = self._engines[placement.replica]
-        request = Request(list(ask.keys), ask.num_tokens, arrival.num_out, ticket)
+        request = Request(list(ask.keys), ask.num_tokens, ticket.num_out, ticket)
+        if self._pool is None:
+            request.keeps_blocks = ticket.answer is not None
+            request.num_sent_tokens = ask.num_tokens - 1 if ticket.prompt is not None else 0
         if self._setup.to_engine_s:
             at_s = now_s + self._setup.to_engine_s
             self._plan(at_s, _Kind.ENGINE, partial(self._reach, engine, request))
@@ -311,19 +350,40 @@ class _Simulation:
             engine = self._engines[read.replica]
             engine.read_done(read.request, now_s)
             self._plan_engine(engine, now_s)
+            self._let_go(_ticket(read.request), now_s)
         self._plan_reads()
+
+    def _let_go(self, ticket: _Ticket, now_s: float) -> None:
+        """Free what a prefill replica keeps of a prompt: it was read."""
+        if ticket.prompt is not None and ticket.prompt.keeps_blocks:
+            engine = self._engines[_ticket(ticket.prompt).placement.replica]
+            engine.release(ticket.prompt, now_s)
+            self._plan_engine(engine, now_s)
+
+    def _prefilled(self, request: Request, answer: _Ticket, now_s: float) -> None:
+        """Have a turn answered whose prompt is computed by now."""
+        router, num_pooled = answer.router, self._num_pooled(answer.placement.choice.ask)
+        answer.prompt = request
+        answer.placement = router.rebook(answer.placement, num_pooled, now_s)
+        self._notify(answer, now_s, _ended)
+        self._notify_others(answer, now_s)
+        self._request(answer, now_s)
 
     def _first_token(self, request: Request, now_s: float) -> None:
         ticket = _ticket(request)
         ticket.router.first_token(ticket.placement, now_s)
-        ttft_s = now_s - ticket.arrival_s
+        ttft_s = now_s - ticket.placement.lease.begun_s
         self._notify(ticket, now_s, partial(_answered, ttft_s))
+        self._let_go(ticket, now_s)
         self._plan(now_s, _Kind.TURN, partial(self._release, ticket.router))
 
     def _finished(self, request: Request, now_s: float) -> None:
         ticket = _ticket(request)
         ticket.router.end(ticket.placement, now_s)
         self._notify(ticket, now_s, _ended)
+        if ticket.answer is not None:
+            self._prefilled(request, ticket.answer, now_s)
+            return
         self._note(ticket, request, now_s)
         self._go_on(ticket.turn, now_s)
         self._plan(now_s, _Kind.TURN, partial(self._release, ticket.router))
@@ -341,10 +401,10 @@ class _Simulation:
 
     # -- other routers -----------------------------------------------------------------------
 
-    def _notify_others(self, ticket: _Ticket, ask: Ask, now_s: float) -> None:
+    def _notify_others(self, ticket: _Ticket, now_s: float) -> None:
         if len(self._routers) == 1 or math.isinf(self._setup.note_lag_s):
             return
-        note = ticket.router.note_of(ask, ticket.placement)
+        note = ticket.router.note_of(ticket.placement)
         ticket.elsewhere = [
             _Elsewhere(router) for router in self._routers if router is not ticket.router
         ]
@@ -363,13 +423,21 @@ class _Simulation:
     # -- results -----------------------------------------------------------------------------
 
     def _note(self, ticket: _Ticket, request: Request, now_s: float) -> None:
-        placement, turn = ticket.placement, ticket.turn
-        num_local = request.num_cached_tokens - request.num_pooled_tokens
+        turn, prompt, prefill = ticket.turn, request, None
+        if ticket.prompt is not None:
+            prompt = ticket.prompt
+            prefill = _ticket(prompt).placement
+            assert prompt.first_token_s is not None
+            self._prefill_s += prompt.first_token_s - prefill.lease.begun_s
+            self._num_apart += 1
+            self._num_moved_tokens += request.num_pooled_tokens
+        placement = prefill or ticket.placement
+        num_local = prompt.num_cached_tokens - prompt.num_pooled_tokens
         self._num_local_tokens += num_local
-        self._num_pool_tokens += request.num_pooled_tokens
+        self._num_pool_tokens += prompt.num_pooled_tokens
         num_predicted = placement.num_gpu_tokens + placement.num_pool_tokens
-        self._num_mispredicted += num_predicted != request.num_cached_tokens
-        tbt = self._engines[placement.replica].between_tokens(request)
+        self._num_mispredicted += num_predicted != prompt.num_cached_tokens
+        tbt = self._engines[ticket.placement.replica].between_tokens(request)
         assert request.first_token_s is not None
         result = TurnResult(
             session_id=turn.session_id,
@@ -380,10 +448,11 @@ class _Simulation:
             ttft_s=request.first_token_s - ticket.arrival_s,
             status=200,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
+            num_cached_tokens=prompt.num_cached_tokens,
             num_output_tokens=request.num_output_tokens,
-            replica=placement.lease.candidate,
-            predicted=Predicted(gpu=num_local, pool=request.num_pooled_tokens),
+            replica=ticket.placement.lease.candidate,
+            prefill=prefill.lease.candidate if prefill is not None else None,
+            predicted=Predicted(gpu=num_local, pool=prompt.num_pooled_tokens),
             policy=self._policy.name,
             tbt_mean_s=tbt[0] if tbt else None,
             tbt_tail_s=tbt[1] if tbt else None,
@@ -422,30 +491,39 @@ class _Simulation:
         self._advance(1)
 
     def _record(self, ticket: _Ticket, result: TurnResult, number: int) -> DecisionRecord:
-        placement = ticket.placement
+        placement, prompt = ticket.placement, ticket.prompt
+        policy = self._policy if placement.choice.plan is None else DECODE
         return DecisionRecord(
             request_id=f"simulated-{number}",
             at=ticket.arrival_s,
             api="chat",
             model=self._setup.model,
-            policy=self._policy.name,
-            policy_params={
-                name: getattr(self._policy, name) for name in self._policy.__struct_fields__
-            },
+            policy=policy.name,
+            policy_params={name: getattr(policy, name) for name in policy.__struct_fields__},
             state="exact",
-            snapshot=placement.snapshot,
-            decision=placement.decision,
+            snapshot=placement.choice.snapshot,
+            decision=placement.choice.decision,
+            prefill=_prefill_record(self._policy, placement, prompt),
             tries=(Try(candidate=placement.lease.candidate),),
             outcome="ok",
             status=200,
             num_prompt_tokens=result.num_prompt_tokens or 0,
             num_predicted_cached_tokens=placement.num_gpu_tokens + placement.num_pool_tokens,
-            num_reported_cached_tokens=result.num_cached_tokens,
+            num_reported_cached_tokens=None if prompt is not None else result.num_cached_tokens,
             num_completion_tokens=result.num_output_tokens,
             router_ms=0.0,
             predicted_ttft_ms=placement.lease.predicted_ms,
             ttft_ms=1e3 * (result.ttft_s or 0.0),
             total_ms=1e3 * result.total_s,
+        )
+
+    def _uses(self, span_s: float) -> tuple[ReplicaUse, ...]:
+        num_tokens: Counter[str | None] = Counter()
+        for result in self._results:
+            num_tokens[result.replica] += result.num_output_tokens or 0
+        roles = zip(self._setup.roles, self._engines, strict=True)
+        return tuple(
+            [_use_of(name, role, each, num_tokens[name], span_s) for (name, role), each in roles]
         )
 
     def _outcome(self) -> Simulated:
@@ -468,7 +546,7 @@ class _Simulation:
             setup=setup,
             stretch=self._stretch,
             span_s=span_s,
-            replicas=tuple([_use_of(engine, span_s) for engine in self._engines]),
+            replicas=self._uses(span_s),
             num_prompt_tokens=sum([result.num_prompt_tokens or 0 for result in results]),
             num_local_tokens=self._num_local_tokens,
             num_pool_tokens=self._num_pool_tokens,
@@ -476,16 +554,76 @@ class _Simulation:
             num_mispredicted=self._num_mispredicted,
             num_pool_stored=self._pool.num_stored if self._pool else 0,
             num_pool_evicted=self._pool.num_evicted if self._pool else 0,
+            num_apart=self._num_apart,
+            num_moved_tokens=self._num_moved_tokens,
+            prefill_mean_s=self._prefill_s / self._num_apart if self._num_apart else 0.0,
             tbt_mean_s=sum(means) / len(means) if means else 0.0,
             tbt_tail_p90_s=percentile(tails, 0.9),
             records=tuple(self._records),
         )
 
 
-def _reads(setup: Setup, pool: PoolSetup) -> Reads[Request]:
+def _use_of(
+    name: str, role: Role, engine: Engine, num_output_tokens: int, span_s: float
+) -> ReplicaUse:
+    stats = engine.stats
+    return ReplicaUse(
+        name=name,
+        role=role,
+        num_requests=stats.num_finished,
+        num_computed_tokens=stats.num_computed_tokens,
+        num_output_tokens=num_output_tokens,
+        num_evicted_blocks=engine.blocks.num_evicted,
+        num_preemptions=stats.num_preemptions,
+        num_steps=stats.num_steps,
+        busy_ratio=stats.busy_s / span_s if span_s else 0.0,
+        prefill_ratio=stats.prefill_s / span_s if span_s else 0.0,
+    )
+
+
+def _prefill_record(
+    policy: Policy, placement: Placement, prompt: Request | None
+) -> PrefillRecord | None:
+    plan, prefill = placement.choice.plan, placement.prefill
+    if plan is None:
+        return None
+    record = PrefillRecord(
+        result="local",
+        why=plan.why,
+        here_ms=plan.here_ms,
+        there_ms=plan.there_ms,
+        transfer=placement.choice.candidate.replica.transfer,
+    )
+    if prefill is None or prompt is None or prompt.first_token_s is None:
+        return record
+    [cost] = [each for each in prefill.choice.costs() if each.id == prefill.lease.candidate]
+    return replace(
+        record,
+        result="remote",
+        candidate=prefill.lease.candidate,
+        cost=cost,
+        predicted_ms=prefill.lease.predicted_ms,
+        ms=1e3 * (prompt.first_token_s - prefill.lease.begun_s),
+        num_predicted_cached_tokens=prefill.num_gpu_tokens + prefill.num_pool_tokens,
+        num_reported_cached_tokens=prompt.num_cached_tokens,
+        policy=policy.name,
+        policy_params=params_of(policy),
+        snapshot=prefill.choice.snapshot,
+        decision=prefill.choice.decision,
+    )
+
+
+def _reads(setup: Setup) -> Reads[Request] | None:
+    """Make what is read over: the pool's links, or those between replicas; None: neither."""
+    pool, halves = setup.pool, setup.halves
+    if pool is not None:
+        speed, num_links = pool.speed, pool.num_links or max(1.0, len(setup.roles) / 2)
+    elif halves is not None:
+        speed, num_links = halves.speed, float(min(halves.num_prefill, halves.num_decode))
+    else:
+        return None
     ms_per_token = setup.times.ms_per_prefill_token
-    link = min(_FASTEST_LINK, 1e3 * pool.speed / ms_per_token if ms_per_token else _FASTEST_LINK)
-    num_links = max(1.0, setup.num_replicas / 2) if pool.num_links is None else pool.num_links
+    link = min(_FASTEST_LINK, 1e3 * speed / ms_per_token if ms_per_token else _FASTEST_LINK)
     return Reads(link, num_links)
 
 
@@ -500,22 +638,8 @@ def _answered(ttft_s: float, other: _Elsewhere, now_s: float) -> None:
 
 
 def _ended(other: _Elsewhere, now_s: float) -> None:
-    if other.lease is not None and other.claim is not None:
+    if other.lease is not None:
         other.router.ended_elsewhere(other.lease, other.claim, now_s)
-
-
-def _use_of(engine: Engine, span_s: float) -> ReplicaUse:
-    stats = engine.stats
-    return ReplicaUse(
-        name=f"r{engine.number + 1}",
-        num_requests=stats.num_finished,
-        num_computed_tokens=stats.num_computed_tokens,
-        num_evicted_blocks=engine.blocks.num_evicted,
-        num_preemptions=stats.num_preemptions,
-        num_steps=stats.num_steps,
-        busy_ratio=stats.busy_s / span_s if span_s else 0.0,
-        prefill_ratio=stats.prefill_s / span_s if span_s else 0.0,
-    )
 
 
 def _is_good(result: TurnResult, setup: Setup) -> bool:

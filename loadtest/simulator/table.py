@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from loadtest.simulator.outcome import Simulated
+from loadtest.simulator.setup import Setup
 
 SCHEMA = "warmroute.simulated/1"
 
@@ -22,14 +23,24 @@ def title_of(simulated: Simulated) -> str:
     load = "own pace" if setup.load is None else f"load {setup.load:g}"
     return (
         f"{simulated.run.info.workload}: {num_turns:,} turns, {setup.loop} loop, {load}; "
-        f"{setup.num_replicas} replicas ({setup.engine}), {pool}"
+        f"{fleet_of(setup)} ({setup.engine}), {pool}"
     )
 
 
-def tables_of(results: Sequence[Simulated]) -> tuple[Table, Table]:
+def fleet_of(setup: Setup) -> str:
+    """Describe the replicas: `8 replicas`, `4 prefill and 12 decode replicas`."""
+    halves = setup.halves
+    if halves is None:
+        return f"{setup.num_replicas} replicas"
+    whole = f"{setup.num_replicas} whole, " if setup.num_replicas else ""
+    return f"{whole}{halves.num_prefill} prefill and {halves.num_decode} decode replicas"
+
+
+def tables_of(results: Sequence[Simulated]) -> list[Table]:
     """Lay results out, one row each: times (s, those between tokens ms), and what was computed.
 
-    Two tables, so that both fit into 80 columns.
+    And, where replicas have roles, the two halves. Several tables, so that each fits into 80
+    columns.
     """
     setup = results[0].setup
     times = _table(
@@ -65,7 +76,30 @@ def tables_of(results: Sequence[Simulated]) -> tuple[Table, Table]:
             *(f"{100 * value:.1f}" for value in parts),
             f"{simulated.imbalance:.2f}",
         )
-    return times, shares
+    if setup.halves is None:
+        return [times, shares]
+    return [times, shares, _halves_table(results)]
+
+
+def _halves_table(results: Sequence[Simulated]) -> Table:
+    halves = _table(
+        ("apart %", "prefill s", "busy %", "max/mean", "decode busy %", "max/mean", "batch"),
+        title="The halves",
+        caption="apart: prompts that a prefill replica computed; prefill s: queue and prompt there;"
+        " busy: a prefill at work, at decode replicas any step; batch: their tokens by step",
+    )
+    for found in results:
+        halves.add_row(
+            found.run.info.label,
+            f"{100 * found.apart_ratio:.1f}",
+            f"{found.prefill_mean_s:,.2f}",
+            f"{100 * found.busy_ratio:.1f}",
+            f"{found.imbalance:.2f}",
+            f"{100 * found.decode_busy_ratio:.1f}",
+            f"{found.decode_imbalance:.2f}",
+            f"{found.decode_batch:.1f}",
+        )
+    return halves
 
 
 def _table(columns: Sequence[str], *, title: str, caption: str) -> Table:
@@ -104,6 +138,12 @@ def _result(simulated: Simulated) -> dict[str, Any]:
         "num_mispredicted": simulated.num_mispredicted,
         "num_pool_stored": simulated.num_pool_stored,
         "num_pool_evicted": simulated.num_pool_evicted,
+        "apart_ratio": simulated.apart_ratio,
+        "num_moved_tokens": simulated.num_moved_tokens,
+        "prefill_mean_s": simulated.prefill_mean_s,
+        "decode_busy_ratio": simulated.decode_busy_ratio,
+        "decode_imbalance": simulated.decode_imbalance,
+        "decode_batch": simulated.decode_batch,
         "span_s": simulated.span_s,
         "replicas": simulated.replicas,
     }

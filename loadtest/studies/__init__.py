@@ -1,1 +1,1 @@
-"""Studies with the simulator: what its figures are worth, and where which policy pays."""
+"""Studies: what the simulator's figures are worth, where which policy pays, what a fleet costs."""

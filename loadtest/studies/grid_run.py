@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final, Literal, Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -14,7 +16,7 @@ from loadtest.simulator import PoolSetup, Setup, simulate
 from loadtest.studies.cells import NUM_ENGINES, Cell
 from loadtest.studies.draw import Draw
 from policies import Policy, naming
-from router.scheduling.queue import QueueRules
+from router.scheduling.waiting import QueueRules
 
 SCHEMA: Final = "warmroute.grid/1"
 ENGINE: Final = "cpu-tiny"
@@ -58,6 +60,32 @@ class GridRun(Struct, frozen=True, kw_only=True):
     span_s: float
     is_report: bool = False  # of a seed that nothing was tuned on
     turns: tuple[TurnResult, ...] = ()
+
+
+class StudyFile(Protocol):
+    """What a study writes."""
+
+    @property
+    def schema(self) -> str:
+        """Its family and version."""
+
+
+Read = TypeVar("Read", bound=StudyFile)
+
+
+def read_study(path: Path, kind: type[Read], schema: str) -> Read:
+    """Read the file of an earlier command.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is none of this study.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as exc:
+        raise ValueError(f"{path}: {exc}") from exc
+    if found.schema != schema:
+        raise ValueError(f"{path}: {found.schema!r} is not {schema!r}")
+    return found
 
 
 class GridFile(Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ def report(runs: Sequence[GridRun], baseline: str = BASELINE) -> str:
     for cell, of_cell in by_cell.items():
         parts += [f"### {cell.name}", _cell_table(of_cell, baseline)]
     if len(by_cell) > 1:
-        parts += ["### In sum", _sum_table(runs, baseline)]
+        parts += ["### In sum", sum_table(runs, baseline)]
     return "\n\n".join(parts)
 
 
@@ -85,6 +85,30 @@ def ratios(
     return found
 
 
+def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
+    """Sum over cells and seeds; only cells and seeds that every arm has."""
+    arms = _arms(runs)
+    done = {arm: {(run.cell, run.seed) for run in runs if run.arm == arm} for arm in arms}
+    common = set.intersection(*done.values())
+    kept = [run for run in runs if (run.cell, run.seed) in common]
+    base = [run for run in kept if run.arm == baseline]
+    rows = []
+    for arm in arms:
+        ours = [run for run in kept if run.arm == arm]
+        tokens, time_s = sum(map(_recomputed, ours)), sum(map(_waited, ours))
+        num_turns = sum(run.num_turns for run in ours)
+        ratio = [
+            f"{value / total:.2f}" if total else ""
+            for value, total in (
+                (tokens, sum(map(_recomputed, base))),
+                (time_s, sum(map(_waited, base))),
+            )
+        ]
+        mean_s = f"{time_s / num_turns:.2f}" if num_turns else ""
+        rows.append([f"`{arm}`", f"{tokens:,.0f}", ratio[0], mean_s, ratio[1]])
+    return table(_HEADER[:5], rows)
+
+
 def _cell_table(runs: Sequence[GridRun], baseline: str) -> str:
     rows = [
         _row(arm, [run for run in runs if run.arm == arm], runs, baseline) for arm in _arms(runs)
@@ -117,30 +141,6 @@ def _row(
         exact,
         f"{sum(run.num_moved for run in runs) / num_turns:.0%}" if num_turns else "",
     ]
-
-
-def _sum_table(runs: Sequence[GridRun], baseline: str) -> str:
-    """Sum over cells and seeds; only cells and seeds that every arm has."""
-    arms = _arms(runs)
-    done = {arm: {(run.cell, run.seed) for run in runs if run.arm == arm} for arm in arms}
-    common = set.intersection(*done.values())
-    kept = [run for run in runs if (run.cell, run.seed) in common]
-    base = [run for run in kept if run.arm == baseline]
-    rows = []
-    for arm in arms:
-        ours = [run for run in kept if run.arm == arm]
-        tokens, time_s = sum(map(_recomputed, ours)), sum(map(_waited, ours))
-        num_turns = sum(run.num_turns for run in ours)
-        ratio = [
-            f"{value / total:.2f}" if total else ""
-            for value, total in (
-                (tokens, sum(map(_recomputed, base))),
-                (time_s, sum(map(_waited, base))),
-            )
-        ]
-        mean_s = f"{time_s / num_turns:.2f}" if num_turns else ""
-        rows.append([f"`{arm}`", f"{tokens:,.0f}", ratio[0], mean_s, ratio[1]])
-    return table(_HEADER[:5], rows)
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -6,8 +6,8 @@ are and in which order (real_grid), what is made of the answers (grid_run).
 
 from __future__ import annotations
 
+import json
 import random
-import shlex
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from msgspec import Struct
 from loadtest.engines.mooncake import MASTER_READY_S, Master
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, all_up
-from loadtest.engines.vllm import Engine
+from loadtest.engines.vllm import TOOL_OPTIONS, Engine
 from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
@@ -26,6 +26,7 @@ from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES
 from loadtest.studies.draw import Draw
 from loadtest.studies.grid_run import policy_of
 from policies import naming
+from router.roles import Role
 
 SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
@@ -33,19 +34,23 @@ _SEGMENT_BYTES: Final = 64 << 20  # of each engine: 8,192 blocks in all, more th
 _WARM_UP_TOKENS: Final = 6_000
 _SHORT_TOKEN: Final = 300  # a prompt of one token
 _BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
+_OPTIONS: Final = (*TOOL_OPTIONS, "--enable-scale-out")  # routers may ask them to render
 _SILENCE_S: Final = 120.0
 _OTHER_READY_S: Final = 60.0
 
 
-class Arm(Struct, frozen=True, kw_only=True):
-    """What stands in front of the engines: a policy of ours by label, or another's command.
+Command = Callable[[int, int, Sequence[Engine]], Sequence[str]]
+"""Makes another router's command line, from where it listens, its metrics' port, the engines."""
 
-    In a command `{port}` is where it has to listen, `{url1}` and `{url2}` are the engines; it is
-    ready when `/v1/models` answers.
+
+class Arm(Struct, frozen=True, kw_only=True):
+    """What stands in front of the engines: a policy of ours by label, or another router.
+
+    Another is ready when its `/v1/models` answers.
     """
 
     label: str
-    command: str | None = None
+    command: Command | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -53,14 +58,37 @@ class Arm(Struct, frozen=True, kw_only=True):
 
 
 class Pair:
-    """Both engines, running; `options` are what a router of ours needs to know besides."""
+    """Both engines, running; `options` are what a router of ours needs to know besides.
 
-    __slots__ = ("_engines", "_log_dir", "_options")
+    Roles are written into a configuration file, which names the replicas, too.
+    """
 
-    def __init__(self, engines: Sequence[Engine], log_dir: Path, options: Sequence[str]) -> None:
+    __slots__ = ("_engines", "_has_roles", "_log_dir", "_options")
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        log_dir: Path,
+        options: Sequence[str],
+        roles: Sequence[Role] = (),
+    ) -> None:
         self._engines = engines
         self._log_dir = log_dir
-        self._options = options
+        self._options = list(options)
+        self._has_roles = bool(roles)
+        if roles:
+            path = log_dir / "roles.json"
+            replicas = [
+                {"url": engine.url, "name": engine.name, "role": role}
+                for engine, role in zip(engines, roles, strict=True)
+            ]
+            path.write_text(json.dumps({"replicas": replicas}))
+            self._options += ["--config", str(path)]
+
+    def num_computed_tokens(self) -> int:
+        """Sum the prompt tokens that both have computed since they started, as they count."""
+        name, source = "vllm:prompt_tokens_by_source_total", "local_compute"
+        return round(sum(engine.metric(name, source=source) for engine in self._engines))
 
     def warm_up(self) -> None:
         """Let both compute one long prompt: what is made at first use is made."""
@@ -92,7 +120,7 @@ class Pair:
 
     @asynccontextmanager
     async def _in_front(self, arm: Arm) -> AsyncIterator[str]:
-        urls = [engine.url for engine in self._engines]
+        urls = [] if self._has_roles else [engine.url for engine in self._engines]
         if arm.command is None:
             policy, has_queue = policy_of(arm.label)
             flags = ["--policy", policy.name, *self._options]
@@ -103,13 +131,19 @@ class Pair:
             async with start_router(urls, flags, self._log_dir) as router:
                 yield router.url
         else:
-            with _other(arm.command, urls, self._log_dir) as url:
+            with _other(arm.command, self._engines, self._log_dir) as url:
                 yield url
 
 
 @contextmanager
-def running(log_dir: Path, *, has_pool: bool) -> Iterator[Pair]:
+def running(
+    log_dir: Path, *, has_pool: bool, roles: Sequence[Role] = (), does_decode_store: bool = False
+) -> Iterator[Pair]:
     """Run both engines, with or without a shared pool, as long as the context lasts.
+
+    Args:
+        roles: Of the first and the second, which share a pool; empty: both do everything.
+        does_decode_store: A decode replica writes the prompts that it computes to the pool.
 
     Raises:
         FileNotFoundError: no vLLM is installed.
@@ -124,12 +158,15 @@ def running(log_dir: Path, *, has_pool: bool) -> Iterator[Pair]:
                 num_blocks=NUM_BLOCKS,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
+                options=_OPTIONS,
             )
             for name in names
         ]
         with all_up(engines):
             yield _warm(Pair(engines, log_dir, ()))
         return
+    decode: str = "kv_both" if does_decode_store else "kv_consumer"
+    kv_roles: dict[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": decode}
     master = Master(log_dir)
     with all_up([master], timeout_s=MASTER_READY_S):
         engines = [
@@ -140,11 +177,12 @@ def running(log_dir: Path, *, has_pool: bool) -> Iterator[Pair]:
                 num_blocks=NUM_BLOCKS,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
+                kv_role=kv_roles[role],
             )
-            for name in names
+            for name, role in zip(names, roles or ("both",) * NUM_ENGINES, strict=True)
         ]
         with all_up(engines):
-            yield _warm(Pair(engines, log_dir, master.options))
+            yield _warm(Pair(engines, log_dir, master.options, roles))
 
 
 def _warm(pair: Pair) -> Pair:
@@ -153,10 +191,9 @@ def _warm(pair: Pair) -> Pair:
 
 
 @contextmanager
-def _other(command: str, urls: Sequence[str], log_dir: Path) -> Iterator[str]:
+def _other(command: Command, engines: Sequence[Engine], log_dir: Path) -> Iterator[str]:
     port = free_port()
-    places = {f"url{number}": url for number, url in enumerate(urls, 1)}
-    words = [word.format(port=port, **places) for word in shlex.split(command)]
+    words = command(port, free_port(), engines)
     url = f"http://127.0.0.1:{port}"
     process = Process(words[0], url, words, log_dir / "other-router.log", {})
     with all_up([process], "/v1/models", _OTHER_READY_S):

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -27,16 +25,25 @@ from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
+from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
-from loadtest.runner.children import ChildDied
 from loadtest.studies import cells as grid
 from loadtest.studies import pair
 from loadtest.studies.draw import draw
-from loadtest.studies.grid_run import SCHEMA, GridFile, GridRun, policy_of, run_of, simulated
+from loadtest.studies.grid_run import (
+    SCHEMA,
+    GridFile,
+    GridRun,
+    policy_of,
+    read_study,
+    run_of,
+    simulated,
+)
 from loadtest.studies.grid_table import BASELINE, comparison, report
-from loadtest.studies.pair import Arm
+from loadtest.studies.measured import interrupt_on_sigterm, measured
+from loadtest.studies.pair import Arm, Command
 
 ARMS: Final = (
     "session_hash", "session_sticky", "kv_aware", "kv_aware+queue", "kv_aware:alpha=0",
@@ -130,13 +137,7 @@ def read(path: Path) -> GridFile:
     Raises:
         OSError, ValueError: the file cannot be read, or is none of a grid.
     """
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=GridFile)
-    except msgspec.DecodeError as exc:
-        raise ValueError(f"{path}: {exc}") from exc
-    if found.schema != SCHEMA:
-        raise ValueError(f"{path}: {found.schema!r} is not {SCHEMA!r}")
-    return found
+    return read_study(path, GridFile, SCHEMA)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -158,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--router", action="append", default=[], metavar="LABEL=COMMAND",
-        help="another router; its command has {port}, {url1} and {url2} in it; repeatable",
+        help="another router; its command has {port}, {url1}, {url2}, {metrics} in it; repeatable",
     )  # fmt: skip
     made.add_argument("--baseline", default=BASELINE, help="the arm of the ratios")
     made.add_argument(
@@ -203,23 +204,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             done = GridFile(machine=this_machine(), command=command, runs=tuple(runs))
             args.json.write_bytes(msgspec.json.encode(done) + b"\n")
 
-    code = 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        models: list[GridRun] = []
-        try:
-            if args.simulate:
-                simulate_all(cells, args.arms, args.seeds, progress, found, args.repeats)
-            elif args.read is None:
-                _interrupt_on_sigterm()
-                run_all(cells, arms, args.seeds, progress, found)
-            models = beside([run for run in runs if run.kind == "real"], progress)
-        except KeyboardInterrupt:
-            console.print("stopped: what is done follows", style="yellow")
-            code = 130
-        except (ChildDied, FileNotFoundError, RuntimeError, TimeoutError) as exc:
-            console.print(str(exc), style="red", markup=False)
-            code = 1
+    models: list[GridRun] = []
+
+    def measure(progress: Progress) -> None:
+        if args.simulate:
+            simulate_all(cells, args.arms, args.seeds, progress, found, args.repeats)
+        elif args.read is None:
+            interrupt_on_sigterm()
+            run_all(cells, arms, args.seeds, progress, found)
+        models.extend(beside([run for run in runs if run.kind == "real"], progress))
+
+    code = measured(measure, console)
     if runs:
         print(report(runs, args.baseline))
     if models:
@@ -241,12 +236,24 @@ def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
         label, equals, command = text.partition("=")
         if not equals or "{port}" not in command or "{url1}" not in command:
             raise ValueError(f"--router {text!r}: not LABEL=COMMAND with {{port}} and {{url1}}")
-        made.append(Arm(label=label, command=command))
+        made.append(Arm(label=label, command=_filled(command)))
     names = [arm.label for arm in made]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"arm {min(twice)!r} is named twice")
     return made
+
+
+def _filled(template: str) -> Command:
+    """Make a command of a line with places in it."""
+
+    def command(port: int, metrics_port: int, engines: Sequence[Engine]) -> list[str]:
+        places = {f"url{number}": engine.url for number, engine in enumerate(engines, 1)}
+        return [
+            word.format(port=port, metrics=metrics_port, **places) for word in shlex.split(template)
+        ]
+
+    return command
 
 
 def _is_policy(label: str) -> bool:
@@ -255,12 +262,6 @@ def _is_policy(label: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _interrupt_on_sigterm() -> None:
-    """Let SIGTERM end a run as Ctrl-C does, and Ctrl-C also where it was set to be ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 
 
 if __name__ == "__main__":  # pragma: no cover

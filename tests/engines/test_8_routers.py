@@ -49,7 +49,7 @@ from tests.redis_servers import RedisServer, binary
 MIN_POOLED_RATIO = 0.98  # evictions included: the pool moves between answer and look-up
 ROUTER_READY_S = 90.0  # beside two engines under load, on two cores
 BUFFER_STEPS = 200  # batches an engine can replay: some seconds of load, not a session's history
-WARM_S = 2.0
+WARM_S = 5.0  # beside the engines of other tests
 
 StartRouters = Callable[..., Any]
 

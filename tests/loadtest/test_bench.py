@@ -55,8 +55,9 @@ def test_parts_are_measured(name: str, setting: Setting) -> None:
 
 @pytest.mark.parametrize("name", WITH_PROCESSES)
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("forked_children")
 def test_a_running_router_is_measured(name: str, setting: Setting) -> None:
-    """Real processes; where predictions are checked, all of them come true."""
+    """Processes of their own; where predictions are checked, all of them come true."""
     section = run_one(name, setting)
 
     assert section.error is None

@@ -1,5 +1,9 @@
 """Runs at the start of every engine process of the suite (the harness puts it on its path).
 
+Forks. The CPU build starts its other processes as new interpreters, each of which imports all of
+vLLM: 12 s of processor time a process. Its reason is OpenMP's threads, which do not outlive a fork;
+here there is one thread. With a GPU nothing changes.
+
 Polling. vLLM's worker polls for its next step in a loop around `os.sched_yield`, for a second after
 each step. Since Linux 6.18 a thread that yields gives up the rest of its slice, as virtual time:
 one that yields a million times a second runs far ahead, takes the queue's mean with it, and whoever
@@ -15,9 +19,12 @@ as it was.
 """
 
 import ctypes
+import multiprocessing
 import os
 import platform
+import sys
 import time
+from multiprocessing.context import BaseContext
 
 _PAUSE_S = 0.0001
 
@@ -31,6 +38,16 @@ def _pause() -> None:
     time.sleep(_PAUSE_S)
 
 
+_context = multiprocessing.get_context
+
+
+def _get_context(method: str | None = None) -> BaseContext:
+    platforms = sys.modules.get("vllm.platforms")
+    is_cpu = platforms is not None and platforms.current_platform.is_cpu()
+    return _context("fork" if method == "spawn" and is_cpu else method)
+
+
 os.sched_yield = _pause
+multiprocessing.get_context = _get_context  # type: ignore[assignment]
 if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
     ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)

@@ -18,8 +18,18 @@ from click.testing import CliRunner
 from loadtest.demo.cli import demo, parse_policies
 from loadtest.runner.stack import child_environment
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
+REAL_PYTHON = sys.executable
 TINY = ["--short", "--sessions", "3", "--turns", "2", "--speed", "200"]
-COMMAND = [sys.executable, "-c", "from loadtest.demo.cli import demo; demo()"]
+# A process of its own: its children, which are forks, are asked for by its number.
+PROGRAM = """
+import sys
+python, *sys.argv[1:] = sys.argv[1:]
+sys.executable = python
+from loadtest.demo.cli import demo
+demo()
+"""
 
 
 def _all_end(pids: list[int], *, within_s: float) -> bool:
@@ -39,7 +49,7 @@ def _children_of(pid: int) -> list[int]:
 
 def _start(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, *TINY, *args],
+        [REAL_PYTHON, "-c", PROGRAM, sys.executable, *TINY, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -86,9 +96,9 @@ def test_kept_demo_answers_and_ends_with_everything_it_started(tmp_path: Path) -
         children = _children_of(process.pid)
         url = said.partition("base URL")[2].split()[0]
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=30.0)
+        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=60.0)
         process.send_signal(signal.SIGTERM)
-        status = process.wait(30)
+        status = process.wait(60)
 
     assert answer.status_code == 200
     assert answer.headers["x-warmroute-policy"] == "kv_aware"
@@ -112,11 +122,11 @@ def test_interrupt_while_starting_ends_everything(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         rest = process.stdout.read()
-        status = process.wait(30)
+        status = process.wait(60)
 
     assert status == 130
     assert "Stopped by SIGINT" in rest
-    assert _all_end(children, within_s=10.0)
+    assert _all_end(children, within_s=60.0)
 
 
 @pytest.mark.timeout(120)
@@ -127,7 +137,7 @@ def test_child_killed_at_work_is_reported_with_its_log(tmp_path: Path) -> None:
         os.kill(_children_of(process.pid)[1], signal.SIGKILL)
         assert process.stdout is not None
         rest = process.stdout.read()
-        status = process.wait(30)
+        status = process.wait(60)
 
     assert status == 1
     assert "replica r2 ended with signal SIGKILL" in rest

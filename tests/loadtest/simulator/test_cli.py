@@ -33,6 +33,20 @@ def test_a_table_and_its_figures(tmp_path: Path) -> None:
         assert found["summary"]["num_errors"] == 0
 
 
+def test_halves_have_a_table_and_figures_of_their_own(tmp_path: Path) -> None:
+    """How many prompts were computed apart, and how busy each half was."""
+    file = tmp_path / "figures.json"
+    args = ("--generate", "siblings", "--sessions", "3", "--prefill", "1", "--decode", "2")
+
+    result = run(*args, "--policies", "kv_aware", "--json", str(file))
+
+    assert result.exit_code == 0, result.output
+    assert "1 prefill and 2 decode replicas (h100x4-70b)" in " ".join(result.output.split())
+    [found] = msgspec.json.decode(file.read_bytes())["results"]
+    assert f" {100 * found['decode_busy_ratio']:.1f} " in result.output
+    assert [use["role"] for use in found["replicas"]] == ["prefill", "decode", "decode"]
+
+
 def test_every_policy_by_default() -> None:
     """Without --policies all are simulated."""
     result = run(*SMALL)
@@ -49,6 +63,11 @@ def test_every_policy_by_default() -> None:
         (("--pool-links", "2"), "only with --pool-speed"),
         (("--pool-speed", "5", "--no-pool"), "contradict"),
         (("--load", "nan"), "--load is nan"),
+        (("--prefill", "2"), "--prefill and --decode need each other"),
+        (("--transfer-speed", "9"), "only with --prefill"),
+        (("--replicas", "0"), "only beside"),
+        (("--prefill", "1", "--decode", "1", "--no-decode"), "--decode and --no-decode"),
+        (("--prefill", "1", "--decode", "1", "--transfer-speed", "9", "--pool-speed", "5"), "with"),
         (("--load", "0"), "--load"),
         (("--max-num-seqs", "300", "--max-num-batched-tokens", "200"), "--max-num-seqs is above"),
         (("--engine", "abacus"), "h100x4-70b"),

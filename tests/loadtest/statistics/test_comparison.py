@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy  # its `stats` is imported by the first test that asks for it
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from loadtest.results import TurnResult
 from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, within_slo
@@ -109,7 +109,7 @@ def test_equal_arms_are_called_different_no_more_often_than_promised(
     ]
 
     num_false = sum(verdict != "within the spread" for verdict in verdicts)
-    assert num_false <= stats.binom.ppf(0.999, 60, 0.05)
+    assert num_false <= scipy.stats.binom.ppf(0.999, 60, 0.05)
 
 
 def test_a_known_effect_is_found() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult
 from loadtest.studies.cells import Cell
@@ -133,15 +134,19 @@ def test_tables_are_made_again_from_a_file(
     assert "### Real and simulated" in shown
 
 
-def test_arms_are_policies_and_commands() -> None:
+def test_arms_are_policies_and_commands(tmp_path: Path) -> None:
     """Another router's command says where it listens and where the engines are."""
     command = "vllm-router --port {port} --worker-urls {url1} {url2}"
 
     arms = arms_of(["kv_aware:alpha=0"], [f"hash={command}"])
 
-    assert [(arm.label, arm.command) for arm in arms] == [
-        ("kv_aware:alpha=0", None),
-        ("hash", command),
+    ours, other = arms
+    engines = [Engine(name, tmp_path, python=tmp_path / "python") for name in ("r1", "r2")]
+    assert (ours.label, ours.is_ours) == ("kv_aware:alpha=0", True)
+    assert other.command is not None
+    assert other.command(7, 8, engines) == [
+        *("vllm-router", "--port", "7"),
+        *("--worker-urls", engines[0].url, engines[1].url),
     ]
 
 

@@ -1,0 +1,68 @@
+"""Forks engines from a process that has imported vLLM: run by the engines' own interpreter.
+
+    stdin     a JSON object a line: `argv`, `environ`, `cwd`, `log`
+    stdout    the number of the process that became that engine, a line each
+
+It ends with its stdin, and its engines with it. `loadtest.engines.fork_client` is the other side.
+
+What vLLM reads of its environment while it is imported is this process's, not the engine's: none
+of what engines here differ in. An engine that has ended stays a zombie as long as this process
+runs, so that its number is not given to another.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+from typing import Any
+
+SERVER = "vllm.entrypoints.openai.api_server"
+# What its other processes import first; other releases of vLLM may have them elsewhere.
+ALSO = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
+
+
+def main() -> None:
+    """Read orders until there are no more, and exit; return in every engine's process."""
+    importlib.import_module(SERVER)
+    for name in ALSO:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # it looks for the arguments where the environment is
+        importlib.import_module("setproctitle").getproctitle()
+    gc.freeze()  # or an engine's first collection copies every page
+    engines = []
+    for line in sys.stdin.buffer:
+        pid = os.fork()
+        if pid == 0:
+            _become(json.loads(line))
+            runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+            return
+        engines.append(pid)
+        print(pid, flush=True)
+    for pid in engines:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)  # nothing is to be saved, and nanobind would list what vLLM never frees
+
+
+def _become(order: dict[str, Any]) -> None:
+    """Take the place of a process that was started with this command."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    sys.argv = order["argv"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The comparison as a page for people, and as JSON that it can be made from again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from loadtest.machine import Machine
+from loadtest.markdown import table
+from loadtest.peers.contestants import CONTESTANTS
+from loadtest.peers.cost import CONTEXT_TOKENS, IN_FLIGHT, Added, Cost
+from loadtest.peers.forwarding import CHAT, MESSAGES, RESPONSES, Forwarded
+from loadtest.peers.kill import NUM_REPLICAS, Killed
+from loadtest.studies.grid_run import GridRun, read_study
+from loadtest.studies.grid_table import BASELINE, sum_table
+
+SCHEMA: Final = "warmroute.peers/1"
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """All that was measured; a part that was not is empty. `loads` is the load average before."""
+
+    schema: str = SCHEMA
+    machine: Machine
+    date: str  # of the newest part
+    costs: tuple[Cost, ...] = ()
+    forwarded: tuple[Forwarded, ...] = ()
+    kills: tuple[Killed, ...] = ()
+    grid: tuple[GridRun, ...] = ()
+    loads: dict[str, float] = {}
+
+
+Row = Cost | Forwarded | Killed
+
+_FIELDS: Final = {"cost": "costs", "forwarding": "forwarded", "kill": "kills"}
+
+
+def with_rows(found: Comparison, part: str, rows: Sequence[Row]) -> Comparison:
+    """Put a part's rows in place of the same contestants' older ones."""
+    field = _FIELDS[part]
+    names = {row.name for row in rows}
+    kept = [row for row in getattr(found, field) if row.name not in names]
+    order = [one.name for one in CONTESTANTS]
+    ordered = sorted([*kept, *rows], key=lambda row: order.index(row.name))
+    return replace(found, **{field: tuple(ordered)})
+
+
+def read(path: Path) -> Comparison:
+    """Read an earlier comparison.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is none.
+    """
+    return read_study(path, Comparison, SCHEMA)
+
+
+def write(found: Comparison, path: Path) -> None:
+    """Write the page to `path` and the JSON beside it."""
+    path.write_text(page(found), encoding="utf-8")
+    raw = msgspec.json.format(msgspec.json.encode(found), indent=1)
+    path.with_suffix(".json").write_bytes(raw + b"\n")
+
+
+def page(found: Comparison) -> str:
+    """Lay everything out as Markdown."""
+    machine = found.machine
+    parts = [
+        "# Beside other routers",
+        "If you choose a router, this page has others in front of the same replicas on the same "
+        "machine: what they know, what they cost, what reaches the engine, and what a dying "
+        "replica does to clients. Rows where warmroute is not the best stand beside the others.",
+        "<!-- not run: an hour, and other routers -->\n"
+        "```sh\npython -m loadtest.peers --folder build/peers\n```\n\n"
+        f"installs them ({', '.join(sorted({c.package for c in CONTESTANTS if c.package}))}), runs "
+        "all of it in about an hour (the real engines take most) and writes this page; "
+        "`--only PART` renews one part, `--help` says more. "
+        f"{found.date}, {machine.num_cpus} cores, Python {machine.python}, {machine.system}. "
+        "Clients, routers and replicas share the cores: compare rows of one table, "
+        "no figures of two.",
+        f"## Who they are\n\n{_who()}",
+    ]
+    if found.grid:
+        parts.append(
+            "## What is computed again\n\n"
+            "Agents on two real vLLM replicas (CPU build) with small caches, closed loop, from "
+            "cold caches, in sum over the cells that all have run "
+            f"({', '.join(f'{w:g}' for w in sorted({r.cell.working_set for r in found.grid}))} "
+            "times what both caches hold; short pauses, no pool, small shared prompt; seed "
+            f"{', '.join(map(str, sorted({r.seed for r in found.grid})))}). Ratios are over "
+            f"`{BASELINE}`, warmroute's own hash of the session id.\n\n"
+            f"{sum_table(found.grid, BASELINE)}\n\n"
+            "Recomputed tokens are counted by the engines. Times of equal placements differ "
+            "by up to 1.7 on this machine."
+        )
+    if found.costs:
+        parts += [f"## What a request costs\n\n{_costs(found.costs)}{_load(found, 'cost')}"]
+    if found.forwarded:
+        parts += [f"## What reaches the engine\n\n{_forwarding(found.forwarded)}"]
+    if found.kills:
+        parts += [f"## When a replica is killed\n\n{_kills(found.kills)}{_load(found, 'kill')}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _who() -> str:
+    return table(
+        ("router and policy", "package", "what it knows of the caches"),
+        [(c.name, f"`{c.package}`" if c.package else "this one", c.knows) for c in CONTESTANTS],
+    )
+
+
+def _costs(costs: Sequence[Cost]) -> str:
+    sizes = [f"{_kb(added)} KB" for added in costs[0].added]
+    turn = f"a turn, {_kb(costs[0].turn)} KB"
+    header = ("router", *sizes, turn, "CPU of that turn", f"requests/s, {IN_FLIGHT} in flight",
+              "CPU each", "memory")  # fmt: skip
+    rows = [
+        (
+            cost.name,
+            *[_added(added) for added in (*cost.added, cost.turn)],
+            f"{cost.turn.cpu_ms:.2f} ms",
+            f"{cost.requests_per_s:,.0f}",
+            f"{cost.loaded_cpu_ms:.2f} ms",
+            f"{cost.rss_mib:,.0f} MiB",
+        )
+        for cost in costs
+    ]
+    direct = ", ".join(
+        f"{min(cost.added[i].direct_p50_ms for cost in costs):.2f}" for i in range(len(sizes))
+    )
+    return (
+        "Milliseconds added over direct, p50 / p99, by size of the body, one request in flight, "
+        "the same request again and again; then an agent's turns, each with 2,000 new tokens "
+        f"behind {CONTEXT_TOKENS:,}. Four fake replicas answer at once (direct p50: {direct} ms); "
+        "rendering costs them nothing, so what a router that asks replicas for tokens costs there "
+        "is not in its row.\n\n"
+        f"{table(header, rows)}"
+    )
+
+
+def _kb(added: Added) -> str:
+    return f"{added.num_bytes / 1000:,.0f}"
+
+
+def _added(added: Added) -> str:
+    return f"{added.p50_ms:.2f} / {added.p99_ms:.2f}"
+
+
+def _forwarding(found: Sequence[Forwarded]) -> str:
+    header = ("router", "`/v1/chat/completions`", "`/v1/messages`", "`/v1/responses`", "query",
+              "session id", "dropped from a chat body")  # fmt: skip
+    rows = [
+        (
+            one.name,
+            *[one.apis[path] for path in (CHAT, MESSAGES, RESPONSES)],
+            "yes" if one.has_query else "no",
+            one.session,
+            ", ".join(one.lost_fields) or "nothing",
+        )
+        for one in found
+    ]
+    return (
+        "A body that agents may send to vLLM, and what of it a replica is sent. A `cache_salt` "
+        "that is dropped changes the block hashes and shares what was to be kept apart; a null "
+        "content that is dropped can change the template.\n\n"
+        f"{table(header, rows)}"
+    )
+
+
+def _kills(kills: Sequence[Killed]) -> str:
+    header = ("router", "turns done", "turns that failed", "recomputed tokens a turn",
+              "TTFT mean, s", "p99, s")  # fmt: skip
+    rows = []
+    for name in dict.fromkeys(one.name for one in kills):
+        ours = [one for one in kills if one.name == name]
+        num_done = sum(one.num_done for one in ours)
+        errors: dict[str, int] = {}
+        for one in ours:
+            for kind, num in one.errors.items():
+                errors[kind] = errors.get(kind, 0) + num
+        failed = ", ".join(f"{num} {_ERRORS.get(kind, kind)}" for kind, num in errors.items())
+        rows.append(
+            (
+                name,
+                f"{num_done:,} of {sum(one.num_planned for one in ours):,}",
+                failed or "none",
+                f"{sum(one.num_recomputed_tokens for one in ours) / max(1, num_done):,.0f}",
+                f"{sum(one.ttft_mean_s * one.num_done for one in ours) / max(1, num_done):.2f}",
+                f"{max(one.ttft_p99_s for one in ours):.2f}",
+            )
+        )
+    seeds = ", ".join(map(str, sorted({one.seed for one in kills})))
+    return (
+        f"{kills[0].num_sessions} agents at once on {NUM_REPLICAS} emulated replicas, all with "
+        "tools; one replica is killed when a third of the turns is done. A failed turn ends its "
+        f"agent, so more turns are missing than failed (seeds {seeds}).\n\n"
+        f"{table(header, rows)}\n\n"
+        "An agent's stream that has begun cannot be [continued](failures.md"
+        "#streams-that-are-continued) where it has tools; its client gets an error event. Who has "
+        "sent little to the replica that dies loses little: it may have sent all to another one."
+    )
+
+
+_ERRORS: Final = {
+    "stream": "error events in a stream",
+    "broken": "streams cut off",
+    "connect": "not connected",
+    "timeout": "silent",
+    "garbage": "no event stream",
+}
+
+
+def _load(found: Comparison, part: str) -> str:
+    load = found.loads.get(part)
+    return "" if load is None else f"\n\nLoad average before: {load:.2f}."

@@ -1,0 +1,36 @@
+"""How a study on real engines runs: with a progress bar, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from loadtest.runner.children import ChildDied
+
+
+def measured(measure: Callable[[Progress], None], console: Console) -> int:
+    """Measure with a progress bar; return the exit status: 130 after Ctrl-C, 1 if it failed.
+
+    What was done before is the caller's to show.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        try:
+            measure(progress)
+        except KeyboardInterrupt:
+            console.print("stopped: what is done follows", style="yellow")
+            return 130
+        except (ChildDied, FileNotFoundError, RuntimeError, TimeoutError) as exc:
+            console.print(str(exc), style="red", markup=False)
+            return 1
+    return 0
+
+
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM end a run as Ctrl-C does, and Ctrl-C also where it was set to be ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))

@@ -1,0 +1,124 @@
+"""The comparison itself, with warmroute as the only contestant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.machine import this_machine
+from loadtest.peers import cost, forwarding, kill
+from loadtest.peers.cli import main
+from loadtest.peers.contestants import CONTESTANTS
+from loadtest.peers.page import page, read
+from loadtest.studies.grid_run import GridFile, GridRun
+from tests.loadtest.studies.test_real_grid import run
+
+OURS = CONTESTANTS[0]
+
+
+@pytest.mark.usefixtures("forked_children")
+async def test_warmroute_forwards_what_it_was_sent(tmp_path: Path) -> None:
+    """Bodies of all three APIs arrive byte for byte; the session id as a digest."""
+    found = await forwarding.observe(OURS, tmp_path, tmp_path)
+
+    assert set(found.apis.values()) == {"identical"}
+    assert found.has_query
+    assert (found.session, found.lost_fields) == ("as a digest", ())
+
+
+async def test_what_a_request_costs_is_measured(tmp_path: Path) -> None:
+    """Every size has a figure, and the router's CPU and memory are the router's."""
+    steps: list[str] = []
+
+    found = await cost.measure(
+        OURS, cost.material(is_quick=True), tmp_path, tmp_path, steps.append, is_quick=True
+    )
+
+    assert len(found.added) == len(cost.SIZES)
+    assert found.turn.num_bytes > 2_000 * 3
+    assert found.requests_per_s > 0
+    assert found.direct_per_s > found.requests_per_s
+    assert found.loaded_cpu_ms > 0
+    assert found.rss_mib > 10
+    assert any("in flight" in step for step in steps)
+
+
+@pytest.mark.usefixtures("forked_children")
+async def test_a_killed_replica_ends_no_other_turn(tmp_path: Path) -> None:
+    """Turns that fail were on the replica that died, as streams; what was not begun is retried."""
+    found = await kill.kill(OURS, 1, tmp_path, tmp_path, is_quick=True)
+
+    assert found.num_planned == 12
+    assert found.num_done + sum(found.errors.values()) <= found.num_planned
+    assert set(found.errors) <= {"stream"}
+
+
+@pytest.mark.usefixtures("forked_children")
+def test_parts_are_renewed_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was measured before stays on the page."""
+    out = tmp_path / "comparison.md"
+    flags = ["--folder", str(tmp_path), "--routers", "warmroute", "--out", str(out), "--quick"]
+    source = tmp_path / "grid.json"
+    source.write_bytes(grid_file([run("session_hash", 1, 30_000)]))
+    assert main([*flags, "--only", "forwarding"]) == 0
+    assert main([*flags, "--only", "grid", "--grid-file", str(source)]) == 0
+
+    text = out.read_text()
+
+    assert "## What reaches the engine" in text
+    assert "## What is computed again" in text
+    assert page(read(out.with_suffix(".json"))) == text
+
+
+def test_the_grid_is_read_from_earlier_runs(tmp_path: Path) -> None:
+    """Half an hour of engines is not spent twice."""
+    out = tmp_path / "comparison.md"
+    source = tmp_path / "grid.json"
+    source.write_bytes(grid_file([run("session_hash", 1, 30_000), run("kv_aware", 1, 15_000)]))
+
+    code = main(["--only", "grid", "--grid-file", str(source), "--out", str(out)])
+
+    assert code == 0
+    assert "| `kv_aware` | 15,000 | 0.50 |" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--routers", "nginx"], "none has nginx in its name"),
+        (["--only", "speed"], "invalid choice"),
+        (["--grid-file", "/nowhere.json"], "nowhere"),
+    ],
+)
+def test_wrong_flags_are_named(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is installed or measured."""
+    with pytest.raises(SystemExit):
+        main([*flags, "--out", str(tmp_path / "page.md")])
+
+    assert said in capsys.readouterr().err
+
+
+def grid_file(runs: list[GridRun]) -> bytes:
+    return msgspec.json.encode(GridFile(machine=this_machine(), command="x", runs=tuple(runs)))
+
+
+def test_what_fails_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that are sent at once fail as a group; what was found before is written."""
+
+    async def fail(*_: object) -> None:
+        raise ExceptionGroup("load", [RuntimeError("the router answered 500"), RuntimeError("so")])
+
+    monkeypatch.setattr(forwarding, "observe", fail)
+    out = tmp_path / "page.md"
+    flags = ["--routers", "warmroute", "--folder", str(tmp_path), "--out", str(out)]
+
+    assert main([*flags, "--only", "forwarding"]) == 1
+
+    assert capsys.readouterr().err.splitlines()[0] == "the router answered 500"
+    assert out.exists()
