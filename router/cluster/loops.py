@@ -24,8 +24,9 @@ from router.messages import Consumed, Delta, Notes, Registered, StreamId
 logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.005
-"""Deltas and notes of so long go together: what an engine or a request does in that time is not
-known to other routers anyway, and Redis has little to do with them."""
+"""Deltas of so long go together, and notes of first tokens and ends: Redis has little to do."""
+
+_GATHER_S: Final = 0.002  # notes of requests that begin together go together
 
 USAGE_S: Final = 0.1
 """Between two notes of what tenants used: so old is what routers know of one another's."""
@@ -186,22 +187,53 @@ class DeltaWriter:
             self.is_full = False
 
 
-async def publish_notes(store: RedisStore, outbox: Outbox) -> None:
-    """Publish what is in flight here, for ever.
+class NotePublisher:
+    """Publishes what is in flight here: at once that a request began, the rest within `FLUSH_S`."""
 
-    Raises:
-        StoreError: Redis is gone or will not do.
-    """
-    while True:
-        notes = outbox.take()
+    def __init__(self, store: RedisStore, outbox: Outbox) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._is_due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Publish for ever; while nothing happens, nothing runs.
+
+        Raises:
+            StoreError: Redis is gone or will not do.
+        """
+        self._outbox.on_note = self._noted
+        try:
+            while True:
+                await self._publish()
+                await asyncio.sleep(_GATHER_S)
+                await self._is_due.wait()
+        finally:
+            self._outbox.on_note = lambda is_urgent: None
+            self._cancel_timer()
+
+    async def _publish(self) -> None:
+        self._cancel_timer()
+        self._is_due.clear()
+        notes = self._outbox.take()
         if notes:
             try:
-                await store.publish(notes)
+                await self._store.publish(notes)
             except StoreFull as exc:
                 logger.debug("notes not published", extra={"reason": exc.message})
-                outbox.resend()
+                self._outbox.resend()
                 await asyncio.sleep(_FULL_PAUSE_S)
-        await asyncio.sleep(FLUSH_S)
+
+    def _noted(self, is_urgent: bool) -> None:
+        if is_urgent:
+            self._is_due.set()
+        elif self._timer is None and not self._is_due.is_set():
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._is_due.set)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 async def publish_usage(store: RedisStore, take: Callable[[float], Consumed | None]) -> None:

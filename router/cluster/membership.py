@@ -286,6 +286,7 @@ class Memberships:
         if not member.has_blocks:  # there is nothing to go on from
             head = StreamHead(head.number, None, head.status, head.has_leader)
         stream.load(head, loading.staged, through=loading.through)
+        self._keep_groups(member)
         for delta in loading.deltas:
             self._apply(member, delta)
 
@@ -294,6 +295,12 @@ class Memberships:
         if isinstance(stream, SharedStream):
             stream.apply(delta if member.has_blocks else _without_blocks(delta))
             member.catch_up.wanted |= stream.wants_snapshot
+            self._keep_groups(member)
+
+    def _keep_groups(self, member: Membership) -> None:
+        """Keep the blocks of a model with several KV groups: Redis is asked for prefixes only."""
+        if not member.has_blocks and self._index.has_groups(member.candidate):
+            member.has_blocks = member.catch_up.wanted = True
 
 
 def _knows_little(stream: CandidateStream | None) -> bool:

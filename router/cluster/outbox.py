@@ -16,6 +16,7 @@ candidates the whole chain goes: all routers guess alike what is cached there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -52,6 +53,10 @@ class _Own(Struct):
     is_answered: bool = False
 
 
+def _ignore(is_urgent: bool) -> None:
+    """Do nothing about a note: it is published to no router."""
+
+
 class Outbox:
     """What this router has in flight, and the notes of it that wait."""
 
@@ -65,6 +70,9 @@ class Outbox:
         max_notes: int = 20_000,
         max_bytes: int = 16 * 1024 * 1024,
     ) -> None:
+        self.on_note: Callable[[bool], None] = _ignore
+        """Called when there is something to take, with whether it is urgent: until others know
+        where a request went, theirs go there, too."""
         self._caches = caches
         self._sessions = sessions
         self._names = names
@@ -113,7 +121,7 @@ class Outbox:
         )
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number
-        self._put(note, len(note.claimed) + len(note.held))
+        self._put(note, len(note.claimed) + len(note.held), is_urgent=True)
         if session_hash is not None and (
             has_named_session or self._sessions.last(session_hash) is not None
         ):
@@ -137,6 +145,7 @@ class Outbox:
         stream_id = self._names.stream_id_of(candidate)
         if stream_id is not None:
             self._suspicions[stream_id] = Suspected(stream_id, reason)
+            self.on_note(False)
 
     def alive(self) -> None:
         """Put a heartbeat into the outbox, behind all notes so far."""
@@ -163,6 +172,7 @@ class Outbox:
         self._notes.clear()
         self._num_bytes = 0
         self._is_lost = True
+        self.on_note(False)
 
     def load(self, now_s: float) -> bytes:
         """Pack all that we have in flight, for a router that joins."""
@@ -186,7 +196,7 @@ class Outbox:
                 )
         return taken
 
-    def _put(self, note: Note, num_bytes: int = 0) -> None:
+    def _put(self, note: Note, num_bytes: int = 0, *, is_urgent: bool = False) -> None:
         if self._is_lost:
             return  # sent again in one piece
         self._notes.append(note)
@@ -196,3 +206,5 @@ class Outbox:
                 "notes dropped: redis does not take them", extra={"num": len(self._notes)}
             )
             self.resend()
+        else:
+            self.on_note(is_urgent)

@@ -26,6 +26,7 @@ from router.contracts import DEFAULT_SEED, HashContract
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.counters import StreamCounters
+from router.index.hit_length import make_layout
 from router.index.staged_blocks import StagedBlocks
 from router.messages import Delta, Position, StreamHead, StreamStatus, TierChange
 
@@ -139,6 +140,7 @@ class SharedStream(CandidateStream):
             is_suspect=self.is_suspect,
             lacks=self._lost_reason or status.lacks,
             is_proven=self._has_leader and status.is_proven,
+            groups=status.groups,
         )
 
     # -- what the leader publishes -----------------------------------------------------------
@@ -155,7 +157,7 @@ class SharedStream(CandidateStream):
         self._index.replace(self.candidate, staged)
         self.epoch += 1
         self.number, self._position, self._mixed_until = head.number, head.position, through
-        self._status = self._guess if head.status is None else head.status
+        self._read(self._guess if head.status is None else head.status)
         self._has_leader = head.has_leader
         self.wants_snapshot = False
         self._lost_reason = None
@@ -175,7 +177,7 @@ class SharedStream(CandidateStream):
         elif delta.cleared or delta.position is not None:
             self._position = delta.position
         if delta.status is not None:
-            self._status = delta.status
+            self._read(delta.status)
         self.counters.num_batches += 1
         self._has_leader = True
         self._applied()
@@ -186,6 +188,16 @@ class SharedStream(CandidateStream):
         self._suspicion = reason
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _read(self, status: StreamStatus) -> None:
+        """Believe the leader's status; its KV groups say how the blocks are hit."""
+        self._status = status
+        if status.groups:
+            is_named = status.contract.algorithm != "warmroute"
+            layout = make_layout(status.groups, status.contract.block_size) if is_named else None
+            self._index.lay_out(self.candidate, layout)
+        else:
+            self._index.forget_layout(self.candidate)
 
     def _is_next(self, number: int) -> bool:
         if self.number is None or self.wants_snapshot:

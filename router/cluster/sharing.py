@@ -26,7 +26,7 @@ from router.cluster.loops import (
     DeltaWriter,
     LeaseKeeper,
     LogReader,
-    publish_notes,
+    NotePublisher,
     publish_usage,
 )
 from router.cluster.membership import Memberships, Role
@@ -217,7 +217,8 @@ class Sharing:
         async with asyncio.TaskGroup() as tg:
             tg.create_task(self.reader.run(cursor), name="redis: read")
             tg.create_task(self.writer.run(), name="redis: write")
-            tg.create_task(publish_notes(self._store, self._outbox), name="redis: publish")
+            notes = NotePublisher(self._store, self._outbox)
+            tg.create_task(notes.run(), name="redis: publish")
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
             tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
             tg.create_task(self._orders.run(), name="redis: registry")

@@ -8,7 +8,13 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.metrics.states import ExperimentState, PoolState, RankState, SharingState
+from router.metrics.states import (
+    ExperimentState,
+    PoolState,
+    RankState,
+    SharingState,
+    SourceState,
+)
 
 S = TypeVar("S")
 Samples = Iterable[tuple[Sequence[str], float]]  # values of the labels, value
@@ -69,6 +75,10 @@ REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_trust_ratio", "replica",
         "Share of recent audited predictions that were right",
         lambda r: [((r.replica,), r.trust)]),
+    Family("warmroute_last_block_dropped", "replica",
+        "1 if its engine is taken to drop the last block of each hit (EAGLE, MTP); none of those "
+        "that do not speculate",
+        lambda r: [] if r.drops_last is None else [((r.replica,), r.drops_last)]),
     Family("warmroute_live_sessions", "replica",
         "Conversations that are alive at the replica: none has been silent for long",
         lambda r: [((r.replica,), r.num_sessions)]),
@@ -116,6 +126,15 @@ SHARING: Final[list[Family[SharingState]]] = [
         lambda s: _each(s.counts)),
 ]
 
+SOURCE: Final[list[Family[SourceState]]] = [
+    Family("warmroute_discovery_failing", "source",
+        "1 while a source of replicas gives no answer that is followed: its last one stays",
+        lambda s: [((s.name,), s.reason != "")]),
+    Family("warmroute_discovery_replicas", "source",
+        "Replicas in the last answer of a source that was followed",
+        lambda s: [((s.name,), s.num_replicas)]),
+]
+
 EXPERIMENT: Final[list[Family[ExperimentState]]] = [
     Family("warmroute_experiment_running", "experiment design",
         "1 while an experiment takes requests",
@@ -129,7 +148,7 @@ EXPERIMENT: Final[list[Family[ExperimentState]]] = [
 ]
 # fmt: on
 
-FAMILIES: Final[tuple[Family[Any], ...]] = (*REPLICA, *POOL, *SHARING, *EXPERIMENT)
+FAMILIES: Final[tuple[Family[Any], ...]] = (*REPLICA, *POOL, *SHARING, *SOURCE, *EXPERIMENT)
 
 
 class Families(Collector, Generic[S]):

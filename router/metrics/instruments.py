@@ -7,8 +7,14 @@ from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, Families
-from router.metrics.states import ExperimentState, PoolState, SharingState, StateSource
+from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, SOURCE, Families
+from router.metrics.states import (
+    ExperimentState,
+    PoolState,
+    SharingState,
+    SourceState,
+    StateSource,
+)
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _STAGE_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
@@ -40,6 +46,13 @@ class Metrics:
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not followed by another, by why: budget (forward.retry_ratio), "
         "sent_twice, side_effects, no_replica, max_tries")]
+    prefills: Annotated[Counter, Spec("warmroute_prefills", "result why",
+        "Prompts of requests that a decode replica answers, by result: remote (computed by a "
+        "prefill replica), local (where it is decoded; why: cheaper, no_replica, done by an "
+        "earlier try, or what forbids it), failed (why: of the prefill replica; then local)")]
+    prefill_seconds: Annotated[Histogram, Spec("warmroute_prefill_seconds", "replica",
+        "From sending a prompt to a prefill replica to its answer, or to its failure",
+        _TTFT_BUCKETS)]
     overdue: Annotated[Counter, Spec("warmroute_overdue", "result",
         "First tokens that were overdue against their prediction, by what came of it: left, or "
         "why the request waits on (late_elsewhere, or as in warmroute_not_retried_total)")]
@@ -67,6 +80,9 @@ class Metrics:
         "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)")]
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
         "Changes of the tenants' file, by result: ok, or bad: the last good one is in force")]
+    config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",
+        "Times that the configuration was read again, by result: ok, or bad: it cannot be used, or "
+        "needs a restart; the one in force stays")]
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
         "Client connections that are open")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
@@ -89,11 +105,12 @@ class Metrics:
         "Prompts that wait in the router, by class")]
     queue_refused: Annotated[Counter, Spec("warmroute_queue_refused", "class reason",
         "Prompts that the router's queue refused, by class and reason: full (of too many that "
-        "wait), displaced (a batch prompt, by an interactive one that came into a full queue), "
+        "wait), displaced (by one of a higher class or priority that came into a full queue), "
         "deadline (its first token would come too late)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
-        "Prompts that the router's queue let go, by why: room, idle (an engine had compute to "
-        "spare), waited_out (queue.max_wait_s)")]
+        "Prompts that the router's queue let go, by why: room, pool (what falls out of a "
+        "cache is read again soon), idle (an engine had compute to spare), waited_out "
+        "(queue.max_wait_s)")]
     tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",
         "Prompt tokens, by replica and kind: prompt, predicted_cached, of these predicted_cpu "
         "(its own offload) and predicted_pool (to be fetched), reported_cached")]
@@ -103,6 +120,8 @@ class Metrics:
         "the engine reused more, behind an image that was not known")]
     audit_error: Annotated[Histogram, Spec("warmroute_audit_error_tokens", "replica",
         "Absolute difference of predicted and reported cached tokens", _TOKEN_BUCKETS)]
+    last_block_changes: Annotated[Counter, Spec("warmroute_last_block_changes", "replica",
+        "Times that answers showed another rule for the last block of a hit (EAGLE, MTP)")]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
         "Prompts turned into tokens, by way: local, media (with images), prefix (up to an image "
         "that is not known), engine, unknown")]
@@ -150,7 +169,11 @@ class Metrics:
         "undecodable: messages of its event stream")]
     follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
         "Runs that ended unexpectedly and were started again, by what was followed: "
-        "events, replica, pool, pool_events, pool_questions, redis, tenants, upkeep")]
+        "configuration, discovery, events, replica, pool, pool_events, pool_questions, redis, "
+        "tenants, upkeep")]
+    discovery: Annotated[Counter, Spec("warmroute_discovery_answers", "source result",
+        "Answers of a source of replicas, by result: ok, empty (kept out until it has been so for "
+        "discovery.empty_s), failed (the last good one stays)")]
     records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
         "Decision records lost because their writer was behind")]
     shadow_decisions: Annotated[Counter, Spec("warmroute_shadow_decisions", "shadow agrees",
@@ -180,11 +203,22 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.on_dropped: list[Callable[[str], object]] = []
+        """Called with a candidate whose series are dropped: what is kept of them counts no more."""
         for attribute, kind, spec in INSTRUMENTS:
             options = {"buckets": spec.buckets} if spec.buckets is not None else {}
             labels = spec.labels.split()
             instrument = kind(spec.name, spec.text, labels, registry=self.registry, **options)
             setattr(self, attribute, instrument)
+
+    def drop_replica(self, candidates: Iterable[str]) -> None:
+        """Drop the series of a replica that has been gone for long: a replica and its ranks."""
+        for candidate in candidates:
+            for attribute, _, spec in INSTRUMENTS:
+                if "replica" in spec.labels.split():
+                    getattr(self, attribute).remove_by_labels({"replica": candidate})
+            for forget in self.on_dropped:
+                forget(candidate)
 
     def forget_experiment(self, name: str) -> None:
         """Drop the series of an experiment that is removed."""
@@ -214,6 +248,10 @@ class Metrics:
     def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
         """Read what is known of Redis and of other routers at every scrape."""
         self.registry.register(Families(SHARING, lambda: [describe()]))
+
+    def watch_sources(self, describe: Callable[[], Iterable[SourceState]]) -> None:
+        """Read the states of sources of replicas at every scrape."""
+        self.registry.register(Families(SOURCE, describe))
 
     def watch_experiments(self, describe: Callable[[], Iterable[ExperimentState]]) -> None:
         """Read the states of experiments at every scrape."""

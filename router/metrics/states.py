@@ -22,6 +22,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     events: dict[str, int]  # counter name -> value, since the router started
     cost_error_ms: float
     trust: float  # share of recent audited predictions that were right, 1.0 before the first
+    drops_last: bool | None = None  # the last block of a hit; None: its engine does not speculate
     num_sessions: int = 0  # conversations that are alive there
     footprint_ratio: float | None = None  # what they take, of the cache; None: its size is unknown
 
@@ -49,6 +50,16 @@ class PoolState(Struct, frozen=True, kw_only=True):
     capacity_bytes: int | None
     bytes_per_token: dict[str, float]  # base model -> of KV cache, mean
     fetch_bytes_per_s: dict[str, float]  # candidate -> fitted from first-token times
+
+
+class SourceState(Struct, frozen=True, kw_only=True):
+    """How a source of replicas stands."""
+
+    name: str
+    num_replicas: int  # of its last good answer
+    reason: str  # why its last answer was not followed; empty: it was
+    age_s: float | None  # of its last good answer; None: there was none
+    not_followed: dict[str, str]  # address -> why
 
 
 class ExperimentState(Struct, frozen=True, kw_only=True):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
+from router.cluster import loops
 from router.cluster.loader import _load as load_once
 from router.cluster.loops import DeltaWriter, LeaseKeeper, LogReader
 from router.cluster.membership import Role
 from router.cluster.redis_snapshot import IndexSnapshot
 from router.cluster.redis_store import RedisStore
 from router.errors import EMPTIED, StoreUnavailable
-from router.messages import Delta, StreamId
+from router.messages import Answered, Began, Delta, Ended, Note, StreamId
 from tests.cluster.model import CANDIDATE, STREAM, Node, PlainRedis
 from tests.cluster.redis_stores import opened
 from tests.index.contract.engine import PlayedEngine
@@ -195,3 +198,45 @@ async def test_a_full_redis_is_said_once(
             "redis is full: the shared index is not kept up (see maxmemory)",
             "redis has room again",
         ]
+
+
+class _Stored:
+    """A store that keeps what is published."""
+
+    def __init__(self) -> None:
+        self.published: list[Note] = []
+        self.came = asyncio.Event()
+
+    async def publish(self, notes: Sequence[Note]) -> None:
+        self.published += notes
+        self.came.set()
+
+    async def next(self) -> list[Note]:
+        async with asyncio.timeout(30.0):
+            await self.came.wait()
+        self.came.clear()
+        published, self.published = self.published, []
+        return published
+
+
+async def test_that_a_request_began_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First tokens and ends wait for others, or for the next one that begins."""
+    monkeypatch.setattr(loops, "FLUSH_S", 3600.0)
+    peer, store = Peer("one"), _Stored()
+    async with asyncio.TaskGroup() as group:
+        publisher = loops.NotePublisher(cast(RedisStore, store), peer.outbox)
+        publishing = group.create_task(publisher.run())
+
+        first, _ = peer.begin("r1", [], 0.0)
+        assert [type(note) for note in await store.next()] == [Began]
+
+        peer.outbox.answered(first, 0.0)
+        peer.outbox.ended(first, computed=True)
+        second, _ = peer.begin("r1", [], 0.0)
+        assert [type(note) for note in await store.next()] == [Answered, Ended, Began]
+
+        monkeypatch.setattr(loops, "FLUSH_S", 0.005)
+        peer.outbox.ended(second, computed=True)
+        assert [type(note) for note in await store.next()] == [Ended]
+
+        publishing.cancel()

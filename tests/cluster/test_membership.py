@@ -11,7 +11,8 @@ from router.index.candidate_stream import CandidateStream
 from router.kv_events.stream import RankStream
 from router.messages import Delta, Position
 from tests.cluster.model import CANDIDATE, STREAM, Node, PlainRedis, settle
-from tests.index.contract.engine import CHAINS, HASHES, PlayedEngine
+from tests.engine import batch, stored
+from tests.index.contract.engine import CHAINS, HASHES, PROMPTS, PlayedEngine
 
 
 class Scene:
@@ -438,6 +439,24 @@ def test_without_blocks_there_is_no_position_to_go_on_from() -> None:
     for _ in range(3):
         scene.other.step()
     assert (scene.other.role, known(scene.other)) == (Role.FOLLOWING, {})
+
+
+def test_blocks_of_several_kv_groups_are_kept() -> None:
+    """Where Redis is asked for prefixes, a model with windows is matched here all the same."""
+    scene = Scene(keeps_blocks=False)
+    window = stored(PROMPTS[0], group=1, kind="sliding_window")
+    window.kv_cache_spec_sliding_window = 5
+    scene.leader.receive(1 + scene.engine.last_sequence, batch(stored(PROMPTS[0]), window))
+    scene.leader.flush()
+    scene.other.read()
+    assert scene.other.wants_load
+    scene.other.begin_load()
+    scene.other.end_load()
+
+    matches = [node.index.match(CHAINS[0], [CANDIDATE]) for node in (scene.leader, scene.other)]
+    assert matches[0] == matches[1]
+    assert matches[0][CANDIDATE].num_gpu_blocks == len(CHAINS[0])
+    assert not scene.other.wants_load
 
 
 def test_without_blocks_who_has_to_lead_loads_them_first() -> None:
