@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test lint style types floors test-engines compose-check chaos fuzz prove bench docs lock audit sbom clean
+.PHONY: demo quick test linted tested lint style types floors test-engines compose-check chaos fuzz prove bench docs lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -18,7 +18,16 @@ demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies;
 quick: $(STAMP)           ## lint, and the tests of what differs from main: a minute
 	$(BIN)/python -m tests.quick $(ARGS)
 
-test: $(STAMP) lint       ## floors, style, types, tests
+test: $(STAMP)            ## floors, style, types, beside them the tests; what fails is said at the end
+	@mkdir -p build && rm -f build/lint
+	@$(MAKE) --no-print-directory -j2 -k linted tested || { cat build/lint 2>/dev/null; false; }
+
+# Where nothing is kept from last time, mypy takes half a minute, of one processor.
+linted:
+	@MAKEFLAGS= $(MAKE) --no-print-directory lint >build/lint 2>&1
+	@cat build/lint && rm build/lint
+
+tested:
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)            ## side by side: none of the three uses two cores
@@ -37,7 +46,7 @@ floors:
 test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engines on first use)
 	bash tests/engines/install.sh
 	bash tests/engines/install_clients.sh
-	$(BIN)/python -m pytest tests/engines -o timeout=900 -o timeout_method=signal $(ARGS)
+	$(BIN)/python -m pytest tests/engines -n 2 --dist loadfile -o timeout=900 -o timeout_method=signal $(ARGS)
 
 compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
 	$(BIN)/python -m tests.compose.queries

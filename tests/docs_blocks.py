@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
-import httpx
 from msgspec import Struct
 
-from router.tls import system_tls
+from tests.forks import PYTHONPATH, python_command
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,7 +105,8 @@ class Shell:
         self._number = 0
         scripts = directory / ".bin"
         scripts.mkdir()
-        _write_script(scripts / "python", f'exec "{sys.executable}" "$@"')
+        python = shlex.join(python_command())
+        _write_script(scripts / "python", f'exec {python} "$@"')
         # A request that is shown succeeds, unless the document shows its status.
         curl = shutil.which("curl")
         _write_script(
@@ -115,11 +117,11 @@ class Shell:
             scripts / "warmroute",
             'if [ "$1" = explain ]; then shift; '
             f'set -- explain --admin http://127.0.0.1:{ports[ADMIN_PORT]} "$@"; fi\n'
-            f'exec "{sys.executable}" -m router.cli "$@"',
+            f'exec {python} -m router.cli "$@"',
         )
         self._environ = os.environ | {
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'tests' / 'startup'}{os.pathsep}{ROOT}",
+            "PYTHONPATH": PYTHONPATH,
             "WARMROUTE_LISTEN_PORT": str(ports[ROUTER_PORT]),
             "WARMROUTE_LISTEN_HOST": "127.0.0.1",
             "WARMROUTE_LISTEN_DRAIN_GRACE_S": "0",
@@ -208,7 +210,7 @@ class Shell:
             named = re.match(r"# (\w+\.py)\n", code)
             path = self._directory / (named[1] if named else f"block_{self._number}.py")
             path.write_text(code)
-            return [sys.executable, str(path)]
+            return [*python_command(), str(path)]
         return ["bash", "-euo", "pipefail", "-c", code]
 
     def _exchanged(self, text: str) -> str:
@@ -218,10 +220,16 @@ class Shell:
 
 
 def _answers(url: str) -> bool:
+    """Ask once, at a cost that shows in no test: a client of httpx takes 20 ms to make."""
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.netloc, timeout=10.0)
     try:
-        return httpx.get(url, timeout=5.0, trust_env=False, verify=system_tls()).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", parts.path)
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def _write_script(path: Path, text: str) -> None:

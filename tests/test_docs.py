@@ -6,7 +6,6 @@ import argparse
 import importlib
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from hypothesis import given
 
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
+from loadtest.peers import cli as peers
 from loadtest.studies import cliff, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
@@ -37,6 +37,7 @@ from tests.docs_blocks import (
     blocks,
     free_ports,
 )
+from tests.forks import python_command
 from tests.policies.snapshots import snapshots
 from tests.redis_servers import RedisServer, binary
 
@@ -55,11 +56,15 @@ VLLM_FLAGS = frozenset(
         "--api-key",
         "--chat-template",
         "--tokenizer-mode",
+        "--data-parallel-external-lb",
+        "--data-parallel-hybrid-lb",
+        "--data-parallel-size",
         "--mm-hasher-algorithm",
         "--media-io-kwargs",
         "--enable-prompt-tokens-details",
         "--enable-scale-out",
         "--kv-events-config",
+        "--speculative-config",
         "--mm-processor-cache-gb",
         "--kv-transfer-config",
         "--num-gpu-blocks-override",
@@ -75,11 +80,20 @@ MASTER_FLAGS = frozenset(
     {"--eviction_high_watermark_ratio", "--metrics_port", "--rpc_port", "--enable_kv_events"}
 )
 REDIS_FLAGS = frozenset({"--maxmemory", "--maxmemory-policy", "--save"})
-# Source: docker compose --help; docker build --help; promtool and openssl have none in documents
+# Source: --help of docker compose, docker build, kubectl; promtool and openssl have none here
 DOCKER_FLAGS = frozenset(
-    {"--build", "--build-arg", "--force-recreate", "--no-deps", "--profile", "--pull", "--wait"}
+    {
+        "--build",
+        "--build-arg",
+        "--from-literal",
+        "--force-recreate",
+        "--no-deps",
+        "--profile",
+        "--pull",
+        "--wait",
+    }
 )
-HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6"}
+HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "kubernetes.default.svc"}
 
 
 def of_language(*languages: str) -> list[object]:
@@ -101,7 +115,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, int]]:
         for port in ENGINE_PORTS:
             own = str(chosen[port])
             emulate = ["-m", "loadtest.emulator", "--port", own, "--served-model-name", MODEL]
-            command = [sys.executable, *emulate, "--block-size", "32", "--preset", "instant"]
+            command = [*python_command(), *emulate, "--block-size", "32", "--preset", "instant"]
             shell.launch(command)
         for port in ENGINE_PORTS:
             shell.wait(f"http://127.0.0.1:{chosen[port]}/health")
@@ -313,7 +327,7 @@ def flags() -> frozenset[str]:
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
-        docs.argument_parser(), cliff.parser(), real_grid.parser(),
+        docs.argument_parser(), cliff.parser(), peers.parser(), real_grid.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)

@@ -132,7 +132,7 @@ def experiment(stack: Stack) -> Iterator[None]:
     arms = [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "least_loaded"}]
     body = {"name": "of-the-test", "design": "split", "arms": arms}
     url = f"{stack.published('router-1', 8081)}/admin/experiments"
-    with httpx.Client(headers=_token(stack), trust_env=False, timeout=30.0) as admin:
+    with httpx.Client(headers=_token(stack), trust_env=False, timeout=60.0) as admin:
         admin.post(url, json=body).raise_for_status()
         try:
             yield
@@ -147,7 +147,7 @@ def _token(stack: Stack) -> dict[str, str]:
 
 def drain(stack: Stack, replica: str, *, draining: bool = True) -> None:
     """Give an order at one router, with the token; return when the other one follows it."""
-    with httpx.Client(headers=_token(stack), trust_env=False, timeout=30.0) as admin:
+    with httpx.Client(headers=_token(stack), trust_env=False, timeout=60.0) as admin:
         first = stack.published("router-1", 8081)
         path = f"{first}/admin/replicas/{replica}/drain"
         admin.post(path, json={"draining": draining}).raise_for_status()
@@ -157,6 +157,28 @@ def drain(stack: Stack, replica: str, *, draining: bool = True) -> None:
                 lambda url=url: _is_draining(admin.get(url).json(), replica) == draining,
                 f"{router} follows the order about {replica}",
             )
+
+
+def wait_until_known(stack: Stack, session: Session, replica: str) -> None:
+    """Return when both routers know what of the session `replica` holds, and would go on there."""
+    with httpx.Client(headers=_token(stack), trust_env=False, timeout=60.0) as admin:
+        for router, port in (("router-1", 8081), ("router-2", 8082)):
+            url = f"{stack.published(router, port)}/admin/explain"
+            wait_until(
+                lambda url=url: _goes_on_at(
+                    admin.post(url, json=session.body()).raise_for_status().json(), replica
+                ),
+                f"{router} knows that the session is at {replica}",
+            )
+
+
+def _goes_on_at(explained: dict[str, Any], replica: str) -> bool:
+    return explained["decision"]["candidate"] == replica and any(
+        candidate["view"]["id"] == replica
+        and candidate["state"] == "exact"
+        and candidate["view"]["num_gpu_tokens"] > 0
+        for candidate in explained["candidates"]
+    )
 
 
 def _is_draining(found: dict[str, Any], replica: str) -> bool:

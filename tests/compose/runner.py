@@ -21,11 +21,11 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +37,7 @@ from typing import Self
 from msgspec import Struct
 
 from tests.compose.model import ComposeError, Mount, Project, Service
+from tests.forks import ADDRESS, PYTHONPATH, kill, python_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -333,7 +334,10 @@ class Stack:
         if process is None:
             return
         with suppress(ProcessLookupError):
-            process.send_signal(signal.Signals[signal_name])
+            if signal_name == "SIGKILL" and process.poll() is None:
+                kill(process)
+            else:
+                process.send_signal(signal.Signals[signal_name])
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
         with suppress(ProcessLookupError):
@@ -383,10 +387,13 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _write_scripts(folder: Path) -> None:
-    """What our own image has: `warmroute`, of this checkout, and its interpreter."""
+    """What our own image has: `warmroute`, of this checkout, and its interpreter; by fork."""
     folder.mkdir(parents=True)
-    path = f"{ROOT / 'tests' / 'startup'}{os.pathsep}{ROOT}"
-    ours = f'export PYTHONPATH="{path}"; exec "{sys.executable}"'
+    variables = {"PYTHONPATH": PYTHONPATH, "OPENBLAS_NUM_THREADS": "1"}
+    if ADDRESS in os.environ:
+        variables[ADDRESS] = os.environ[ADDRESS]
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    ours = f"{exports} exec {shlex.join(python_command())}"
     for name, line in (("warmroute", f"{ours} -m router.cli"), ("python", f"{ours}")):
         script = folder / name
         script.write_text(f'#!/bin/sh\n{line} "$@"\n')

@@ -147,9 +147,9 @@ class Session:
         self._max_tokens = max_tokens
         self.messages: list[dict[str, str]] = [{"role": "user", "content": opening}]
 
-    def turn(self, url: str, client: httpx.Client) -> Turn:
-        """Send the conversation, streamed; append the answer and the next question."""
-        body = {
+    def body(self) -> dict[str, Any]:
+        """Make the next turn's request, streamed."""
+        return {
             "model": self._model,
             "messages": self.messages,
             "max_tokens": self._max_tokens,
@@ -157,7 +157,10 @@ class Session:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+
+    def turn(self, url: str, client: httpx.Client) -> Turn:
+        """Send the conversation, streamed; append the answer and the next question."""
+        with client.stream("POST", f"{url}/v1/chat/completions", json=self.body()) as answer:
             answer_lines = list(answer.iter_lines())
         assert answer.status_code == 200, "\n".join(answer_lines)
         events = [line.removeprefix("data: ") for line in answer_lines if line.startswith("data: ")]

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
 
 from router import config
-from tests.compose.model import Project, Service, dotenv
+from tests.compose.model import Project, Service, dotenv, parse
 from tests.compose.runner import ROOT
 from tests.compose.stacks import COMPOSE, COMPOSE_GPU, DOCKER, FILES, make_secrets, project
 
 # compose-spec.json as released with check-jsonschema 0.39.0; Apache-2.0, its licence is beside it.
 SCHEMA = json.loads((ROOT / "tests/data/compose-spec/compose-spec.json").read_text())
 ALL = sorted(DOCKER.glob("*.yaml"))
-COMPOSE_FILES = [file for file in ALL if "services" in yaml.safe_load(file.read_text())]
+COMPOSE_FILES = [file for file in ALL if "services" in parse(file.read_text())]
 
 # Images whose own user is root, and why they stay so.
 ROOTS = {"vllm/vllm-openai"}  # weights and compiled kernels are in caches that root owns
@@ -49,7 +48,7 @@ each_service = pytest.mark.parametrize(("file", "service"), services())
 @pytest.mark.parametrize("file", COMPOSE_FILES, ids=lambda file: file.name)
 def test_the_specifications_schema_accepts_it(file: Path) -> None:
     """As written, and with its variables put in."""
-    errors = list(Draft202012Validator(SCHEMA).iter_errors(yaml.safe_load(file.read_text())))
+    errors = list(Draft202012Validator(SCHEMA).iter_errors(parse(file.read_text())))
     assert [f"{error.json_path}: {error.message}" for error in errors] == []
     if file in FILES:
         errors = list(Draft202012Validator(SCHEMA).iter_errors(read(file).raw))
@@ -103,7 +102,7 @@ def test_only_the_front_is_for_others(file: Path, service: Service) -> None:
     """Every published port is on loopback, but for the API's where its variable says otherwise."""
     for port in service.ports:
         assert port.host == "127.0.0.1"
-    raw = yaml.safe_load(file.read_text())["services"][service.name]
+    raw = parse(file.read_text())["services"][service.name]
     open_to_all = [port for port in raw.get("ports", ()) if "BIND_ADDRESS" in port]
     assert not open_to_all or service.name == "front"
 

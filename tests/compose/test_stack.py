@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 import redis
 
-from tests.compose.queries import MODEL, drain
+from tests.compose.queries import MODEL, drain, wait_until_known
 from tests.compose.runner import Stack
 from tests.compose.stacks import NOT_HERE, Session, client, wait_until
 
@@ -50,6 +51,7 @@ def test_a_session_is_cached_through_either_router(
     """Later turns run where the first ran, from its cache, whichever router they came through."""
     session = Session(MODEL, "A story about two routers. " * 150)
     first = session.turn(front, http)
+    wait_until_known(stack, session, first.replica)
     later = [session.turn(front, http) for _ in range(4)]
 
     assert {turn.replica for turn in later} == {first.replica}
@@ -65,6 +67,7 @@ def test_a_drained_replicas_sessions_go_on_from_the_pool(
     """An order at one router, with the token, holds for both; what was computed is fetched."""
     session = Session(MODEL, "A story that moves house. " * 150)
     first = session.turn(front, http)
+    wait_until_known(stack, session, first.replica)
     drain(stack, first.replica)
     try:
         # The pool's objects are learned beside the requests: the first turn there may be too early.
@@ -134,12 +137,17 @@ def test_a_client_that_leaves_ends_the_engines_work(
         return sum(line.count('outcome="client_gone"') for text in texts for line in text.split())
 
     before = num_gone()
-    body = {"model": MODEL, "prompt": "leaving", "max_tokens": 4}
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(f"{front}/v1/completions", json=body, timeout=1.0)
+    in_flight = "warmroute_inflight_requests{"
+    request = http.build_request(
+        "POST", f"{front}/v1/completions", json={"model": MODEL, "prompt": "leaving"}
+    )
+    with socket.create_connection((request.url.host, request.url.port), 60.0) as client:
+        head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        path = request.url.raw_path.decode()
+        client.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+        wait_until(lambda: sum(metric(url, in_flight) for url in routers), "it is in flight")
 
     wait_until(lambda: num_gone() > before, "the router notices that the client left")
-    in_flight = "warmroute_inflight_requests{"
     wait_until(lambda: not sum(metric(url, in_flight) for url in routers), "nothing is in flight")
     for url in replicas:
         http.delete(f"{url}/emulator/faults")
@@ -152,6 +160,7 @@ def test_a_router_killed_is_not_missed(stack: Stack, front: str, http: httpx.Cli
     """Every request after it is answered by the other one, from the same caches; it comes back."""
     session = Session(MODEL, "A story about a router that dies. " * 120)
     first = session.turn(front, http)
+    wait_until_known(stack, session, first.replica)
     stack.kill("router-1")
     try:
         turns = [session.turn(front, http) for _ in range(6)]
@@ -193,14 +202,9 @@ def test_redis_killed_is_not_missed(stack: Stack, front: str, http: httpx.Client
     def shared(value: float) -> Callable[[], bool]:
         return lambda: all(metric(url, "warmroute_redis_up") == value for url in routers)
 
-    def know_alike() -> bool:
-        known = {metric(url, "warmroute_index_blocks") for url in routers}
-        return len(known) == 1 and known != before
-
     session = Session(MODEL, "A story about a server that forgets. " * 120)
-    before = {metric(routers[0], "warmroute_index_blocks")}
     first = session.turn(front, http)
-    wait_until(know_alike, "both know what the first turn left")
+    wait_until_known(stack, session, first.replica)
     stack.kill("redis")
     try:
         wait_until(shared(0.0), "the routers notice")

@@ -18,10 +18,10 @@ from typing import Any, Self
 from unittest import mock
 
 import aiohttp
-import httpx._transports.default as httpx_transport
 import msgspec
 import orjson
 import pytest
+from jinja2 import Environment
 from multidict import CIMultiDictProxy
 
 from loadtest.emulator import replica as replica_module
@@ -43,7 +43,7 @@ SECRET = "wr-s3cret"
 KEY = f"Bearer sk-{SECRET}"
 SESSION = f"session-{SECRET}"
 PATIENCE_S = 60.0  # for what must come; never waited for where all is well
-LEASE_S = 1.0  # of routers that share a Redis
+LEASE_S = 2.0  # of routers that share a Redis
 
 INSTANT = PRESETS["instant"]
 SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere
@@ -205,10 +205,12 @@ class Stage:
     def metric(self, name: str, **labels: str) -> float:
         """Read one sample, 0.0 where there is none (yet); sums over labels not named."""
         registry = self.router.metrics.registry
-        one = registry._names_to_collectors.get(name)  # what is read at scrape time has no name
+        one = registry._names_to_collectors.get(name)
+        unnamed = [by for by, names in registry._collector_to_names.items() if not names]
         return sum(
             sample.value
-            for family in (registry if one is None else one).collect()
+            for collector in (unnamed if one is None else [one])  # unnamed: read at scrape time
+            for family in collector.collect()
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
@@ -261,9 +263,11 @@ class Stage:
 
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait for a condition that the router will bring about."""
+        pause_s = 0.002
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
-                await asyncio.sleep(0.002)
+            while not is_so():
+                await asyncio.sleep(pause_s)
+                pause_s = min(1.2 * pause_s, 0.02)  # looking costs, too
 
     async def ready(self) -> None:
         await self.until(lambda: self.router.readiness.not_ready() is None)
@@ -408,19 +412,22 @@ def truth(engine: Emulator) -> list[set[BlockKey]]:
 
 def everything(redis: RedisServer) -> bytes:
     """Read all keys of a Redis and all that is in them."""
-    client, found = redis.client, []
-    for key in client.keys():
-        found.append(key)
-        match client.type(key):
+    keys = redis.client.keys()
+    kinds = redis.client.pipeline(transaction=False)
+    for key in keys:
+        kinds.type(key)
+    values = redis.client.pipeline(transaction=False)
+    for key, kind in zip(keys, kinds.execute(), strict=True):
+        match kind:
             case b"hash":
-                found += [part for pair in client.hgetall(key).items() for part in pair]
+                values.hgetall(key)
             case b"stream":
-                found += [repr(entry).encode() for entry in client.xrange(key)]
+                values.xrange(key)
             case b"zset":
-                found += client.zrange(key, 0, -1)
+                values.zrange(key, 0, -1)
             case b"string":
-                found.append(client.get(key) or b"")
-    return b"\n".join(found)
+                values.get(key)
+    return repr((keys, values.execute())).encode()
 
 
 async def _nothing_left(stage: Stage) -> None:
@@ -463,15 +470,27 @@ def listening() -> Iterator[io.StringIO]:
 
 _tokenizer = functools.cache(replica_module.ChatTokenizer)
 _load = functools.cache(loading._load_tokenizer)
-_tls = functools.cache(httpx_transport.create_ssl_context)
+
+
+_compile = Environment.compile
+_compiled: dict[tuple[object, ...], Any] = {}
+
+
+def _compile_once(environment: Environment, source: Any, *args: Any, **named: Any) -> Any:
+    """Compile a template where none of this text was, in an environment of this kind."""
+    options = (environment.trim_blocks, environment.lstrip_blocks, *environment.extensions)
+    key = (type(environment), options, source, args, tuple(named.items()))
+    if key not in _compiled:
+        _compiled[key] = _compile(environment, source, *args, **named)
+    return _compiled[key]
 
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Give routers what each would load for itself: tokenizers, certificates. 0.2 s of a test."""
+    """Give routers the tokenizers and templates that each would load for itself."""
     with (
         mock.patch.object(loading, "_load_tokenizer", _load),
-        mock.patch.object(httpx_transport, "create_ssl_context", _tls),
+        mock.patch.object(Environment, "compile", _compile_once),
     ):
         yield
 

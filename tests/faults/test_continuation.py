@@ -219,6 +219,8 @@ async def half_dead(
     Hands out the stage and the undisturbed answer.
     """
     stream = b""
+    # Long enough for a busy machine: the replica that goes on must not be silent for so long.
+    idle_s = 5 if dies is fall_silent else 60
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -230,7 +232,7 @@ async def half_dead(
     async with (
         Engines(1, reply="greedy", time_model=TimeModel(base_ms=3.0)) as (engine,),
         FakeEngine(answer) as fake,
-        on_stage(engine, fake, policy__name="round_robin", forward__idle_timeout_s=1) as stage,
+        on_stage(engine, fake, policy__name="round_robin", forward__idle_timeout_s=idle_s) as stage,
     ):
         async with aiohttp.ClientSession() as client:
             async with client.post(engine.url + path, json=body) as whole:

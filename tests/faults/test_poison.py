@@ -92,7 +92,8 @@ async def test_the_next_leader_survives_it_too(start_redis: Start) -> None:
                             )
                         )
             assert first.router.sharing is not None
-            first.router.sharing.keeper._beat_s = 60.0  # its leases run out
+            # Its leases run out; at its next beat it finds out that the other router has gone.
+            first.router.sharing.keeper._beat_s = 10.0
             await second.until(lambda: set(second.roles().values()) == {"leading"})
             replies = [await second.ask(chat(words(number))) for number in range(4)]
 

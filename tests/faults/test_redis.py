@@ -35,6 +35,8 @@ from tests.redis_servers import RedisServer, Start, binary, start_sentinel
 
 BASE = "{wr:default}:"
 HASTY = {"redis__timeout_s": 0.5}
+PATIENT = {"redis__timeout_s": 10.0, "redis__lease_s": 12.0}
+"""A machine under load keeps these: what is lost was lost with Redis."""
 
 
 class Load:
@@ -112,7 +114,7 @@ async def as_before(stages: Sequence[Stage], engines: Sequence[Emulator]) -> Non
 async def test_redis_is_killed_and_comes_back_empty(start_redis: Start, version: str) -> None:
     """Every router follows the engines itself, exactly; then one leads again and writes anew."""
     redis = start_redis(version)
-    async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
+    async with Engines(2) as engines, on_stages(*engines, redis=redis, **PATIENT) as stages:
         async with under_load(stages) as load:
             redis.stop()
             await both(stages, lambda s: s.metric("warmroute_redis_up") == 0)
@@ -222,7 +224,7 @@ async def test_connections_cut_are_opened_again(
     """A proxy, a firewall, CLIENT KILL: nothing is written anew for it, long up or not."""
     monkeypatch.setattr(sharing, "_STEADY_S", steady_s)
     redis = start_redis()
-    async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
+    async with Engines(2) as engines, on_stages(*engines, redis=redis, **PATIENT) as stages:
         rewrites = [s.metric("warmroute_sharing_total", kind="rewrites") for s in stages]
         async with under_load(stages):
             redis.client.client_kill_filter(_type="normal", skipme=True)

@@ -8,13 +8,11 @@ imported, and what it does, is the same.
 
 from __future__ import annotations
 
-import importlib.metadata
 import marshal
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +22,11 @@ _MODULE = "transformers.utils.import_utils"
 _KEPT = Path(__file__).resolve().parents[2] / "build" / "startup"
 
 
-class _Finder(MetaPathFinder):
-    """Lets one module be found as ever, and patches it when it has been executed."""
+class _Finder:
+    """Lets one module be found as ever, and patches it when it has been executed.
+
+    A `MetaPathFinder` but by name: `importlib.abc` is not imported for it.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -44,6 +45,8 @@ def _patch(loader: Any, state: str) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
+        import importlib.metadata  # 40 ms, of which every other process would have its share
+
         distributions = importlib.metadata.packages_distributions
         importlib.metadata.packages_distributions = _kept(distributions, state)
         try:
