@@ -112,9 +112,8 @@ class Decider:
         ids = caches.by_contract([c.id for c in candidates])[CONTRACT]
         keys = self._tokens.keys(CONTRACT)
         reusable = (num_tokens - 1) // BLOCK_SIZE
-        chain = keys if len(keys) == reusable else keys[:reusable]
         last, match, matches = NO_BLOCKS, NO_MATCH, {}
-        for id_, found in caches.match(chain, ids).items():
+        for id_, found in caches.match(keys, ids, limit=reusable).items():
             if found is not last:
                 last = found
                 match = Match(found.num_gpu_blocks * BLOCK_SIZE, found.num_cpu_blocks * BLOCK_SIZE)

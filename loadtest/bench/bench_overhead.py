@@ -11,7 +11,7 @@ from typing import Final
 
 import uvloop
 
-from loadtest.bench.client import Connection
+from loadtest.bench.client import Connection, pair
 from loadtest.bench.conversations import of_size
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.rig import start_rig
@@ -44,10 +44,7 @@ async def _run(setting: Setting) -> list[Line]:
                     await direct.send(request)
                 steps = range(setting.size(num_pairs, 5))
                 for number in setting.track(steps, f"overhead {num_bytes // 1000} KB"):
-                    if number % 2:
-                        plain, answer = await direct.send(request), await routed.send(request)
-                    else:
-                        answer, plain = await routed.send(request), await direct.send(request)
+                    plain, answer = await pair(number, direct, routed, request)
                     rig.check(prepared, answer, replica)
                     added_ms.append(answer.total_ms - plain.total_ms)
                     direct_ms.append(plain.total_ms)

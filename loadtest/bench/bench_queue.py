@@ -19,8 +19,8 @@ from loadtest.bench.setting import Setting
 from policies.view import CandidateCost, CandidateId, ReplicaView
 from router.replicas.cost_fit import PRIOR
 from router.replicas.working_sets import WorkingSets
-from router.scheduling.queue import Queue, QueueRules
-from router.scheduling.waiting import Waiting
+from router.scheduling.queue import Queue
+from router.scheduling.waiting import QueueRules, Waiting
 
 _NUM_WAITING: Final = 10_000
 _NUM_CANDIDATES: Final = 8
@@ -45,6 +45,8 @@ def run(setting: Setting) -> list[Line]:
 
 class _Chosen(Struct, frozen=True):
     view: ReplicaView
+
+    num_pooled_tokens: int | None = None
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return ()

@@ -209,7 +209,7 @@ async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
     writer = _Writer(store)
     lines = []
     for num_replicas in _REPLICAS:
-        for num_tokens in _PROMPTS:
+        for num_tokens in _PROMPTS[:2] if setting.quick else _PROMPTS:
             lines += await _look_up(setting, client, writer, num_tokens, num_replicas)
     await store.close()
     return lines

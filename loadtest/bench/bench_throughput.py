@@ -13,7 +13,7 @@ from typing import Final
 
 import uvloop
 
-from loadtest.bench.client import Connection
+from loadtest.bench.client import Connection, hammer
 from loadtest.bench.conversations import Prepared, of_size
 from loadtest.bench.measures import Budget, Line
 from loadtest.bench.rig import Rig, RigError, start_rig
@@ -76,22 +76,9 @@ async def _hammer(
     setting: Setting, port: int, requests: list[bytes], seconds: float, what: str
 ) -> tuple[int, float]:
     """Send each request over and over for some seconds; return how many answers came, and when."""
-    num_done = 0
-    end_s = time.perf_counter() + seconds
-
-    async def send_on(request: bytes) -> None:
-        nonlocal num_done
-        async with Connection(port) as connection:
-            while time.perf_counter() < end_s:
-                answer = await connection.send(request)
-                if answer.status != 200:
-                    raise RigError(f"answered {answer.status}: {answer.body[:300]!r}")
-                num_done += 1
-
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for request in requests:
-            group.create_task(send_on(request), name="load")
+        load = group.create_task(hammer(port, requests, seconds), name="load")
         for _ in setting.track(range(round(seconds * 10)), what):
             await asyncio.sleep(0.1)
-    return num_done, time.perf_counter() - start_s
+    return load.result(), time.perf_counter() - start_s

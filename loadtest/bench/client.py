@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self, cast
 
 from msgspec import Struct
@@ -118,6 +118,40 @@ class Connection(asyncio.Protocol):
         self._head = self._end = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
+
+
+async def pair(
+    number: int, direct: Connection, routed: Connection, request: bytes
+) -> tuple[Answer, Answer]:
+    """Send a request both ways, in alternating order by number; return direct's answer first."""
+    if number % 2:
+        return await direct.send(request), await routed.send(request)
+    answer = await routed.send(request)
+    return await direct.send(request), answer
+
+
+async def hammer(port: int, requests: Sequence[bytes], seconds: float) -> int:
+    """Send each request over and over on a connection of its own; return how many answers came.
+
+    Raises:
+        RuntimeError: an answer's status is not 200.
+    """
+    num_done = 0
+    end_s = time.perf_counter() + seconds
+
+    async def send_on(request: bytes) -> None:
+        nonlocal num_done
+        async with Connection(port) as connection:
+            while time.perf_counter() < end_s:
+                answer = await connection.send(request)
+                if answer.status != 200:
+                    raise RuntimeError(f"answered {answer.status}: {answer.body[:300]!r}")
+                num_done += 1
+
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(send_on(request), name="load")
+    return num_done
 
 
 def header(head: bytes, name: bytes) -> str | None:

@@ -152,9 +152,25 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
     Raises:
         RigError: one of them does not start.
     """
+    async with (
+        fake_replicas(NUM_REPLICAS, setting.model_dir) as ports,
+        _router(setting, ports, flags) as rig,
+    ):
+        await rig.until_exact()
+        await _until_proven(setting.work_dir / _LOG)
+        yield rig
+
+
+@asynccontextmanager
+async def fake_replicas(num: int, model_dir: Path) -> AsyncIterator[list[int]]:
+    """Start fake replicas in one process, and yield their ports.
+
+    Raises:
+        RigError: they do not start.
+    """
     fakes = await asyncio.create_subprocess_exec(
         *(*leashed(), "-m", "loadtest.bench.fake_engine"),
-        *("--replicas", str(NUM_REPLICAS), "--model", str(setting.model_dir)),
+        *("--replicas", str(num), "--model", str(model_dir)),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -163,10 +179,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
         if not line:
             raise RigError("the fake replicas did not start")
         ports: list[int] = msgspec.json.decode(line)["ports"]
-        async with _router(setting, ports, flags) as rig:
-            await rig.until_exact()
-            await _until_proven(setting.work_dir / _LOG)
-            yield rig
+        yield ports
     finally:
         await end(fakes)
 
@@ -192,7 +205,7 @@ async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) ->
 
 def leashed() -> tuple[str, ...]:
     """Begin a Python command that ends with this process, however this process ends."""
-    return (sys.executable, str(_LEASH), str(os.getpid()), sys.executable)
+    return (sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), sys.executable)
 
 
 async def _ports_logged(process: asyncio.subprocess.Process, log_path: Path) -> tuple[int, int]:
