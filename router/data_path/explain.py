@@ -40,7 +40,7 @@ class Explainer:
             "candidates": [
                 {
                     "state": self._caches.state(view.id),
-                    "drops_last_block": self._caches.index.has_eagle(view.id),
+                    "drops_last_block": self._caches.index.drops_last(view.id),
                     "view": view,
                 }
                 for view in snapshot.replicas

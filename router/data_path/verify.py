@@ -71,11 +71,11 @@ class PoolVerifier:
         for contract, candidates in contracts.items():
             if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
                 continue
-            has_eagle = index.has_eagle(candidates[0])
-            num_reusable = job.num_tokens if has_eagle else job.num_tokens - 1
+            drops_last = index.drops_last(candidates[0])
+            num_reusable = job.num_tokens if drops_last else job.num_tokens - 1
             chain = job.keys(contract)[: num_reusable // contract.block_size]
             groups = index.groups_of(candidates[0])
-            num_dropped = int(has_eagle and groups is None)
+            num_dropped = int(drops_last and groups is None)
             for directory in self._pool.directories_of(model, candidates):
                 num_blocks = max(0, self._pool.match(directory, chain, groups) - num_dropped)
                 found = PoolMatch(

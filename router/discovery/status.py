@@ -129,7 +129,7 @@ class Status:
         working_sets.expire(now_s)
         for status in self._fleet.status(now_s):
             stream = self._caches.stream(status.id)
-            last_block = self._caches.last_block(status.id)
+            last_block = self._caches.index.last_blocks.get(status.id)
             alive, capacity = working_sets.at(status.id), self._fleet.capacity_tokens(status.id)
             yield RankState(
                 replica=status.id,
@@ -212,7 +212,7 @@ class Status:
             "num_gpu_blocks": self._caches.index.num_blocks(status.id, "gpu"),
             "num_cpu_blocks": self._caches.index.num_blocks(status.id, "cpu"),
             "trust": self._caches.trust(status.id),
-            "eagle": _eagle(self._caches.last_block(status.id)),
+            "eagle": _eagle(self._caches.index.last_blocks.get(status.id)),
             "reads_pool": self._pool.reads(status.id) if self._pool is not None else None,
             "events": _event_counts(stream) if stream is not None else {},
         }

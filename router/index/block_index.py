@@ -21,6 +21,7 @@ from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
 from router.index.hit_length import Chain, KvLayout, with_eagle
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
+from router.index.last_block import LastBlock
 from router.index.prefix import Either, PrefixEnd, leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
@@ -80,23 +81,25 @@ class BlockIndex:
         max_cpu_blocks: Bound of one candidate's cpu tier, oldest out first: some connectors
             (Mooncake's) announce stores there and never a removal.
         max_pending: Bound of one candidate's journal, in keys.
+
+    `last_blocks`: what is expected of the last block of hits, of candidates that speculate.
     """
 
     __slots__ = (
-        "_eagles",
         "_holdings",
         "_journals",
         "_layouts",
         "_max_cpu_blocks",
         "_max_pending",
         "_retired",
+        "last_blocks",
     )
 
     def __init__(self, *, max_cpu_blocks: int = 2_000_000, max_pending: int = MAX_PENDING) -> None:
         self._holdings: dict[CandidateId, _Holdings] = {}
         self._journals: dict[CandidateId, Journal] = {}
         self._layouts: dict[CandidateId, KvLayout | None] = {}
-        self._eagles: set[CandidateId] = set()  # whose engines drop the last block of a hit
+        self.last_blocks: dict[CandidateId, LastBlock] = {}
         self._retired: list[Copies] = []
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
@@ -144,20 +147,7 @@ class BlockIndex:
 
         None: how they are hit is not known, so nothing of it counts.
         """
-        self._layouts[candidate] = with_eagle(layout, candidate in self._eagles)
-
-    def set_eagle(self, candidate: CandidateId, on: bool) -> None:
-        """Set whether the engine drops the last block of a hit (router.index.last_block)."""
-        if on:
-            self._eagles.add(candidate)
-        else:
-            self._eagles.discard(candidate)
-        if candidate in self._layouts:
-            self._layouts[candidate] = with_eagle(self._layouts[candidate], on)
-
-    def has_eagle(self, candidate: CandidateId) -> bool:
-        """Return whether the engine drops the last block of a hit."""
-        return candidate in self._eagles
+        self._layouts[candidate] = layout
 
     def forget_layout(self, candidate: CandidateId) -> None:
         """Take the candidate for one with a single group of full attention again."""
@@ -323,20 +313,28 @@ class BlockIndex:
 
     def groups_of(self, candidate: CandidateId) -> KvLayout | None:
         """Return the candidate's KV groups; None: it has one, or they are not understood."""
-        return self._layouts.get(candidate)
+        layout = self._layouts.get(candidate)
+        if layout is not None and layout.has_eagle != self.drops_last(candidate):
+            layout = self._layouts[candidate] = with_eagle(layout, not layout.has_eagle)
+        return layout
+
+    def drops_last(self, candidate: CandidateId) -> bool:
+        """Return whether the engine is expected to drop the last block of a hit."""
+        last_block = self.last_blocks.get(candidate)
+        return last_block is not None and last_block.is_dropped
 
     def left_by(
         self, candidate: CandidateId, chain: Sequence[BlockKey], num_tokens: int
     ) -> Sequence[BlockKey]:
         """Name the blocks that a prompt leaves besides its chain: those of other KV groups."""
-        layout = self._layouts.get(candidate) if self._layouts else None
+        layout = self.groups_of(candidate) if self._layouts else None
         return layout.kept(chain, num_tokens) if layout is not None else ()
 
     def needed_by(
         self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int
     ) -> Sequence[BlockKey]:
         """Name the blocks of other KV groups without which a hit of this length is none."""
-        layout = self._layouts.get(candidate) if self._layouts else None
+        layout = self.groups_of(candidate) if self._layouts else None
         return layout.needed(chain, num_blocks) if layout is not None else ()
 
     def num_blocks(self, candidate: CandidateId, tier: Tier = "gpu") -> int:
@@ -381,7 +379,7 @@ class BlockIndex:
         }
 
     def _match_groups(self, chain: Chain, candidate: CandidateId, limit: int) -> BlockMatch:
-        layout, holdings = self._layouts[candidate], self._holdings.get(candidate)
+        layout, holdings = self.groups_of(candidate), self._holdings.get(candidate)
         if layout is None or holdings is None or not limit:
             return NO_BLOCKS
         gpu = stored = layout.hit(chain, holdings.gpu, limit)

@@ -50,14 +50,13 @@ class _Trust(Struct):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_last_blocks", "_streams", "_trust", "index")
+    __slots__ = ("_claims", "_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
-        self._last_blocks: dict[CandidateId, LastBlock] = {}  # of engines that speculate
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
@@ -68,10 +67,9 @@ class CacheView:
         """
         self.hand_over(candidate, stream)
         self._trust[candidate] = _Trust()
-        self._last_blocks.pop(candidate, None)
+        self.index.last_blocks.pop(candidate, None)
         if last_block is not None:
-            self._last_blocks[candidate] = last_block
-        self.index.set_eagle(candidate, last_block is not None and last_block.is_dropped)
+            self.index.last_blocks[candidate] = last_block
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Use another stream from now on; blocks, claims and trust stay."""
@@ -87,8 +85,7 @@ class CacheView:
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
         self._claims.pop(candidate, None)
-        self._last_blocks.pop(candidate, None)
-        self.index.set_eagle(candidate, False)
+        self.index.last_blocks.pop(candidate, None)
         self.index.clear(candidate)
         self.index.forget_layout(candidate)
 
@@ -128,10 +125,6 @@ class CacheView:
         trust = self._trust.get(candidate)
         return 1.0 if trust is None else trust.ratio
 
-    def last_block(self, candidate: CandidateId) -> LastBlock | None:
-        """Return what is expected of the last block of its hits; None: it is reused."""
-        return self._last_blocks.get(candidate)
-
     def match(
         self,
         chain: Sequence[BlockKey],
@@ -153,7 +146,7 @@ class CacheView:
             for candidate in found.keys() & matches.keys():
                 held = _at_most(found[candidate], len(short))
                 matches[candidate] = self.index.prolonged(short, candidate, held)
-        if self._last_blocks:
+        if self.index.last_blocks:
             self._drop_last(matches)
         for candidate in matches:
             stream = self._streams.get(candidate)
@@ -164,9 +157,9 @@ class CacheView:
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
         """Take the last block off matches where the engine does; several groups have a rule."""
         index = self.index
-        for candidate in self._last_blocks.keys() & matches.keys():
+        for candidate in index.last_blocks.keys() & matches.keys():
             found = matches[candidate]
-            if found is NO_BLOCKS or index.has_groups(candidate) or not index.has_eagle(candidate):
+            if found is NO_BLOCKS or index.has_groups(candidate) or not index.drops_last(candidate):
                 continue
             matches[candidate] = BlockMatch(
                 max(0, found.num_gpu_blocks - 1),
@@ -246,7 +239,7 @@ class CacheView:
             return False
         num_blocks = min(num_predicted_tokens // contract.block_size, len(claim.keys))
         needed = self.index.needed_by(claim.candidate, claim.keys, num_blocks)
-        num_more = 2 if self.index.has_eagle(claim.candidate) else 1  # it dropped one that it had
+        num_more = 2 if self.index.drops_last(claim.candidate) else 1  # it dropped one that it had
         return any(
             self.index.was_evicted(claim.candidate, key)
             for key in (*claim.keys[missing : missing + num_more], *needed)
@@ -263,12 +256,11 @@ class CacheView:
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
             return None
-        last_block = self._last_blocks.get(candidate)
+        last_block = self.index.last_blocks.get(candidate)
         if last_block is not None:
             layout, size = self.index.groups_of(candidate), stream.contract.block_size
             step = size if layout is None else layout.alignment * layout.unit
             if last_block.observe(num_predicted_tokens, num_reported_tokens, step):
-                self.index.set_eagle(candidate, last_block.is_dropped)
                 self._trust[candidate] = _Trust()  # it was not the stream's fault
                 return last_block
         right = num_predicted_tokens == num_reported_tokens

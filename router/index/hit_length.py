@@ -171,10 +171,8 @@ class KvLayout:
         return sorted(kinds, key=lambda kind: not isinstance(kind, _Whole))
 
 
-def with_eagle(layout: KvLayout | None, has_eagle: bool) -> KvLayout | None:
+def with_eagle(layout: KvLayout, has_eagle: bool) -> KvLayout:
     """Return the same groups, with drafts that need the last block or without."""
-    if layout is None or layout.has_eagle == has_eagle:
-        return layout
     return KvLayout(layout.groups, layout.unit, has_eagle=has_eagle)
 
 

@@ -101,8 +101,8 @@ def test_the_audit_learns_it_and_trust_begins_anew() -> None:
     assert caches.match(chain, [R1])[R1].num_gpu_blocks == 7
     assert caches.trust(R1) == 1.0
     caches.drop(R1)
-    assert caches.last_block(R1) is None
-    assert not caches.index.has_eagle(R1)
+    assert R1 not in caches.index.last_blocks
+    assert not caches.index.drops_last(R1)
 
 
 def test_each_tier_loses_a_block_and_nothing_stays_nothing() -> None:
@@ -127,12 +127,12 @@ def test_several_groups_follow_their_own_rule() -> None:
     caches.index.lay_out(R1, layout)
 
     assert caches.match(chain, [R1], limit=3)[R1].num_gpu_blocks == 3
-    caches.index.set_eagle(R1, True)
+    caches.index.last_blocks[R1] = LastBlock(True, speculates=True)
     assert caches.match(chain[:3], [R1])[R1].num_gpu_blocks == 2
     assert caches.match(chain, [R1], limit=3)[R1].num_gpu_blocks == 3
     caches.index.lay_out(R1, layout)
     assert caches.match(chain[:3], [R1])[R1].num_gpu_blocks == 2
-    caches.index.set_eagle(R1, False)
+    del caches.index.last_blocks[R1]
     assert caches.match(chain[:3], [R1])[R1].num_gpu_blocks == 3
 
 
