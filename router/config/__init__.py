@@ -4,6 +4,7 @@
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
     loader    defaults, YAML file, variables, flags: the later win  `load`
+    yaml_file what all files in YAML have in common                 `yaml_file.parse`
     checks    what types cannot say                                 `check_replica`
     hosts     patterns of hosts that may be named at run time       `HostRules`
     secrets   files with an API key, the admin token                `read_secret`
@@ -13,6 +14,7 @@ one. No other module reads the environment; a module receives its section, not t
 rooms use is exported here.
 """
 
+from router.config import yaml_file
 from router.config.checks import check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
 from router.config.loader import experiment_of, explained, load, pairs, read_yaml
@@ -58,4 +60,5 @@ __all__ = [
     "pairs",
     "read_yaml",
     "redis_password",
+    "yaml_file",
 ]

@@ -13,6 +13,7 @@ import yaml
 from msgspec import Struct
 
 from policies.naming import split
+from router.config import yaml_file
 from router.config.checks import check
 from router.config.redis import REDIS_PASSWORD
 from router.config.tree import Config, Option, options
@@ -89,13 +90,9 @@ def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
         ConfigError: it cannot be read, or is none such.
     """
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{file}: {exc.strerror}") from exc
-    except (yaml.YAMLError, ValueError) as exc:  # ValueError: not UTF-8, or no such date
-        raise ConfigError(f"{file}: not YAML: {exc}") from exc
-    except RecursionError as exc:
-        raise ConfigError(f"{file}: nested too deep") from exc
+        tree = yaml_file.parse(yaml_file.read(file))
+    except ConfigError as exc:
+        raise ConfigError(f"{file}: {exc.message}") from exc
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 from msgspec import Struct
 
-from router.config import ReplicaConfig, check_replica_list, explained
+from router.config import ReplicaConfig, check_replica_list, explained, yaml_file
 from router.discovery.sources import Sink
 from router.errors import ConfigError, DiscoveryError
 from router.replicas.registry import Found
 from router.watched_file import WatchedFile
 
 _LOOK_S: Final = 1.0
-_MAX_BYTES: Final = 4 * 1024 * 1024
-_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class ReplicaFile:
@@ -64,11 +61,7 @@ class ReplicaFile:
 
     def _read(self) -> tuple[Found, ...]:
         try:
-            with self._path.open("rb") as stream:
-                data = stream.read(_MAX_BYTES + 1)
-        except OSError as exc:
-            raise DiscoveryError(f"{self._path}: {exc.strerror}") from exc
-        try:
+            data = yaml_file.read(self._path)
             return tuple(Found(replica=replica) for replica in parse(data))
         except ConfigError as exc:
             raise DiscoveryError(f"{self._path}: {exc.message}") from exc
@@ -84,17 +77,7 @@ def parse(data: bytes) -> tuple[ReplicaConfig, ...]:
     Raises:
         ConfigError: it is none; the message names the line or the field.
     """
-    if len(data) > _MAX_BYTES:
-        raise ConfigError(f"larger than {_MAX_BYTES} bytes")
-    try:
-        tree: Any = yaml.load(data.decode(), _Loader)
-    except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark
-        last = data.rstrip().count(b"\n")  # the end of the file is a line of its own
-        where = f"line {min(mark.line, last) + 1}: " if mark is not None else ""
-        raise ConfigError(f"{where}not YAML: {exc.problem}") from exc
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"not YAML ({type(exc).__name__})") from exc
+    tree = yaml_file.parse(data)
     if isinstance(tree, list):
         tree = {"replicas": tree}
     if not isinstance(tree, dict):

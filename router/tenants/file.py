@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct, field
 
-from router.config import explained
+from router.config import explained, yaml_file
 from router.errors import ConfigError
 from router.scheduling.classes import INTERACTIVE, ServiceClass
 from router.tenants.keys import DIGEST
@@ -33,7 +32,6 @@ from router.tenants.salts import FORBIDDEN, MAX_CHARS
 
 MAX_TENANTS: Final = 1000
 _MAX_KEYS: Final = 16
-_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 _MIN_SECRET_CHARS: Final = 32
 _MIN_SALT_CHARS: Final = 22  # 128 bits in base64
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -68,26 +66,6 @@ class TenantsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     secret: str | None = None
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that is given twice: YAML would quietly take the last."""
-
-
-def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise _unreadable("a key is no text", key_node)
-        if key in seen:
-            raise _unreadable("a key is given twice", key_node)
-        seen.add(key)
-    mapping: dict[Any, Any] = loader.construct_mapping(node, deep=True)
-    return mapping
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
 def read(path: Path) -> TenantsFile:
     """Read and check the file.
 
@@ -96,12 +74,7 @@ def read(path: Path) -> TenantsFile:
             digest, salt or secret.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_FILE_BYTES + 1)
-    except OSError as exc:
-        raise ConfigError(f"{path}: {exc.strerror}", param="tenants.file") from exc
-    try:
-        return parse(data)
+        return parse(yaml_file.read(path))
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc.message}", param=exc.param) from exc
 
@@ -112,16 +85,7 @@ def parse(data: bytes) -> TenantsFile:
     Raises:
         ConfigError: as `read`.
     """
-    if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"larger than {_MAX_FILE_BYTES} bytes")
-    try:
-        tree = yaml.load(data.decode(), _Loader)
-    except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(f"{where}not YAML: {_plain(exc.problem)}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"not YAML ({type(exc).__name__})") from None
+    tree = yaml_file.parse(data)
     if not isinstance(tree, dict):
         raise ConfigError("the top level must be a mapping of tenants and secret")
     try:
@@ -201,12 +165,3 @@ def _once(seen: dict[str, str], value: str, place: str) -> None:
 
 def _wrong(place: str, what: str) -> ConfigError:
     return ConfigError(f"{place}: {what}", param=place)
-
-
-def _unreadable(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-
-
-def _plain(problem: str | None) -> str:
-    """Return the parser's message without what it quotes of the file."""
-    return re.sub(r"'[^']*'", "…", problem or "")
