@@ -145,9 +145,8 @@ class Router:
         if not self._fleet.is_split:
             return self._choose(ask, candidates, self._policy, num_pool_blocks, now_s)
         choice, plan = choose_halves(
-            self._fleet,
-            self._model,
             candidates,
+            lambda transfer, at_s: self._fleet.prefillers(self._model, transfer, at_s),
             self._policy,
             lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s),
             lambda _: None,

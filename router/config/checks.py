@@ -19,7 +19,7 @@ from router.config.replicas import ReplicaConfig
 from router.config.routing import ShadowConfig
 from router.config.tree import Config
 from router.errors import ConfigError
-from router.experiments.definition import check_all, check_replicas
+from router.experiments.definition import KnownReplica, check_all, check_replicas
 
 
 def check(config: Config) -> None:
@@ -169,7 +169,14 @@ def _check_experiments(config: Config) -> None:
     """Refuse experiments that are wrong; replicas of arms are known if no others may come."""
     key = "experiment.definitions"
     check_all(config.experiment.definitions, key)
-    if config.replicas and not config.may_grow:
-        known = [(r.name or f"r{i + 1}", r.url.rstrip("/")) for i, r in enumerate(config.replicas)]
+    if config.replicas:
+        known = [
+            KnownReplica(
+                names=(replica.name or f"r{i + 1}", replica.url.rstrip("/")),
+                role=replica.role,
+                transfer=replica.transfer or config.prefill.transfer,
+            )
+            for i, replica in enumerate(config.replicas)
+        ]
         for i, experiment in enumerate(config.experiment.definitions):
-            check_replicas(experiment, known, f"{key}[{i}].")
+            check_replicas(experiment, known, f"{key}[{i}].", may_grow=config.may_grow)

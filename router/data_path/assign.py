@@ -46,10 +46,17 @@ def record_of(assignment: Assignment, *, is_beyond: bool) -> AssignmentRecord | 
     )
 
 
+def own_of(assignment: Assignment, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """List the candidates that a request may use."""
+    if not assignment.is_narrow:
+        return candidates
+    allows = assignment.allows
+    return [c for c in candidates if allows(c.replica.name, c.replica.url.rstrip("/"))]
+
+
 def narrowed(
     assignment: Assignment, candidates: Sequence[Candidate]
 ) -> tuple[Sequence[Candidate], bool]:
     """Leave out replicas that a request may not use; True: none would be left, so all stay."""
-    allows = assignment.allows
-    own = [c for c in candidates if allows(c.replica.name, c.replica.url.rstrip("/"))]
+    own = own_of(assignment, candidates)
     return (own, False) if own else (candidates, True)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
-from router.data_path.assign import assign, narrowed, record_of
+from router.data_path.assign import assign, narrowed, own_of, record_of
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.match import Matcher
 from router.data_path.split import why_here
@@ -24,6 +24,7 @@ from router.replicas.fleet import Fleet, Match
 from router.replicas.halves import choose_halves
 from router.replicas.replica import Candidate
 from router.replicas.sessions import Sessions, SessionView
+from router.roles import Transfer
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
@@ -83,9 +84,7 @@ class Decider:
         candidates = candidates_for(self._fleet, job, now_s)
         assigned, assignment = job.assigned, None
         if assigned is not None:
-            is_beyond = False
-            if assigned.is_narrow:
-                candidates, is_beyond = narrowed(assigned, candidates)
+            candidates, is_beyond = narrowed(assigned, candidates)
             assignment = record_of(assigned, is_beyond=is_beyond)
         policy = self._policy if job.prompt is not None else self._plain_policy
         if assigned is not None and assigned.policy is not None:
@@ -106,10 +105,18 @@ class Decider:
         now_s, transfer = monotonic(), placement.candidate.replica.transfer
         others = [
             candidate
-            for candidate in self._fleet.prefillers(job.model, transfer, now_s)
+            for candidate in self._prefillers(job, transfer, now_s)
             if candidate.replica.name != failed.candidate.replica.name
         ]
         return self._choose(job, others, failed.policy, now_s) if others else None
+
+    def _prefillers(self, job: Job, transfer: Transfer, now_s: float) -> Sequence[Candidate]:
+        """List the candidates that may compute a prompt for others.
+
+        An arm's own or none: its decode replica can do without, so it need not go to another's.
+        """
+        prefillers = self._fleet.prefillers(job.model, transfer, now_s)
+        return prefillers if job.assigned is None else own_of(job.assigned, prefillers)
 
     def _decide_both(
         self,
@@ -121,9 +128,8 @@ class Decider:
         """Choose where a request is decoded and, where that is another replica, prefilled."""
         now_s = monotonic()
         choice, plan = choose_halves(
-            self._fleet,
-            job.model,
             candidates,
+            lambda transfer, at_s: self._prefillers(job, transfer, at_s),
             policy,
             lambda some, by: self._choose(job, some, by, now_s),
             lambda choice: why_here(job, choice),

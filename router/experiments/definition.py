@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from policies.policy import Policy
 from policies.registry import create
 from router.errors import ConfigError
+from router.roles import Role, Transfer
 
 Design = Literal["split", "switchback", "partition"]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
@@ -257,19 +258,54 @@ def check_all(experiments: Sequence[Experiment], key: str) -> None:
                 )
 
 
-def check_replicas(experiment: Experiment, known: Iterable[Sequence[str]], key: str = "") -> None:
-    """Refuse arms whose replicas are unknown; each known one has its names and base URL.
+class KnownReplica(Struct, frozen=True, kw_only=True):
+    """A replica that an arm may name."""
+
+    names: tuple[str, ...]  # and its base URL; the first is for people
+    role: Role = "both"
+    transfer: Transfer = "store"
+
+
+def check_replicas(
+    experiment: Experiment,
+    known: Sequence[KnownReplica],
+    key: str = "",
+    *,
+    may_grow: bool = False,
+) -> None:
+    """Refuse arms whose replicas are unknown, or have roles that lack their partner in the arm.
+
+    Args:
+        may_grow: Others may come: an arm that names one of them is not judged.
 
     Raises:
         ConfigError: the message and `param` name the field.
     """
-    replicas = [tuple(replica) for replica in known]
-    names = {name for replica in replicas for name in replica}
+    by_name = {name: replica for replica in known for name in replica.names}
     for i, arm in enumerate(experiment.arms):
-        for name in arm.replicas:
-            if name.rstrip("/") not in names:
-                listed = _list(replica[0] for replica in replicas)
-                raise _wrong(f"{key}arms[{i}].replicas", f"no replica {name!r}; known: {listed}")
+        names = [name.rstrip("/") for name in arm.replicas]
+        unknown = [name for name in names if name not in by_name]
+        if not unknown:
+            _check_roles([by_name[name] for name in names], f"{key}arms[{i}].replicas")
+        elif not may_grow:
+            listed = _list(replica.names[0] for replica in known)
+            raise _wrong(f"{key}arms[{i}].replicas", f"no replica {unknown[0]!r}; known: {listed}")
+
+
+def _check_roles(replicas: Sequence[KnownReplica], key: str) -> None:
+    """Refuse an arm that could compute prompts only, or answers only."""
+    given = {(replica.role, replica.transfer) for replica in replicas}
+    for replica in replicas:
+        if replica.role == "both":
+            continue
+        partner = "decode" if replica.role == "prefill" else "prefill"
+        if (partner, replica.transfer) not in given:
+            raise _wrong(
+                key,
+                f"{replica.names[0]!r} has role {replica.role} and the arm no replica of role "
+                f"{partner} with transfer {replica.transfer}: name one, for an arm's prompts are "
+                "computed at its own replicas",
+            )
 
 
 def _check_arm(experiment: Experiment, arm: Arm, key: str) -> None:

@@ -39,7 +39,7 @@ from router.data_path.job import Inbound
 from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
-from router.experiments.definition import check, check_replicas
+from router.experiments.definition import KnownReplica, check, check_replicas
 from router.experiments.runner import ExperimentRunner
 from router.http.adapters import Adapter, Adapters
 from router.http.answers import error_answer
@@ -180,7 +180,14 @@ class AdminApp:
             definition = experiment_of(tree)
             check(definition)
             entries = self._registry.entries
-            known = [(e.name, e.identity, e.replica.url.rstrip("/")) for e in entries]
+            known = [
+                KnownReplica(
+                    names=(each.name, each.identity, each.replica.url.rstrip("/")),
+                    role=each.replica.role,
+                    transfer=each.replica.transfer or self._config.prefill.transfer,
+                )
+                for each in entries
+            ]
             check_replicas(definition, known)
             self._runner.start(definition, time.time())
         return _json(self._described(definition.name), status=201)

@@ -19,8 +19,8 @@ from msgspec import Struct
 from policies.decode import DecodeLoad, local_ms, transfer_ms
 from policies.policy import Policy
 from policies.view import ReplicaView, Snapshot
-from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
+from router.roles import Transfer
 
 DECODE: Final = DecodeLoad()
 
@@ -51,9 +51,8 @@ class PrefillPlan(Struct, Generic[C], frozen=True, kw_only=True):
 
 
 def choose_halves(
-    fleet: Fleet,
-    model: str | None,
     candidates: Sequence[Candidate],
+    prefillers: Callable[[Transfer, float], Sequence[Candidate]],
     policy: Policy,
     choose: Callable[[Sequence[Candidate], Policy], C],
     why_here: Callable[[C], str | None],
@@ -62,6 +61,7 @@ def choose_halves(
 
     Args:
         candidates: That can answer.
+        prefillers: Lists those that may compute the prompt, by transfer and time.
         policy: Places prompts, and requests that one replica computes alone.
         choose: Freezes what is known of some candidates, and has a policy choose among them.
         why_here: Returns why a prompt cannot be computed elsewhere, whatever it costs, or None.
@@ -76,7 +76,7 @@ def choose_halves(
     if why is None and here_ms <= there_ms:
         why = "cheaper"
     if why is None:
-        others = fleet.prefillers(model, replica.transfer, snapshot.now_s)
+        others = prefillers(replica.transfer, snapshot.now_s)
         if others:
             elsewhere = choose(others, policy)
         else:

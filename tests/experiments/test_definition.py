@@ -10,7 +10,14 @@ import pytest
 
 from router import config
 from router.errors import ConfigError
-from router.experiments.definition import ArmQueue, Experiment, check_all, check_replicas, conflict
+from router.experiments.definition import (
+    ArmQueue,
+    Experiment,
+    KnownReplica,
+    check_all,
+    check_replicas,
+    conflict,
+)
 from tests.experiments.samples import experiment, partition
 
 A = {"name": "a", "policy": "kv_aware"}
@@ -105,7 +112,7 @@ def test_shares_are_equal_by_default() -> None:
 
 def test_replicas_of_arms_are_known() -> None:
     """By name or base URL, at the start if no others may come."""
-    known = [("r1", "http://h1"), ("r2", "http://h2"), ("r3", "http://h3")]
+    known = [KnownReplica(names=(f"r{i}", f"http://h{i}")) for i in (1, 2, 3)]
     check_replicas(partition(), known)
     with pytest.raises(ConfigError, match=r"arms\[1\].replicas: no replica 'r3'; known: r1, r2"):
         check_replicas(partition(), known[:2])
@@ -123,6 +130,40 @@ def test_replicas_of_arms_are_known() -> None:
     with pytest.raises(ConfigError, match="no replica 'r9'; known: r1, r2"):
         config.load(flags=flags)
     assert config.load(flags=flags | {("admin", "allow_empty"): True})
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wrong"),
+    [
+        (["p1"], "'p1' has role prefill and the arm no replica of role decode with transfer store"),
+        (["d1"], "'d1' has role decode and the arm no replica of role prefill"),
+        (["w", "d1"], "'d1' has role decode and the arm no replica of role prefill"),
+        (["d2", "p1"], "'d2' has role decode and the arm no .* role prefill with transfer nixl"),
+        (["d1", "p1"], None),
+        (["w"], None),
+    ],
+)
+def test_an_arm_has_both_halves(replicas: list[str], wrong: str | None) -> None:
+    """In the configuration, also where replicas may come later, as long as it names none."""
+    arms = [A | {"replicas": ["other"]}, B | {"replicas": replicas}]
+    flags = {
+        ("replicas",): [
+            {"url": "http://h1", "name": "p1", "role": "prefill"},
+            {"url": "http://h2", "name": "d1", "role": "decode"},
+            {"url": "http://h3", "name": "p2", "role": "prefill", "transfer": "nixl"},
+            {"url": "http://h4", "name": "d2", "role": "decode", "transfer": "nixl"},
+            {"url": "http://h5", "name": "w"},
+            {"url": "http://h6", "name": "other"},
+        ],
+        ("experiment", "definitions"): [{"name": "e", "design": "partition", "arms": arms}],
+    }
+    for more in ({}, {("admin", "allow_empty"): True}):
+        if wrong is None:
+            assert config.load(flags=flags | more)
+            continue
+        with pytest.raises(ConfigError, match=wrong) as raised:
+            config.load(flags=flags | more)
+        assert raised.value.param == "experiment.definitions[0].arms[1].replicas"
 
 
 def test_a_definition_may_be_a_file_of_its_own(tmp_path: Path) -> None:
