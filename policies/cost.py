@@ -92,7 +92,6 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
     out: hundreds of calls would be half of the time of a decision.
     """
     num_tokens = snapshot.request.num_tokens
-    num_pool_tokens = snapshot.num_pool_tokens or 0
     arrivals = _arrivals_per_ms(snapshot) if alpha else [0.0] * len(snapshot.replicas)
     costs: list[CandidateCost] = []
     for replica, arrivals_per_ms in zip(snapshot.replicas, arrivals, strict=True):
@@ -102,8 +101,9 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
         if num_own < num_gpu:
             num_own = num_gpu
         num_held = num_own
-        if replica.reads_pool and num_pool_tokens > num_own:
-            num_held = num_pool_tokens
+        num_pool = replica.num_pool_tokens
+        if num_pool is not None and num_pool > num_own and replica.reads_pool:
+            num_held = num_pool
         num_uncached = num_tokens - num_held
         num_fetched = num_held - num_gpu
         num_decoding = replica.num_requests - replica.num_waiting
@@ -149,7 +149,7 @@ def _arrivals_per_ms(snapshot: Snapshot) -> list[float]:
 
 def _reason(snapshot: Snapshot, chosen: ReplicaView) -> str:
     num_held = max(chosen.num_cpu_tokens, chosen.num_gpu_tokens)
-    pool = max(0, (snapshot.num_pool_tokens or 0) - num_held) if chosen.reads_pool else 0
+    pool = max(0, (chosen.num_pool_tokens or 0) - num_held) if chosen.reads_pool else 0
     pooled = f", {pool:,} more in the pool" if pool else ""
     return (
         f"{num_held:,} of {snapshot.request.num_tokens:,} tokens cached{pooled}, "

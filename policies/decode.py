@@ -71,7 +71,7 @@ def local_ms(snapshot: Snapshot, view: ReplicaView) -> float:
     num_tokens = snapshot.request.num_tokens
     num_own = num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
     if view.reads_pool:
-        num_held = min(num_tokens, max(num_own, snapshot.num_pool_tokens or 0))
+        num_held = min(num_tokens, max(num_own, view.num_pool_tokens or 0))
     read_ms = view.cost.fetch_ms(num_held - view.num_gpu_tokens, from_pool=num_held > num_own)
     return read_ms + view.cost.prefill_ms(num_tokens - num_held, num_held) - view.cost.base_ms
 

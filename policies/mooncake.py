@@ -42,7 +42,7 @@ class Mooncake(Policy, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot) -> Decision:
         replicas = snapshot.replicas
-        best = max(snapshot.num_pool_tokens or 0, max(map(_own_tokens, replicas)))
+        best = max(max(_own_tokens(view), view.num_pool_tokens or 0) for view in replicas)
         costs = tuple([self._estimate(snapshot, replica, best) for replica in replicas])
         lowest = min([cost.total_ms for cost in costs])
         chosen = pick(
@@ -60,7 +60,7 @@ class Mooncake(Policy, frozen=True, kw_only=True):
         """Estimate one candidate's TTFT; lines 6 to 22 of the arXiv version."""
         own = held = _own_tokens(replica)
         if best > self.kvcache_balancing_threshold * own and replica.reads_pool:
-            held = max(own, snapshot.num_pool_tokens or 0)
+            held = max(own, replica.num_pool_tokens or 0)
         num_fetched = held - replica.num_gpu_tokens
         num_uncached = snapshot.request.num_tokens - held
         queue_ms = delay_ms(replica)

@@ -99,9 +99,10 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
     cache_pressure: float = 0.0  # tokens computed here recently over its capacity; 0.0: unknown
+    num_pool_tokens: int | None = None  # leading tokens in its shared pool; None: no pool asked
     num_free_tokens: int | None = None  # of its cache, beside what requests in flight use
     tbt_ms: float | None = None  # predicted time between tokens, with one request more
-    reads_pool: bool = True  # fetches from the shared pool what it lacks itself
+    reads_pool: bool = True  # is counted on to fetch from there what it lacks itself
     cost: CostModel = CostModel()
 
 
@@ -117,7 +118,6 @@ class Snapshot(Struct, frozen=True, kw_only=True, gc=False):
     seed: int
     request: RequestView
     replicas: tuple[ReplicaView, ...]
-    num_pool_tokens: int | None = None  # leading tokens in the shared pool; None: no pool asked
     # Conversations that live at each replica, in the same order, the request's own left out.
     num_sessions: tuple[int, ...] = ()  # empty: not known
     arrivals_per_s: float = 0.0  # requests to all of them, in the last minute or so

@@ -273,6 +273,8 @@ def _read(
 
 def _decoded(decoder: msgspec.json.Decoder[_Decided], line: bytes) -> _Decided:
     record = decoder.decode(line)
+    if record.schema == 1:
+        record = msgspec.convert(_of_each(msgspec.json.decode(line)), _Decided)
     if not 1 <= record.schema <= SCHEMA:
         raise ValueError(f"field `schema`: version {record.schema} is unknown (1 to {SCHEMA})")
     for choice, field in ((record, ""), (record.prompt, "prefill.")):
@@ -280,4 +282,13 @@ def _decoded(decoder: msgspec.json.Decoder[_Decided], line: bytes) -> _Decided:
             continue
         if choice.decision.candidate not in {view.id for view in choice.snapshot.replicas}:
             raise ValueError(f"field `{field}decision.candidate`: not in the snapshot")
+    return record
+
+
+def _of_each(record: dict[str, Any]) -> dict[str, Any]:
+    """Give each candidate what the pool had: records of schema 1 say it once, for all."""
+    for snapshot in (record["snapshot"], (record.get("prefill") or {}).get("snapshot")):
+        if snapshot is not None:
+            for view in snapshot["replicas"]:
+                view.setdefault("num_pool_tokens", snapshot.get("num_pool_tokens"))
     return record

@@ -23,7 +23,7 @@ from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
-from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.fleet import Fleet, Match
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
@@ -56,7 +56,7 @@ class Choice(Struct, frozen=True, gc=False):
 
     @property
     def num_pooled_tokens(self) -> int | None:
-        return self.snapshot.num_pool_tokens if self.view.reads_pool else None
+        return self.view.num_pool_tokens if self.view.reads_pool else None
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return costs_of(self.decision, self.snapshot)
@@ -283,7 +283,6 @@ class Router:
         num_pool_blocks: int | None,
         now_s: float,
     ) -> Snapshot:
-        size = self._block_size
         session = self._sessions.get(ask.session_hash, now_s)
         first_blocks = ask.keys[: self._num_first_blocks]
         sets = self._fleet.working_sets
@@ -298,21 +297,24 @@ class Router:
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=first_blocks[-1] if first_blocks else None,
             ),
-            replicas=self._fleet.views(candidates, self._match(ask, ids), now_s),
-            num_pool_tokens=None if num_pool_blocks is None else num_pool_blocks * size,
+            replicas=self._fleet.views(candidates, self._match(ask, ids, num_pool_blocks), now_s),
             num_sessions=sets.num_sessions(ids, ask.session_hash),
             arrivals_per_s=sets.arrivals_per_s(now_s),
         )
 
-    def _match(self, ask: Ask, ids: Sequence[CandidateId]) -> dict[CandidateId, Match]:
+    def _match(
+        self, ask: Ask, ids: Sequence[CandidateId], num_pool_blocks: int | None
+    ) -> dict[CandidateId, Match]:
         """Count leading tokens that each replica can reuse, capped as the engine caps."""
         size = self._block_size
+        num_pool = None if num_pool_blocks is None else num_pool_blocks * size
         chain = ask.keys[: (ask.num_tokens - 1) // size]
         matches: dict[CandidateId, Match] = {}
-        last, match = NO_BLOCKS, NO_MATCH
+        last, match = NO_BLOCKS, Match(0, 0, num_pool)
         for id_, found in self._caches.match(chain, ids).items():
             if found is not last:  # those who have alike have the same one
-                last, match = found, Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+                last = found
+                match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size, num_pool)
             matches[id_] = match
         return matches
 
@@ -332,7 +334,7 @@ def _booking(choice: Choice) -> Booking:
 
 def _num_pooled(choice: Choice) -> int:
     """Count what the chosen one reads from the pool beyond what it holds itself."""
-    return max(0, (choice.snapshot.num_pool_tokens or 0) - _own_tokens(choice.view))
+    return max(0, (choice.view.num_pool_tokens or 0) - _own_tokens(choice.view))
 
 
 def _own_tokens(view: ReplicaView) -> int:

@@ -35,14 +35,15 @@ def table(explained: dict[str, Any]) -> str:
         f"{explained['num_tokens']:,} prompt tokens ({explained['way']}), model "
         f"{explained['model']}, policy {explained['policy']}"
     )
-    if explained.get("num_pool_tokens") is not None:
-        console.print(f"{explained['num_pool_tokens']:,} leading tokens in the shared pool")
     costs = {cost["id"]: cost for cost in decision["costs"]}
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("replica", "state"):
         grid.add_column(name)
+    pooled = [candidate["view"]["num_pool_tokens"] for candidate in explained["candidates"]]
+    has_pool = any(number is not None for number in pooled)
     for name in (
         "gpu tokens",
+        *(("pool tokens",) if has_pool else ()),
         "in flight",
         "queue ms",
         "fetch ms",
@@ -51,7 +52,7 @@ def table(explained: dict[str, Any]) -> str:
         "total ms",
     ):
         grid.add_column(name, justify="right")
-    for candidate in explained["candidates"]:
+    for candidate, number in zip(explained["candidates"], pooled, strict=True):
         view = candidate["view"]
         cost = costs.get(view["id"])
         chosen = view["id"] == decision["candidate"]
@@ -64,6 +65,7 @@ def table(explained: dict[str, Any]) -> str:
             ("→ " if chosen else "  ") + view["id"],
             candidate["state"],
             f"{view['num_gpu_tokens']:,}",
+            *(("-" if number is None else f"{number:,}",) if has_pool else ()),
             str(view["num_requests"]),
             f"{view['queue_ms']:,.1f}",
             *numbers,

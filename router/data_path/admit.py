@@ -226,4 +226,4 @@ def _predict(job: Job, placement: Placement, choice: Choice) -> None:
     placement.num_gpu_tokens = view.num_gpu_tokens if is_known else 0
     placement.num_cpu_tokens = num_own - view.num_gpu_tokens if is_known else 0
     placement.num_pool_tokens = choice.num_pool_tokens
-    placement.num_in_pool = choice.snapshot.num_pool_tokens
+    placement.num_in_pool = choice.view.num_pool_tokens

@@ -146,7 +146,6 @@ class Decider:
     ) -> Choice:
         """Freeze what is known of candidates, and have a policy choose among them."""
         found = self._matcher.match(job, candidates)
-        pool = found.pool
         session = (
             self._sessions.get(job.session_hash, now_s) if job.session_hash is not None else None
         )
@@ -167,8 +166,7 @@ class Decider:
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=found.first_blocks_hash,
             ),
-            replicas=views if pool is None else self._matcher.mark_readers(views, pool),
-            num_pool_tokens=pool.num_tokens if pool is not None else None,
+            replicas=views,
             num_sessions=sets.num_sessions([each.id for each in candidates], job.session_hash),
             arrivals_per_s=sets.arrivals_per_s(now_s),
         )
@@ -180,7 +178,7 @@ class Decider:
             decision=decision,
             snapshot=snapshot,
             policy=policy,
-            pool=pool,
+            pools=found.pools,
             assignment=assignment,
         )
 

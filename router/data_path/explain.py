@@ -36,7 +36,7 @@ class Explainer:
             "assignment": choice.assignment,
             "decision": decision,
             "request": snapshot.request,
-            "num_pool_tokens": snapshot.num_pool_tokens,
+            "num_pool_tokens": choice.view.num_pool_tokens,
             "candidates": [
                 {
                     "state": self._caches.state(view.id),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -188,9 +188,11 @@ class Job(Struct, kw_only=True):
 
 
 class PoolMatch(Struct, frozen=True):
-    """What the shared pool has of one prompt, under one contract's names."""
+    """What the shared pool has of one prompt, under one contract's names, in one layout.
 
-    model: str  # the base model
+    Candidates that can read the same have the same one.
+    """
+
     directory: str  # of the pool: has the model's name where that has one layout
     contract: HashContract
     chain: Sequence[BlockKey]  # what can be reused at most
@@ -207,7 +209,7 @@ class Found(Struct, frozen=True, kw_only=True):
     """What candidates and the shared pool have of one prompt."""
 
     matches: dict[CandidateId, Match]
-    pool: PoolMatch | None  # None: no pool, or not to be counted on
+    pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
     first_blocks_hash: int | None  # None: not known
 
 
@@ -219,12 +221,17 @@ class Choice(Struct, frozen=True, kw_only=True):
     decision: Decision
     snapshot: Snapshot
     policy: Policy
-    pool: PoolMatch | None  # None: no pool, or not to be counted on
+    pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
     assignment: AssignmentRecord | None = None
     plan: PrefillPlan[Choice] | None = None  # None: the candidate computes prompts, too
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return costs_of(self.decision, self.snapshot)
+
+    @property
+    def pool(self) -> PoolMatch | None:
+        """What the chosen one's pool has; None: it is in none, or that is not counted on."""
+        return self.pools.get(self.candidate.id)
 
     @property
     def num_pooled_tokens(self) -> int | None:
@@ -251,12 +258,18 @@ class Choice(Struct, frozen=True, kw_only=True):
     def num_likely_tokens(self) -> int:
         """Count the leading tokens that the pool may have been given, 0 if that is no news.
 
-        What any candidate holds, if it is more than the chosen one has and the pool is known to.
+        What a candidate holds that shares it, if that is more than the chosen one has and the pool
+        is known to.
         """
-        if self.pool is None or not self.view.reads_pool:
+        pool = self.pool
+        if pool is None or not self.view.reads_pool:
             return 0
-        num_known = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens, self.pool.num_tokens)
-        num_held = max(view.num_gpu_tokens for view in self.snapshot.replicas if view.reads_pool)
+        num_known = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens, pool.num_tokens)
+        num_held = max(
+            view.num_gpu_tokens
+            for view in self.snapshot.replicas
+            if view.reads_pool and self.pools.get(view.id) is pool
+        )
         return num_held if num_held > num_known else 0
 
     @property

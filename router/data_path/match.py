@@ -13,9 +13,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from msgspec.structs import replace
-
-from policies.view import CandidateId, ReplicaView
+from policies.view import CandidateId
 from router.contracts import HashContract
 from router.data_path.job import Found, Job, PoolMatch
 from router.data_path.lookup import Lookup
@@ -109,37 +107,24 @@ class Matcher:
         """
         if job.prompt is not None and not job.prompt.reads_cache:
             first_blocks = self._first_blocks(job, candidates)
-            return Found(matches={}, pool=None, first_blocks_hash=first_blocks)
+            return Found(matches={}, pools={}, first_blocks_hash=first_blocks)
         alike = same_names(job, candidates)
         contracts = self._by_contract(job, alike)
-        pool = None
-        if self._pool is not None and job.tokens is not None and len(alike) == len(candidates):
-            model = candidates[0].replica.base_model
-            pool = self._pool.match(job, model, contracts, self._caches.index)
         matches = self._matches(job, contracts)
         if not job.inbound.api.honours_rank:
             matches = _of_any_rank(matches, candidates)
+        pools: dict[CandidateId, PoolMatch] = {}
+        if self._pool is not None and contracts:
+            model = candidates[0].replica.base_model
+            pools = self._pool.match(job, model, contracts, self._caches.index)
+            reads = self._pool.reads
+            for cid, pool in pools.items():
+                num_gpu_tokens, num_cpu_tokens = matches.get(cid, NO_MATCH)[:2]
+                matches[cid] = Match(num_gpu_tokens, num_cpu_tokens, pool.num_tokens, reads(cid))
         return Found(
             matches=matches,
-            pool=pool,
+            pools=pools,
             first_blocks_hash=self._first_blocks(job, candidates),
-        )
-
-    def mark_readers(
-        self, views: tuple[ReplicaView, ...], pool: PoolMatch
-    ) -> tuple[ReplicaView, ...]:
-        """Mark candidates that cannot fetch what was found: no connector, other names or layout."""
-        assert self._pool is not None
-        can_fetch = self._pool.can_fetch
-        if all(
-            can_fetch(v.id, pool) and self._caches.contract(v.id) == pool.contract for v in views
-        ):
-            return views
-        return tuple(
-            view
-            if can_fetch(view.id, pool) and self._caches.contract(view.id) == pool.contract
-            else replace(view, reads_pool=False)
-            for view in views
         )
 
     def _matches(self, job: Job, contracts: _ByContract) -> dict[CandidateId, Match]:
@@ -205,6 +190,7 @@ def _of_any_rank(
     for group in ranks.values():
         found = [matches.get(each.id, NO_MATCH) for each in group]
         size = len(group) * (group[0].replica.block_size or 1)
-        means = [sum(held) // size * size // len(group) for held in zip(*found, strict=True)]
-        matches |= {each.id: Match(*means) for each in group}
+        gpu = sum(match.num_gpu_tokens for match in found) // size * size // len(group)
+        cpu = sum(match.num_cpu_tokens for match in found) // size * size // len(group)
+        matches |= {each.id: Match(gpu, cpu) for each in group}
     return matches

@@ -58,16 +58,17 @@ class PoolVerifier:
         model: str,
         contracts: Mapping[HashContract, Sequence[CandidateId]],
         index: BlockIndex,
-    ) -> PoolMatch | None:
-        """Find the longest match under any of the contracts; None: the pool is not counted on.
+    ) -> dict[CandidateId, PoolMatch]:
+        """Find what each candidate's layout has; empty while the pool is not counted on.
 
+        Those are left out that are configured not to take part, or whose layout is not known.
         `index` knows the KV groups of a contract's candidates, and whether they drop the last block
         of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
         MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
         """
         if not self._pool.is_up or job.tokens is None:
-            return None
-        best: PoolMatch | None = None
+            return {}
+        found: dict[CandidateId, PoolMatch] = {}
         for contract, candidates in contracts.items():
             if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
                 continue
@@ -76,22 +77,20 @@ class PoolVerifier:
             chain = job.keys(contract)[: num_reusable // contract.block_size]
             groups = index.groups_of(candidates[0])
             num_dropped = int(drops_last and groups is None)
-            for directory in self._pool.directories_of(model, candidates):
-                num_blocks = max(0, self._pool.match(directory, chain, groups) - num_dropped)
-                found = PoolMatch(
-                    model, directory, contract, chain, groups, num_blocks, num_dropped
-                )
-                if best is None or found.num_tokens > best.num_tokens:
-                    best = found
-        if best is not None:
-            self._pool.named(model, best.chain)
-        return best
-
-    def can_fetch(self, candidate: CandidateId, match: PoolMatch) -> bool:
-        """Return whether a candidate can be counted on to fetch what was found."""
-        if not self.reads(candidate):
-            return False
-        return self._pool.directory_of(match.model, candidate) == match.directory
+            by_directory: dict[str, PoolMatch] = {}
+            for candidate in candidates:
+                directory = self._pool.directory_of(model, candidate)
+                if directory is None or self.readers.is_configured(candidate) is False:
+                    continue
+                match = by_directory.get(directory)
+                if match is None:
+                    num_blocks = max(0, self._pool.match(directory, chain, groups) - num_dropped)
+                    match = PoolMatch(directory, contract, chain, groups, num_blocks, num_dropped)
+                    by_directory[directory] = match
+                found[candidate] = match
+            if by_directory:
+                self._pool.named(model, chain)
+        return found
 
     def reads(self, candidate: CandidateId) -> bool:
         """Return whether a candidate can be counted on to fetch what it lacks."""

@@ -127,13 +127,6 @@ class PoolCatalog:
         layout = own.get(at, assigned.default)
         return names[layout.text] if layout is not None else None
 
-    def directories_of(self, model: str, candidates: Iterable[CandidateId]) -> Collection[str]:
-        """Name the directories that some candidates of a model can read."""
-        if model not in self._names:
-            return (model,)
-        found = {self.directory_of(model, candidate) for candidate in candidates}
-        return sorted(name for name in found if name is not None)
-
     def match(self, name: str, chain: Sequence[BlockKey], groups: KvLayout | None = None) -> int:
         """Count the leading blocks of `chain` in a directory; 0 while the pool is not up.
 

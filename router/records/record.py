@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
 
-SCHEMA = 1
+SCHEMA = 2
+"""1: what the pool had was one number, `snapshot.num_pool_tokens`; now it is each candidate's."""
 
 
 class Try(Struct, frozen=True, kw_only=True, omit_defaults=True):

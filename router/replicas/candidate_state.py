@@ -40,10 +40,15 @@ _FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of
 
 
 class Match(NamedTuple):
-    """Leading tokens a candidate holds: on its GPU, and on GPU or cpu tier (>= GPU's)."""
+    """Leading tokens a candidate holds: on its GPU, and on GPU or cpu tier (>= GPU's).
+
+    And those in its shared pool, None: no pool was asked; and whether it is counted on to read it.
+    """
 
     num_gpu_tokens: int
     num_cpu_tokens: int
+    num_pool_tokens: int | None = None
+    reads_pool: bool = True
 
 
 NO_MATCH = Match(0, 0)
@@ -158,7 +163,7 @@ class CandidateState:
             self._figures = (ledger.busy.at(now_s), self.cache_pressure(now_s))
             self._figures_until_s = now_s + _FIGURES_S
         busy_ratio, cache_pressure = self._figures
-        num_gpu_tokens, num_cpu_tokens = match
+        num_gpu_tokens, num_cpu_tokens, num_pool_tokens, reads_pool = match
         view = ReplicaView(
             id=self.candidate.id,
             num_gpu_tokens=num_gpu_tokens,
@@ -169,6 +174,8 @@ class CandidateState:
             queue_ms=queue_ms,
             busy_ratio=busy_ratio,
             cache_pressure=cache_pressure,
+            num_pool_tokens=num_pool_tokens,
+            reads_pool=reads_pool,
             cost=cost,
         )
         if now_s < self._foreign_until_s:

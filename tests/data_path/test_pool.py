@@ -294,6 +294,31 @@ async def test_the_configuration_says_who_fetches() -> None:
                     assert reply.predicted == reply.reported
 
 
+async def test_replicas_of_two_layouts_are_each_credited_with_their_own() -> None:
+    """In one decision: what the pool has in a candidate's own layout, and nothing of the other."""
+    async with pooled() as (stage, _, engines):
+        assert engines[1].replica.pool is not None
+        engines[1].replica.pool._head = f"other@{engines[1].replica.pool._head}"
+
+        async def in_pool(text: str) -> list[int | None]:
+            explained = await stage.admin("/admin/explain", chat(text))
+            return [each["view"]["num_pool_tokens"] for each in explained.json()["candidates"]]
+
+        for number in (1, 2):  # one at each
+            await ask(stage, engines, words(number))
+        stage.router.pool.wants_listing = True
+        await stage.until(lambda: len(stage.router.pool.layouts) == 2)
+        replies = [await ask(stage, engines, words(3)) for _ in range(2)]
+
+        assert [reply.replica for reply in replies] == ["r1", "r2"]
+        assert [reply.reported for reply in replies] == [0, 0]
+        of_both, of_one = await in_pool(words(3)), await in_pool(words(1))
+        assert of_both[0] == of_both[1]
+        assert of_both[0]
+        assert of_one[0]
+        assert of_one[1] == 0
+
+
 async def test_a_pool_that_is_not_there_is_no_reason_not_to_serve() -> None:
     """Named, counted, and requests go on."""
     async with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from policies import CandidateId, CostModel, ReplicaView, RequestView, Snapshot
 from tests.effort import examples
@@ -65,8 +66,9 @@ def snapshot(
             session_candidate=None if home is None else CandidateId(home),
             first_blocks_hash=first_blocks,
         ),
-        replicas=replicas,
-        num_pool_tokens=pool,
+        replicas=tuple(
+            view if pool is None else replace(view, num_pool_tokens=pool) for view in replicas
+        ),
         num_sessions=sessions,
         arrivals_per_s=arrivals_per_s,
     )
@@ -99,6 +101,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 queue_ms=draw(_MS),
                 busy_ratio=draw(st.floats(0.0, 1.0)),
                 cache_pressure=draw(st.floats(0.0, 10.0)),
+                num_pool_tokens=draw(st.none() | st.integers(0, num_tokens - 1)),
+                reads_pool=draw(st.booleans()),
                 cost=CostModel(
                     base_ms=draw(st.floats(0.0, 100.0)),
                     ms_per_token=draw(st.floats(0.0, 10.0)),
@@ -118,7 +122,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             first_blocks_hash=draw(st.none() | _HASHES),
         ),
         replicas=tuple(replicas),
-        num_pool_tokens=draw(st.none() | st.integers(0, num_tokens - 1)),
         num_sessions=draw(st.sampled_from([(), tuple(range(num_replicas))])),
         arrivals_per_s=draw(st.floats(0.0, 1e4)),
     )

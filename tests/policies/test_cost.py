@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from policies import CostModel, Snapshot, create
 from policies.cost import candidate_costs
@@ -136,6 +137,21 @@ def test_pool_credits_everybody_at_the_price_of_the_fetch() -> None:
     assert create("min_ttft").decide(pooled).reason == (
         "100 of 1,000 tokens cached, 700 more in the pool, queue 0 ms"
     )
+
+
+def test_each_candidate_is_credited_what_its_own_pool_has() -> None:
+    """Another pool's tokens are no help; nor is a pool that it is not counted on to read."""
+    asked = snapshot(
+        replace(replica("a", gpu=100), num_pool_tokens=800),
+        replace(replica("b", gpu=300), num_pool_tokens=0),
+        replace(replica("c"), num_pool_tokens=None),
+        replace(replica("d"), num_pool_tokens=900, reads_pool=False),
+    )
+
+    for name in ("min_ttft", "kv_aware", "mooncake"):
+        decision = create(name).decide(asked)
+        assert decision.candidate == "a"
+        assert [cost.num_uncached_tokens for cost in decision.costs] == [200, 700, 1000, 1000]
 
 
 def test_cold_prompts_spread_over_an_idle_fleet() -> None:

@@ -160,6 +160,7 @@ def _snapshot(
                 num_queued_tokens=900 * waiting,
                 queue_ms=90.0 * waiting,
                 busy_ratio=0.4,
+                num_pool_tokens=num_tokens // 2,
                 cost=PLAIN,
             )
         )
@@ -169,7 +170,6 @@ def _snapshot(
         seed=scene.seed * 100 + router,
         request=RequestView(num_tokens=num_tokens, session_hash=int(digest, 16)),
         replicas=tuple(views),
-        num_pool_tokens=num_tokens // 2,
     )
 
 

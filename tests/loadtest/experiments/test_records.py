@@ -55,7 +55,7 @@ def test_a_torn_last_line_is_left_out_and_named(tmp_path: Path) -> None:
         ("no json", "not JSON"),
         ('{"level": "INFO", "message": "routed"}', "required field `schema`"),
         ("[1, 2]", "Expected `object`"),
-        ('{"schema": 7, "request_id": "x"}', "version 7 is unknown (this warmroute reads 1 to 1)"),
+        ('{"schema": 7, "request_id": "x"}', "version 7 is unknown (this warmroute reads 1 to 2)"),
         ('{"schema": 1, "request_id": "x", "at": 1.0}', "required field `outcome`"),
         ('{"schema": "one"}', "`$.schema`"),
         ('{"schema": 1', "not JSON"),

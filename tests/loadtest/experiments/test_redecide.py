@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -106,6 +107,20 @@ def test_both_halves_are_decided_again(tmp_path: Path) -> None:
         redecide([file])
 
 
+def test_older_records_are_decided_again_as_they_were(tmp_path: Path) -> None:
+    """In those of schema 1 what the pool had is said once, beside the candidates."""
+    made = [msgspec.to_builtins(record) for record in MADE]
+    assert len({view.num_pool_tokens for view in MADE[0].snapshot.replicas} - {None}) == 1
+    for record in made:
+        record["schema"] = 1
+        for view in record["snapshot"]["replicas"]:
+            record["snapshot"]["num_pool_tokens"] = view.pop("num_pool_tokens")
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in made))
+
+    assert redecide([file]).agrees
+
+
 def test_bad_lines_are_named_or_skipped(tmp_path: Path) -> None:
     """Foreign lines, unknown versions and impossible candidates have file and line."""
     file = write(tmp_path / "a.jsonl", MADE[:3])
@@ -116,7 +131,7 @@ def test_bad_lines_are_named_or_skipped(tmp_path: Path) -> None:
 
     for bad, said in (
         ("{}\n", "missing required field"),
-        (text.splitlines()[0].replace('"schema":1', '"schema":9') + "\n", "version 9"),
+        (text.splitlines()[0].replace('"schema":2', '"schema":9') + "\n", "version 9"),
         (gone_text, r"decision\.candidate"),
     ):
         file.write_text(text + bad)
