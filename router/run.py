@@ -35,7 +35,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +46,7 @@ from router import logs
 from router.assembly import Router, build_listeners
 from router.assembly.reload import Reload
 from router.config import Config, redis_password
+from router.discovery.readiness import Readiness
 from router.errors import ConfigError
 from router.garbage import collect_garbage
 from router.http.admin_token import with_token
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
+_READY_S: Final = 0.05  # between two looks whether a router may join others on their port
 _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 
 
@@ -128,7 +130,7 @@ async def run(
         for client in router.clients:
             await stack.enter_async_context(client)
         router.listeners = public, admin = build_listeners(router)
-        data_url = public.bind(config.listen.host, config.listen.port)
+        data_url = public.bind(config.listen.host, config.listen.port, shared=config.listen.shared)
         stack.callback(public.close)
         admin_url = admin.bind(config.admin.host, config.admin.port)
         stack.callback(admin.close)
@@ -145,9 +147,14 @@ async def run(
                     count=router.count_failure,
                 )
                 tasks.append(tg.create_task(loop, name="configuration"))
-            for each in router.listeners:
-                await each.start(tg)
-                tasks.append(tg.create_task(each.watch(), name=f"{each.name} connections"))
+            tasks += [
+                tg.create_task(each.watch(), name=f"{each.name} connections")
+                for each in router.listeners
+            ]
+            await admin.start(tg)
+            if config.listen.shared:
+                await _until_ready(router.readiness, stop)
+            await public.start(tg)
             on_ready(data_url, admin_url)
             await stop.wait()
             await router.draining.run(public)
@@ -156,6 +163,13 @@ async def run(
             router.watches.stop()
             for task in tasks:
                 task.cancel()
+
+
+async def _until_ready(readiness: Readiness, stop: asyncio.Event) -> None:
+    """Wait for what makes a router ready; or that it should end."""
+    while readiness.not_ready() is not None and not stop.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _READY_S)
 
 
 def _loops(

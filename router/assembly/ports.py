@@ -82,4 +82,5 @@ def _admin_app(router: Router) -> AdminApp:
         control=control,
         adapters=Adapters(control, router.registry, router.fleet),
         tenants=router.tenants,
+        metrics=router.metrics,
     )

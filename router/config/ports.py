@@ -38,6 +38,14 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_s: Annotated[
         float, Meta(ge=0, description="time that answers in flight get after that to end")
     ] = 20.0
+    shared: Annotated[
+        bool,
+        Meta(
+            description="other routers of the same user on this machine may listen on the port, "
+            "too: each takes connections once it is ready (Linux)",
+            extra={"flag": "share-port"},
+        ),
+    ] = False
     detail_headers: Annotated[
         str,
         Meta(

@@ -18,6 +18,7 @@ POST   /admin/adapters                load one at all replicas: {"name", "path",
 DELETE /admin/adapters/NAME[?base=]   unload it at all that have it
 POST   /admin/control                 order engines: {"route", "params"?, "replicas"?: [NAME, …]}
 GET    /admin/config                  the configuration in force
+GET    /admin/metrics                 as /metrics of the public port, which routers may share
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
 from router.experiments.definition import KnownReplica, check, check_replicas
 from router.experiments.runner import ExperimentRunner
 from router.http.adapters import Adapter, Adapters
-from router.http.answers import error_answer
+from router.http.answers import error_answer, metrics_answer
 from router.http.control import Control, Order
 from router.http.guard import Guard
+from router.metrics import Metrics
 from router.replicas.registry import Registry
 from router.tenants import Tenant, Tenants
 
@@ -89,8 +91,10 @@ class AdminApp:
         control: Control,
         adapters: Adapters,
         tenants: Tenants | None,
+        metrics: Metrics,
         in_force: Callable[[], Config],
     ) -> None:
+        self._metrics = metrics
         self._in_force = in_force
         self._explainer = explainer
         self._registry = registry
@@ -125,6 +129,7 @@ class AdminApp:
         app.router.add_delete("/admin/adapters/{name:.+}", self._unload_adapter)
         app.router.add_post("/admin/control", self._order)
         app.router.add_get("/admin/config", self._show_config)
+        app.router.add_get("/admin/metrics", self._metrics_page)
         return app
 
     @web.middleware
@@ -261,6 +266,9 @@ class AdminApp:
 
     async def _show_config(self, _: web.Request) -> web.Response:
         return _json(self._in_force())
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        return metrics_answer(self._metrics)
 
 
 async def _read(request: web.Request, kind: type[_T], example: str) -> _T:

@@ -1,4 +1,4 @@
-"""Answers that are errors, and what the log may say of our own."""
+"""Answers of both ports: errors, what the log may say of our own, and the metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aiohttp import web
 
 from router.api.failures import error_body, error_headers
 from router.errors import RouterError
+from router.metrics import Metrics
 
 
 class InternalError(RouterError):
@@ -24,6 +25,13 @@ def error_answer(
         body=error_body(error, path),
         content_type="application/json",
         headers={**(headers or {}), **error_headers(error)},
+    )
+
+
+def metrics_answer(metrics: Metrics) -> web.Response:
+    """Answer all metrics in Prometheus' text format."""
+    return web.Response(
+        body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     )
 
 

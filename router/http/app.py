@@ -34,7 +34,7 @@ from router.errors import (
     ShuttingDown,
     UnknownModel,
 )
-from router.http.answers import InternalError, error_answer, without_message
+from router.http.answers import InternalError, error_answer, metrics_answer, without_message
 from router.http.draining import Draining
 from router.http.exchange import Exchange
 from router.http.framing import expected
@@ -220,10 +220,7 @@ class DataApp:
         client = self._clients.find(request.remote, request.headers, request.scheme)
         if self._tenants is not None and not client.sees_details:
             return web.Response(status=403, text="ask from loopback or listen.trusted\n")
-        return web.Response(
-            body=self._metrics.render(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        return metrics_answer(self._metrics)
 
     async def _models(self, request: web.Request) -> web.Response:
         """List what all replicas serve, each model once, as far as the client may use it."""

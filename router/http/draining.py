@@ -1,6 +1,7 @@
 """The end of a router, so that no client loses an answer that could have been had.
 
 1 leaving   /readyz says 503, each answer ends its connection; all is served: front ends notice
+            (on a shared port nothing new is accepted from here on: its other routers do that)
 2 draining  nothing new is accepted; answers in flight come to their end
 3 cut       what is left gets an error in its API's shape, and is closed
 """
@@ -70,6 +71,9 @@ class Draining:
             extra={"grace_s": self._grace_s, "drain_s": self._config.drain_s},
         )
         listener.leave()
+        if self._config.shared:
+            listener.take_queued()
+            listener.close()
         await self._pause(self._grace_s)
         listener.take_queued()
         listener.close()

@@ -90,8 +90,11 @@ class Listener:
         self._num_unlogged: Counter[str] = Counter()
         self._tg: asyncio.TaskGroup | None = None
 
-    def bind(self, host: str, port: int) -> str:
+    def bind(self, host: str, port: int, *, shared: bool = False) -> str:
         """Take the port; return its base URL. Nothing is accepted yet.
+
+        Args:
+            shared: Others may have it, too; no connection comes before `start`.
 
         Raises:
             ConfigError: it cannot be had.
@@ -103,7 +106,7 @@ class Listener:
             for family, kind, protocol, _, address in dict.fromkeys(found):
                 if self._sockets and port == 0:  # all addresses of a name have the same port
                     address = (address[0], self._port, *address[2:])
-                self._sockets.append(bound(family, kind, protocol, address))
+                self._sockets.append(bound(family, kind, protocol, address, shared=shared))
         except OSError as exc:
             self._close_sockets()
             raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
@@ -119,6 +122,8 @@ class Listener:
         """Serve, with tasks in `tg`, until `close`."""
         await self._runner.setup()
         self._tg = tg
+        for listening in self._sockets:
+            listening.listen(BACKLOG)  # for the first time where the port is shared
         self._listen()
 
     async def watch(self) -> None:

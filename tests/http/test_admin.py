@@ -106,13 +106,18 @@ async def test_a_token_is_required_where_there_is_one(tmp_path: Path) -> None:
     async with Engines(1) as engines, on_stage(*engines, admin__token_file=file) as stage:
         right = {"Authorization": f"Bearer {SECRET}-token"}
         wrong = ["", "Bearer ", "Bearer x", f"Bearer {SECRET}-token2", f"{SECRET}"]
-        pages = ["/admin/replicas", "/admin/config", "/admin/nothing"]
+        pages = ["/admin/replicas", "/admin/config", "/admin/metrics", "/admin/nothing"]
         for given in wrong:
             headers = {"Authorization": given} if given else {}
-            assert [(await stage.admin(page, None, headers)).status for page in pages] == [401] * 3
+            assert [(await stage.admin(page, None, headers)).status for page in pages] == [401] * 4
             order = await stage.admin("/admin/replicas/r1/drain", {"draining": True}, headers)
             assert order.status == 401
-        assert [(await stage.admin(page, None, right)).status for page in pages] == [200, 200, 404]
+        assert [(await stage.admin(page, None, right)).status for page in pages] == [
+            200,
+            200,
+            200,
+            404,
+        ]
         config = await stage.admin("/admin/config", None, right)
 
         assert SECRET not in config.body.decode()

@@ -18,7 +18,11 @@ import orjson
 import pytest
 from aiohttp import web
 
+from router import config
+from router.assembly import Router
+from router.errors import ConfigError
 from router.http.connection import Connection
+from router.run import run
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     PATIENCE_S,
@@ -143,6 +147,73 @@ async def test_a_router_that_ends_behind_a_front_end_loses_no_request() -> None:
 
     assert {status for status, _ in front.answered} == {200}
     assert front.answered[-1][1] == other.url
+
+
+async def test_routers_that_share_a_port_are_replaced_without_a_gap() -> None:
+    """A connection a request, no front end: one router alone, two, then the other alone."""
+    async with Engines(1) as engines, AsyncExitStack() as stack, asyncio.TaskGroup() as tg:
+        first = await stack.enter_async_context(on_stage(*engines, listen__shared=True))
+        port = urlsplit(first.url).port
+        statuses: list[int] = []
+
+        async def talk() -> None:
+            number = 0
+            while True:
+                connector = aiohttp.TCPConnector(force_close=True)
+                async with aiohttp.ClientSession(connector=connector) as client:
+                    body = chat(words(number := number + 1))
+                    async with client.post(first.url + "/v1/chat/completions", json=body) as answer:
+                        await answer.read()
+                        statuses.append(answer.status)
+
+        talking = [tg.create_task(talk()) for _ in range(4)]
+        async with on_stage(
+            *engines, listen__port=port, listen__shared=True, is_idle=False
+        ) as second:
+            await second.until(lambda: num_answered(second))
+            first.stop.set()
+            await first.until(lambda: not first.router.listeners[0]._sockets)
+            await stack.aclose()
+            num_before = len(statuses)
+            await second.until(lambda: len(statuses) > num_before + 20)
+            for task in talking:
+                task.cancel()
+            await asyncio.wait(talking)
+
+    assert set(statuses) == {200}
+
+
+def num_answered(stage: Stage) -> float:
+    return stage.metric("warmroute_requests_total")
+
+
+async def test_a_router_that_is_not_ready_takes_nothing_of_a_shared_port() -> None:
+    """It has the port and an admin port, and listens once there is something to route to."""
+    async with Engines(1) as engines, on_stage(*engines, listen__shared=True) as ready:
+        listen = {"host": "127.0.0.1", "port": urlsplit(ready.url).port, "shared": True}
+        flags = {("listen",): listen, ("admin", "port"): 0, ("replicas",): ["http://127.0.0.1:1"]}
+        late = Router(config.load(flags=flags), peer_name=None, redis_password=None)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tg:
+            tg.create_task(run(late, stop, lambda *_: None))
+            await ready.until(lambda: late.listeners and late.listeners[1]._tg is not None)
+            statuses = [(await ready.ask(chat(words(number)))).status for number in range(20)]
+            stop.set()
+
+        assert statuses == [200] * 20
+        assert num_answered(ready) == 20
+
+
+async def test_a_port_that_is_not_shared_is_had_by_one() -> None:
+    """Whichever of the two came first."""
+    async with Engines(1) as engines:
+        for has in (False, True):
+            async with on_stage(*engines, listen__shared=has) as stage:
+                port = urlsplit(stage.url).port
+                refused = pytest.RaisesExc(ConfigError, match=f"cannot listen on 127.0.0.1:{port}")
+                with pytest.RaisesGroup(refused, flatten_subgroups=True):
+                    async with on_stage(*engines, listen__port=port, listen__shared=not has):
+                        pass
 
 
 async def test_streams_end_before_the_router_does() -> None:
