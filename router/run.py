@@ -169,7 +169,8 @@ async def _until_ready(readiness: Readiness, stop: asyncio.Event) -> None:
     """Wait for what makes a router ready; or that it should end."""
     while readiness.not_ready() is not None and not stop.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _READY_S)
+            async with asyncio.timeout(_READY_S):
+                await stop.wait()
 
 
 def _loops(
