@@ -64,6 +64,9 @@ class App:
             "/sleep": {"POST": self._sleep},
             "/wake_up": {"POST": self._wake_up},
             "/is_sleeping": {"GET": self._is_sleeping},
+            "/pause": {"POST": self._pause},
+            "/resume": {"POST": self._resume},
+            "/is_paused": {"GET": self._is_paused},
             "/v1/load_lora_adapter": {"POST": self._load_lora},
             "/v1/unload_lora_adapter": {"POST": self._unload_lora},
             "/query": {"GET": self._query},
@@ -176,6 +179,21 @@ class App:
 
     async def _is_sleeping(self, request: web.BaseRequest) -> web.StreamResponse:
         return _json({"is_sleeping": self._replica.sleep_level is not None})
+
+    async def _pause(self, request: web.BaseRequest) -> web.StreamResponse:
+        mode = request.query.get("mode", "abort")
+        if mode not in ("abort", "wait", "keep"):
+            raise ApiError(400, f"no mode of a pause: {mode}")
+        clears = request.query.get("clear_cache", "true").lower() in ("true", "1")
+        await self._replica.pause(loses_cache=clears and mode != "keep")
+        return _json({"status": "paused"})
+
+    async def _resume(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._replica.resume()
+        return _json({"status": "resumed"})
+
+    async def _is_paused(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json({"is_paused": self._replica.is_paused})
 
     async def _load_lora(self, request: web.BaseRequest) -> web.StreamResponse:
         body = parse_body(await request.read(), request.headers.get("Content-Type", ""))

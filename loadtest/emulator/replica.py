@@ -73,6 +73,7 @@ class Replica:
             else None
         )
         self.sleep_level: int | None = None
+        self._is_held = False  # by /pause
         self._awake = asyncio.Event()
         self._awake.set()
         self.transfers = Transfers(options.connector, options.kv_role, options.data_parallel_size)
@@ -259,14 +260,43 @@ class Replica:
         self.sleep_level = level
         self._awake.clear()
         if level >= 1:
-            self.reset_prefix_cache(preempt=True)
-            if self.pool is not None:
-                await self.pool.remove_all()
+            await self._lose()
 
     def wake_up(self) -> None:
         """Go on."""
         self.sleep_level = None
-        self._awake.set()
+        self._go_on()
+
+    async def pause(self, *, loses_cache: bool) -> None:
+        """Stop computing what is sent from now on; what runs goes on to its end, in every mode.
+
+        Source: pause_generation in vllm/v1/engine/async_llm.py, 0.32.0; there, what runs is
+        aborted, awaited or kept.
+        """
+        self._is_held = True
+        self._awake.clear()
+        if loses_cache:
+            await self._lose()
+
+    def resume(self) -> None:
+        """Go on after a pause; a replica that sleeps sleeps on."""
+        self._is_held = False
+        self._go_on()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing new is computed, for whatever reason."""
+        return not self._awake.is_set()
+
+    def _go_on(self) -> None:
+        if self.sleep_level is None and not self._is_held:
+            self._awake.set()
+
+    async def _lose(self) -> None:
+        """Lose everything cached; with a pool, everybody does."""
+        self.reset_prefix_cache(preempt=True)
+        if self.pool is not None:
+            await self.pool.remove_all()
 
     def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Forget the cache of every rank; False if one of them is in use."""

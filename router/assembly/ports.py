@@ -68,7 +68,7 @@ def _data_app(router: Router) -> DataApp:
 
 def _admin_app(router: Router) -> AdminApp:
     config = router.config
-    control = Control(router.engine_api, router.registry, router.served_models)
+    control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
         explainer=Explainer(router.pipeline, router.caches),

@@ -315,6 +315,10 @@ def _order(subject: Subject, seen: ReplicaSeen) -> Finding:
 
 
 def _sleep(subject: Subject, seen: ReplicaSeen) -> Finding:
+    if seen.sleep == "paused":
+        return subject.warning(
+            "pause", "its engine is paused: no requests are sent there", f"POST {seen.url}/resume"
+        )
     lost = "; it lost its cache" if seen.sleep == "emptied" else ""
     if seen.sleep == "emptied" and seen.has_pool_connector:
         lost += ", and emptied the pool for all"

@@ -94,9 +94,8 @@ def control(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: 
     VLLM_SERVER_DEV_MODE=1 only.
 
     Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
-    replica empty the whole pool that it shares with others. One that sleeps is sent no requests,
-    once its metrics show it; those it has got, and all sent to one that is paused, wait: drain it
-    first.
+    replica empty the whole pool that it shares with others. One that sleeps or is paused is sent no
+    requests; those it has got wait, or end (`pause mode=abort`, the default): drain it first.
     """
     order: dict[str, Any] = {"route": route, "params": {}}
     for pair in params:
@@ -175,6 +174,7 @@ def _used(replica: dict[str, Any], otherwise: str) -> str:
         return "no: leaving"
     if not replica.get("ready", True):
         return f"no: not ready, says {replica['source']}"
-    if replica.get("replica", {}).get("asleep"):
-        return "no: asleep"
+    for state in ("asleep", "paused"):
+        if replica.get("replica", {}).get(state):
+            return f"no: {state}"
     return "no: draining" if replica["draining"] else otherwise

@@ -80,6 +80,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     names_sources: bool = False  # it lists event sources, on or off: all its ranks are there
     has_pool_connector: bool = False  # it has Mooncake metrics; False: it has none, or no metrics
     sleep: SleepState = "awake"
+    shows_pause: bool = False  # it has the route that says whether it is paused: it is in dev mode
     loads_kv: bool = False  # it has metrics of loading KV; False: it has none, or is too old
     speculates: bool = False  # it has metrics of speculative decoding; False: or no metrics
 
@@ -116,7 +117,7 @@ class RankLoads(Struct, frozen=True, kw_only=True):
     kv_usage: dict[int, float] = {}  # share of blocks that running requests use
     token_s: dict[int, float] = {}  # times between tokens since it started, summed
     num_tokens: dict[int, int] = {}  # how many
-    sleep: SleepState
+    sleep: SleepState | None  # None: not known: it did not say whether it is paused
     rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
     cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # as of EngineFacts
 
@@ -159,6 +160,8 @@ class EngineApi:
         info = page.cache_config() if page is not None else {}
         ranks = page.by_rank("vllm:num_requests_running") if page is not None else {}
         numbers = _numbers(sources, ranks)
+        sleep = page.sleep() if page is not None else "awake"
+        paused = await self._is_paused(replica, url)
         published = {
             numbers.index(rank): source
             for rank, source in sources.items()
@@ -179,7 +182,8 @@ class EngineApi:
             rank_numbers=numbers,
             names_sources=bool(sources),
             has_pool_connector=page is not None and page.mentions(_POOL_METRIC),
-            sleep=page.sleep() if page is not None else "awake",
+            sleep="paused" if paused and sleep == "awake" else sleep,
+            shows_pause=paused is not None,
             loads_kv=page is not None and page.mentions(_FETCH_METRIC),
             speculates=page is not None and page.mentions(_DRAFTS_METRIC),
         )
@@ -254,12 +258,18 @@ class EngineApi:
             raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
     async def load(
-        self, replica: str, url: str, *, names_sources: bool = False
+        self,
+        replica: str,
+        url: str,
+        *,
+        names_sources: bool = False,
+        shows_pause: bool = False,
     ) -> RankLoads | None:
         """Read the load of the replica's ranks; None: it has no metrics.
 
         `names_sources`: it listed its event sources, and is asked for them again. Metrics go on
         showing ranks that were scaled away (vLLM 0.32 v1/engine/async_llm.py, elastic scaling).
+        `shows_pause`: it said whether it is paused, and is asked for that again.
         """
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
@@ -270,6 +280,10 @@ class EngineApi:
         sources: dict[int, EventSource] | None = {}
         if names_sources:
             sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
+        sleep: SleepState | None = page.sleep()
+        if shows_pause and sleep == "awake":  # one that sleeps is paused, too
+            paused = await self._is_paused(replica, url)
+            sleep = None if paused is None else "paused" if paused else "awake"
         place = {rank: index for index, rank in enumerate(_numbers({}, running))}
         return RankLoads(
             started_s=page.started_s(),
@@ -279,7 +293,7 @@ class EngineApi:
             token_s=_at(place, page.sums_by_rank("vllm:inter_token_latency_seconds_sum")),
             num_tokens=_at(place, page.by_rank("vllm:inter_token_latency_seconds_count")),
             rank_numbers=_numbers(sources, running) if sources is not None else (),
-            sleep=page.sleep(),
+            sleep=sleep,
             cache_shapes=page.cache_shapes(),
         )
 
@@ -364,6 +378,11 @@ class EngineApi:
     async def _get(self, replica: str, url: str, path: str) -> Answer:
         request = self._client.build_request("GET", url + path, headers=self._key.headers(url))
         return await self._send(replica, request, timeout_s=_PATIENCE * self._timeout_s)
+
+    async def _is_paused(self, replica: str, url: str) -> bool | None:
+        """Ask an engine in dev mode whether its scheduler is paused; None: it does not say."""
+        body = await self._optional(replica, url, "/is_paused")
+        return pages.is_paused(body) if body is not None else None
 
     async def _optional(self, replica: str, url: str, path: str) -> bytes | None:
         """Get a page that a replica may lack; None unless it answers 200."""

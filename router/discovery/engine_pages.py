@@ -36,8 +36,8 @@ _LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _EAGLES: Final = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 """Methods of speculative decoding that want the last block computed again, of vLLM 0.32.0."""
 
-SleepState = Literal["awake", "asleep", "emptied"]
-"""Emptied: asleep, and it lost its KV cache."""
+SleepState = Literal["awake", "asleep", "emptied", "paused"]
+"""Emptied: asleep, and it lost its KV cache. Paused: whether it lost it is not known."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -100,6 +100,10 @@ class _ServerInfo(Struct):
     vllm_config: _VllmConfig
 
 
+class _Paused(Struct):
+    is_paused: bool
+
+
 class _Engine(Struct):
     engine_id: Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -124,6 +128,7 @@ class _Refused(Struct):
 _decode_models = decoder(_ModelList, "json")
 _decode_sources = decoder(dict[str, EventSource], "json")
 _decode_version = decoder(_Version, "json")
+_decode_paused = decoder(_Paused, "json")
 _decode_server_info = decoder(_ServerInfo, "json")
 _decode_engines = decoder(dict[int, _Engine], "json")
 _decode_tokens = decoder(_Tokenized, "json")
@@ -160,6 +165,14 @@ def event_sources(body: bytes) -> dict[int, EventSource]:
     found = [(_rank(rank), source) for rank, source in _decode_sources(body).items()]
     known = {rank: source for rank, source in found if rank is not None}
     return {rank: known[rank] for rank in sorted(known)[:MAX_RANKS]}
+
+
+def is_paused(body: bytes) -> bool | None:
+    """Read whether the scheduler is paused; None: it does not say."""
+    try:
+        return _decode_paused(body).is_paused
+    except ValueError:
+        return None
 
 
 def version(body: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""Replicas that sleep: no requests until they are awake, and nothing is counted on that they lost.
+"""Replicas that sleep or are paused: no requests until they go on, nothing counted on that is lost.
 
 An engine that sleeps answers /health and queues what it is sent; only a metric shows it (source:
 vllm/v1/metrics/loggers.py and v1/engine/core.py, 0.32.0):
@@ -8,49 +8,78 @@ vllm/v1/metrics/loggers.py and v1/engine/core.py, 0.32.0):
                                                         MooncakeStoreConnector all of the pool
     AllBlocksCleared                                    is published with its first step afterwards
 
-What it held is dropped when it is seen asleep; and again when it is awake and has not said so yet,
-for history read meanwhile has the blocks from before. The pool is the master's to report
+One that is paused (`POST /pause`, for new weights) does as much, and says so at `/is_paused`, which
+exists in dev mode alone, as /pause does (entrypoints/rl/online/api_router.py). Whether it lost its
+cache it does not say there; it did, but with `mode=keep` or `clear_cache=false`. An order of our
+own admin port is known with its parameters, at once.
+
+What a replica lost is dropped when that is seen; and again when it is awake and has not said so
+yet, for history read meanwhile has the blocks from before. The pool is the master's to report
 (router.pool.follower).
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from router.discovery.engine_pages import SleepState
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.replicas.fleet import Fleet
-from router.replicas.replica import candidates_of
+from router.replicas.replica import Replica, candidates_of
 
 logger = logging.getLogger(__name__)
 
+_WHY: Final[dict[SleepState, str]] = {
+    "asleep": "replica sleeps: it gets no requests",
+    "emptied": "replica sleeps: it gets no requests; it lost its cache and emptied its pool",
+    "paused": "replica is paused: it gets no requests",
+}
+
 
 class Sleepers:
-    """Knows which replicas sleep."""
+    """Knows which replicas sleep or are paused."""
 
     def __init__(self, fleet: Fleet, caches: CacheView) -> None:
         self._fleet = fleet
         self._caches = caches
         self._emptied: dict[str, list[tuple[RankStream, int]]] = {}  # and clears until then
+        self._ordered_s: dict[str, float] = {}
 
-    def note(self, name: str, state: SleepState) -> None:
-        """Note what a replica's metrics say; a change takes effect at once."""
-        replica = next((each for each in self._fleet.replicas if each.name == name), None)
+    def note(self, name: str, state: SleepState, asked_s: float) -> None:
+        """Note what a replica says; a change takes effect at once.
+
+        `asked_s`: when it was asked; what it was ordered since then is newer.
+        """
+        if asked_s >= self._ordered_s.get(name, asked_s):
+            self._change(name, state, is_lost=state == "emptied")
+
+    def ordered(self, name: str, state: SleepState, now_s: float, *, is_lost: bool = False) -> None:
+        """Note what an operator ordered and a replica confirmed; `is_lost`: its cache is."""
+        replica = self._replica(name)
+        if replica is not None and not replica.asleep:  # /resume does not wake it up
+            self._ordered_s[name] = now_s
+            self._change(name, state, is_lost=is_lost)
+
+    def forget(self, name: str) -> None:
+        """Forget a replica: another process answers there now, or none."""
+        self._emptied.pop(name, None)
+        self._ordered_s.pop(name, None)
+
+    def _change(self, name: str, state: SleepState, *, is_lost: bool) -> None:
+        replica = self._replica(name)
         if replica is None:
             return
-        if replica.asleep != (state != "awake"):
-            self._fleet.set_asleep(name, state != "awake")
+        asleep, paused = state in ("asleep", "emptied"), state == "paused"
+        if (replica.asleep, replica.paused) != (asleep, paused):
+            self._fleet.set_sleep(name, asleep=asleep, paused=paused)
             if state == "awake":
-                logger.info("replica awake again", extra={"replica": name})
+                what = "replica awake again" if replica.asleep else "replica resumed"
+                logger.info(what, extra={"replica": name})
             else:
-                logger.warning(
-                    "replica sleeps: it gets no requests; it lost its cache and emptied its pool"
-                    if state == "emptied"
-                    else "replica sleeps: it gets no requests",
-                    extra={"replica": name},
-                )
-        if state == "emptied" and name not in self._emptied:
+                logger.warning(_WHY[state], extra={"replica": name})
+        if is_lost and name not in self._emptied:
             streams = self._streams(name)
             self._clear(streams)
             self._emptied[name] = [(each, each.counters.num_clears) for each in streams]
@@ -58,9 +87,8 @@ class Sleepers:
             emptied = self._emptied.pop(name, ())
             self._clear([each for each, num in emptied if each.counters.num_clears == num])
 
-    def forget(self, name: str) -> None:
-        """Forget a replica: another process answers there now, or none."""
-        self._emptied.pop(name, None)
+    def _replica(self, name: str) -> Replica | None:
+        return next((each for each in self._fleet.replicas if each.name == name), None)
 
     def _clear(self, streams: list[RankStream]) -> None:
         for stream in streams:

@@ -130,12 +130,17 @@ class Status:
         for status in self._fleet.status(now_s):
             stream = self._caches.stream(status.id)
             last_block = self._caches.index.last_blocks.get(status.id)
+            replica = self._fleet.replica(status.replica)
             alive, capacity = working_sets.at(status.id), self._fleet.capacity_tokens(status.id)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
-                healthy=self._fleet.is_up(status.replica, now_s)
-                and self._fleet.replica(status.replica).is_offered,
+                healthy=self._fleet.is_up(status.replica, now_s) and replica.is_offered,
+                withheld={
+                    "draining": replica.draining,
+                    "asleep": replica.asleep,
+                    "paused": replica.paused,
+                },
                 num_requests=status.num_requests,
                 num_elsewhere=status.num_elsewhere,
                 num_queued_tokens=status.num_queued_tokens,

@@ -120,7 +120,7 @@ class ReplicaWatch:
             replica = self._register(facts)
             sources = self._sources(replica, facts)
             self._sleepers.forget(self._name)
-            self._sleepers.note(self._name, facts.sleep)
+            self._sleepers.note(self._name, facts.sleep, self._now())
             self._prompter_loader.load(replica)
             try:
                 async with asyncio.TaskGroup() as tg:
@@ -386,9 +386,13 @@ class ReplicaWatch:
                     logger.warning("replica down", extra={"replica": name, "reason": exc.message})
                 continue
             if self._now() >= load_due_s or not was_up:
-                load_due_s = self._now() + health.load_interval_s
+                asked_s = self._now()
+                load_due_s = asked_s + health.load_interval_s
                 load = await self._engine_api.load(
-                    name, replica.url, names_sources=facts.names_sources
+                    name,
+                    replica.url,
+                    names_sources=facts.names_sources,
+                    shows_pause=facts.shows_pause,
                 )
                 if not was_up and (load is None or load.started_s is None):
                     return  # it may be another process: ask for everything
@@ -399,7 +403,8 @@ class ReplicaWatch:
                         fields = {"replica": name, "ranks": len(load.rank_numbers)}
                         logger.warning("replica has other ranks now", extra=fields)
                         return  # scaled: ranks that went are dropped, those that came are found
-                    self._sleepers.note(name, load.sleep)
+                    if load.sleep is not None:
+                        self._sleepers.note(name, load.sleep, asked_s)
                     for candidate in candidates_of(replica):
                         rank = candidate.rank or 0
                         self._fleet.note_engine_load(

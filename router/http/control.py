@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from msgspec import Meta, Struct
 
 from router.discovery.engine_api import EngineApi
 from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
 from router.errors import BadRequest, UnknownReplica, UpstreamError
 from router.replicas.registry import Entry, Registry
 
@@ -78,8 +80,11 @@ class Order(Struct, frozen=True, forbid_unknown_fields=True):
 class Control:
     """Passes orders on to engines."""
 
-    def __init__(self, api: EngineApi, registry: Registry, models: ServedModels) -> None:
+    def __init__(
+        self, api: EngineApi, registry: Registry, models: ServedModels, sleepers: Sleepers
+    ) -> None:
         self._api = api
+        self._sleepers = sleepers
         self._models = models
         self._registry = registry
 
@@ -140,11 +145,21 @@ class Control:
         if command.changes_models:
             with suppress(UpstreamError):
                 await self._models.refresh(entry.name)
+        if answer.status < 300:
+            self._note(entry.name, command, params)
         return answered | {
             "status": answer.status,
             "answer": _shown(answer.body),
             "error": None if answer.status < 300 else f"answered {answer.status}",
         }
+
+    def _note(self, name: str, command: _Command, params: Mapping[str, _Value]) -> None:
+        """Know at once of a pause, and of its end; sleep, the replica's metrics show."""
+        if command.path == "/pause":
+            keeps = params.get("mode") == "keep" or params.get("clear_cache") in (False, "false")
+            self._sleepers.ordered(name, "paused", monotonic(), is_lost=not keeps)
+        elif command.path == "/resume":
+            self._sleepers.ordered(name, "awake", monotonic())
 
 
 def _text(value: _Value) -> str | list[str]:

@@ -14,6 +14,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     replica: str  # candidate id: `r1`, `r1#2`
     state: str  # exact | degraded | blind
     healthy: bool
+    withheld: dict[str, bool] = {}  # why it gets no new requests -> whether that is so
     num_requests: int
     num_elsewhere: int  # of these, sent by other routers
     num_queued_tokens: int

@@ -116,8 +116,8 @@ class Fleet:
     def add(self, replica: Replica) -> None:
         """Add a replica, or put a newer description in place of the one of that name.
 
-        Load, health, draining and sleep stay with the name, unless the address is another: that is
-        another server, and leases of the old one end without effect.
+        Load, health, draining, sleep and pause stay with the name, unless the address is another:
+        that is another server, and leases of the old one end without effect.
         """
         known = self._replicas.get(replica.name)
         if known is None or known.url != replica.url:
@@ -128,6 +128,7 @@ class Fleet:
                 replica,
                 draining=replica.draining or known.draining,
                 asleep=replica.asleep or known.asleep,
+                paused=replica.paused or known.paused,
             )
         self._replicas[replica.name] = replica
         if self._order:
@@ -163,9 +164,9 @@ class Fleet:
         self._replicas[name] = replace(self._replicas[name], draining=draining)
         self.add(self._replicas[name])
 
-    def set_asleep(self, name: str, asleep: bool) -> None:
-        """Stop (or resume) offering a replica whose engine sleeps. KeyError if unknown."""
-        self._replicas[name] = replace(self._replicas[name], asleep=asleep)
+    def set_sleep(self, name: str, *, asleep: bool, paused: bool) -> None:
+        """Stop (or resume) offering a replica that sleeps or is paused. KeyError if unknown."""
+        self._replicas[name] = replace(self._replicas[name], asleep=asleep, paused=paused)
         self.add(self._replicas[name])
 
     def set_models(self, name: str, models: tuple[ServedModel, ...]) -> None:

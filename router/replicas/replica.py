@@ -40,6 +40,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     weight: float = 1.0  # part of an equal share of requests in flight that it has at most
     draining: bool = False
     asleep: bool = False
+    paused: bool = False
     role: Role = "both"
     transfer: Transfer = "store"  # of a prefill or decode replica
     bootstrap: str | None = None  # base URL; None: it has none
@@ -54,7 +55,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     @property
     def is_offered(self) -> bool:
         """Whether it may be sent new requests, as far as orders and its own state go."""
-        return not self.draining and not self.asleep
+        return not (self.draining or self.asleep or self.paused)
 
     @property
     def base_model(self) -> str:

@@ -114,6 +114,7 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         replace(REPLICA, sleep="emptied", has_pool_connector=True),
         "warning", "sleep", "emptied the pool", "/wake_up",
     ),
+    (replace(REPLICA, sleep="paused"), "warning", "pause", "no requests", "/resume"),
     (rank(algorithm="warmroute"), "note", "hashes", "translated", ""),
     (
         replace(REPLICA, role="decode", transfer="store", transfers=("nixl", "mooncake")),

@@ -1,12 +1,14 @@
-"""A replica that sleeps, among emulated ones that share an emulated pool."""
+"""A replica that sleeps or is paused, among emulated ones that share an emulated pool."""
 
 from __future__ import annotations
+
+from time import monotonic
 
 import httpx
 
 from policies.view import CandidateId
 from tests.data_path.test_pool import ask, named, pooled
-from tests.faults.stage import Stage, words
+from tests.faults.stage import Engines, Stage, chat, on_stage, words
 
 QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
 R1 = CandidateId("r1")
@@ -83,3 +85,92 @@ async def test_a_nap_keeps_the_cache() -> None:
 
         assert stage.router.caches.index.num_blocks(R1, "gpu") == held > 0
         assert len(master.pool) > 0
+
+
+def is_paused(stage: Stage) -> bool:
+    return stage.router.fleet.replica("r1").paused
+
+
+async def test_a_replica_that_is_paused_gets_no_requests_until_it_goes_on() -> None:
+    """Its cache may be kept: what it holds is credited again."""
+    async with pooled(**QUICK) as (stage, _, engines):
+        one, _ = engines
+        await ask(stage, engines, words(1))
+        held = stage.router.caches.index.num_blocks(R1, "gpu")
+        await order(f"{one.url}/pause?mode=keep")
+        await stage.until(lambda: is_paused(stage))
+
+        assert "replica is paused: it gets no requests" in stage.log
+        replies = [await ask(stage, engines, words(number)) for number in range(10, 13)]
+        assert {reply.replica for reply in replies} == {"r2"}
+        assert not is_asleep(stage)
+        withheld = "warmroute_replica_withheld"
+        assert stage.metric(withheld, replica="r1", why="paused") == 1
+        assert stage.metric(withheld, replica="r1", why="asleep") == 0
+        assert stage.metric(withheld, replica="r2", why="paused") == 0
+        described = (await stage.admin("/admin/replicas")).json()["replicas"]
+        assert [each["replica"]["paused"] for each in described] == [True, False]
+
+        await order(f"{one.url}/resume")
+        await stage.until(lambda: not is_paused(stage))
+        assert "replica resumed" in stage.log
+        assert stage.router.caches.index.num_blocks(R1, "gpu") == held > 0
+        replies = [await ask(stage, engines, words(1)) for _ in range(2)]
+        assert {reply.replica for reply in replies} == {"r1", "r2"}
+        assert all(reply.predicted == reply.reported > 0 for reply in replies)
+
+
+async def test_a_pause_by_the_admin_port_is_known_at_once() -> None:
+    """Before a probe could show it; and that the cache is gone, which none shows."""
+    rare = {"health__load_interval_s": 3600.0}
+    async with pooled(**QUICK | rare) as (stage, _, engines):
+        await ask(stage, engines, words(1))
+        assert stage.router.caches.index.num_blocks(R1, "gpu") > 0
+        sent = {"route": "pause", "replicas": ["r1"]}
+        assert (await stage.admin("/admin/control", sent)).status == 200
+
+        assert is_paused(stage)
+        assert stage.router.caches.index.num_blocks(R1, "gpu") == 0
+        assert (await ask(stage, engines, words(1))).replica == "r2"
+
+        assert (await stage.admin("/admin/control", sent | {"route": "resume"})).status == 200
+        assert not is_paused(stage)
+        replies = [await ask(stage, engines, words(1)) for _ in range(2)]
+        assert {reply.replica for reply in replies} == {"r1", "r2"}
+        assert all(reply.predicted == reply.reported for reply in replies)
+
+
+async def test_a_replica_that_refuses_to_pause_is_not_paused() -> None:
+    """Nor does /resume wake up one that sleeps."""
+    async with pooled(**QUICK) as (stage, _, engines):
+        one, _ = engines
+        sent = {"route": "pause", "params": {"mode": "never"}, "replicas": ["r1"]}
+        answered = (await stage.admin("/admin/control", sent)).json()["replicas"]
+        assert [each["status"] for each in answered] == [400]
+        assert not is_paused(stage)
+        await order(f"{one.url}/sleep?level=1")
+        await stage.until(lambda: is_asleep(stage))
+        await stage.admin("/admin/control", {"route": "resume", "replicas": ["r1"]})
+        assert is_asleep(stage)
+
+
+async def test_a_replica_found_paused_gets_no_requests() -> None:
+    """What it says when it is found counts."""
+    async with Engines(2) as engines:
+        await order(f"{engines[0].url}/pause")
+        async with on_stage(*engines, health__load_interval_s=3600.0) as stage:
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+            assert is_paused(stage)
+            assert (await stage.ask(chat(words(1)))).replica == "r2"
+
+
+async def test_what_was_read_before_an_order_does_not_undo_it() -> None:
+    """A page that was asked for before a pause is older than the pause."""
+    async with Engines(1) as engines, on_stage(*engines, health__load_interval_s=3600.0) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
+        sleepers, now_s = stage.router.sleepers, monotonic()
+        sleepers.ordered("r1", "paused", now_s)
+        sleepers.note("r1", "awake", now_s - 1.0)
+        assert is_paused(stage)
+        sleepers.note("r1", "awake", now_s + 1.0)
+        assert not is_paused(stage)
