@@ -70,7 +70,7 @@ class FakeEngine:
             if isinstance(page, tuple):
                 return web.Response(status=page[0], text=page[1])
             return web.json_response(page)
-        if request.path in ("/version", "/metrics", "/kv_event_sources"):
+        if request.path in ("/version", "/metrics", "/kv_event_sources", "/is_paused"):
             return web.Response(status=404)
         body = await request.read()
         headers = CIMultiDict(request.headers)
