@@ -11,13 +11,19 @@ from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Arm, Scene, records
 from tests.loadtest.experiments.test_verdict import codes, reported
 
-SLOTS = Scene(design="switchback", num_sessions=400, span_s=36_000.0, slot_s=300.0, wash_out_s=30.0)
+SLOTS = Scene(design="switchback", num_sessions=200, span_s=36_000.0, slot_s=300.0, wash_out_s=30.0)
 
 
 @cache
 def split() -> list[DecisionRecord]:
     """Make the records of a plain split."""
-    return records(Scene())
+    return records(Scene(num_sessions=250))
+
+
+@cache
+def slots() -> list[DecisionRecord]:
+    """Make the records of a sound switchback."""
+    return records(SLOTS)
 
 
 def text_of(report: object, code: str) -> str:
@@ -35,7 +41,7 @@ def test_a_split_on_shared_replicas_is_interference(tmp_path: Path) -> None:
 
 def test_a_sound_switchback_has_no_warning(tmp_path: Path) -> None:
     """Long slots with wash-out, enough of them: nothing to complain about."""
-    report = reported(tmp_path, records(SLOTS))
+    report = reported(tmp_path, slots())
 
     assert codes(report, "warning") == set()
     assert codes(report, "note") >= {"wash_out", "sample_ratio"}
@@ -52,7 +58,7 @@ def test_slots_without_wash_out_or_too_short(tmp_path: Path) -> None:
 
 def test_few_slots_are_said(tmp_path: Path) -> None:
     """Twelve slots are few."""
-    report = reported(tmp_path, records(replace(SLOTS, slot_s=1_000.0, num_sessions=100)))
+    report = reported(tmp_path, records(replace(SLOTS, slot_s=1_000.0, num_sessions=40)))
 
     assert "few_units" in codes(report, "warning")
 
@@ -68,7 +74,7 @@ def test_carry_over_within_slots_is_found(tmp_path: Path) -> None:
         factor = 0.3 if is_late and assignment.arm == "treatment" else 1.0
         return replace(record, ttft_ms=record.ttft_ms * factor)
 
-    report = reported(tmp_path, [late(record) for record in records(SLOTS)])
+    report = reported(tmp_path, [late(record) for record in slots()])
 
     assert "carry_over" in codes(report, "warning")
 
@@ -152,8 +158,8 @@ def test_why_an_arm_was_stopped_is_said(tmp_path: Path) -> None:
 
 def test_other_starts_of_the_name_are_left_out_and_named(tmp_path: Path) -> None:
     """The newest is reported on; asked for together they are one experiment."""
-    made = [*records(Scene(trial="0a", num_sessions=100))]
-    made += records(Scene(trial="0b", num_sessions=100, seed=2, start_s=START_S + 9_000))
+    made = [*records(Scene(trial="0a", num_sessions=40))]
+    made += records(Scene(trial="0b", num_sessions=40, seed=2, start_s=START_S + 9_000))
 
     newest = reported(tmp_path, made)
     joined = reported(tmp_path, made, trials=("0a", "0b"))
@@ -166,8 +172,8 @@ def test_other_starts_of_the_name_are_left_out_and_named(tmp_path: Path) -> None
 
 def test_starts_at_the_same_time_are_a_warning(tmp_path: Path) -> None:
     """Two routers that do not know each other have ids of their own."""
-    made = [*records(Scene(trial="0a", num_sessions=100))]
-    made += records(Scene(trial="0b", num_sessions=100, seed=2, start_s=START_S + 100))
+    made = [*records(Scene(trial="0a", num_sessions=40))]
+    made += records(Scene(trial="0b", num_sessions=40, seed=2, start_s=START_S + 100))
 
     report = reported(tmp_path, made)
 
@@ -178,12 +184,13 @@ def test_starts_at_the_same_time_are_a_warning(tmp_path: Path) -> None:
 
 def test_the_control_arm_of_the_definition_is_the_baseline(tmp_path: Path) -> None:
     """Whatever it is called; one that is asked for goes before it."""
-    made = records(Scene(control="treatment", num_sessions=100))
+    made = records(Scene(control="treatment", num_sessions=40))
+    report = reported(tmp_path, made)
 
-    assert reported(tmp_path, made).baseline == "treatment"
+    assert report.baseline == "treatment"
+    assert "baseline" not in codes(report, "note")
     assert reported(tmp_path, made, baseline="control").baseline == "control"
-    assert "baseline" not in codes(reported(tmp_path, made), "note")
-    gone = records(Scene(control="gone", num_sessions=100))
+    gone = records(Scene(control="gone", num_sessions=40))
     assert reported(tmp_path, gone).baseline == "control"
 
 

@@ -15,7 +15,7 @@ from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
 
 FASTER = replace(TREATMENT, effect=0.7)
-LARGE = 1500
+LARGE = 700
 
 
 @cache
