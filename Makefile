@@ -31,7 +31,10 @@ linted:
 # A test that passes only then is a bug, of the test or of ours; one that fails twice fails the run.
 AGAIN = { [ $$? -eq 1 ] && echo "== once more, what failed above:" && $(1) --last-failed --last-failed-no-failures none; }
 
-TESTED = $(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+# A file goes to one worker, which makes what its tests share; conftest.py has the files' order.
+BY_FILE := -n 4 --dist loadfile --no-loadscope-reorder
+
+TESTED = $(BIN)/python -m pytest $(BY_FILE) $(ARGS)
 tested:
 	$(TESTED) || $(call AGAIN,$(TESTED))
 
@@ -64,7 +67,7 @@ SECONDS ?= 60
 fuzz: export WARMROUTE_FUZZ_SECONDS = $(SECONDS)
 fuzz: $(STAMP)            ## every fuzz target for SECONDS each; property tests with all their examples
 	$(BIN)/python -m pytest tests/fuzz -o timeout=0 $(ARGS)
-	$(BIN)/python -m pytest -m hypothesis --ignore tests/fuzz -n 4 --dist loadgroup -o timeout=0
+	$(BIN)/python -m pytest -m hypothesis --ignore tests/fuzz $(BY_FILE) -o timeout=0
 
 prove: $(STAMP)           ## ids of 1,000 generated requests a model family, all APIs, against vLLM's own
 	bash tests/engines/install.sh

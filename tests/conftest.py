@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import httpx._transports.default as httpx_transport
 import pytest
@@ -105,21 +106,22 @@ def _import_a_share(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow what has a deadline of its own or uses the compose stack.
 
-    In a run of all, slow tests are spread over the first two thirds: neither do several of them
-    fight for the processor, nor does the last of them run alone.
+    In a run of all, files with slow tests are spread over the first two thirds of the files:
+    neither do several of them fight for the processor, nor does the last of them run alone.
     """
-    fast, slow = [], []
+    files: dict[Path, list[pytest.Item]] = {}
+    slow: set[Path] = set()
     for item in items:
+        files.setdefault(item.path, []).append(item)
         if item.get_closest_marker("timeout") or "stack" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-            slow.append(item)
-        else:
-            fast.append(item)
+            slow.add(item.path)
     if hasattr(config, "workerinput") and slow:
-        step = len(fast) * 2 // 3 // len(slow)
-        for number, item in enumerate(slow):
-            fast.insert(number * (step + 1), item)
-        items[:] = fast
+        order = [path for path in files if path not in slow]
+        step = len(order) * 2 // 3 // len(slow)
+        for number, path in enumerate(path for path in files if path in slow):
+            order.insert(number * (step + 1), path)
+        items[:] = [item for path in order for item in files[path]]
 
 
 @pytest.fixture

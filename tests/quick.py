@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     print("pytest", *chosen or ["nothing: no test is named after what has changed"], flush=True)
     if not chosen:
         return 0
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
     status = subprocess.run([*command, "-m", "not slow", *chosen], cwd=ROOT, check=False).returncode
     return 0 if status == NOTHING_LEFT else status
 

@@ -2,7 +2,7 @@
 
 Grafana is in none of the package registries. So its JSON is decoded by Grafana's own types (the
 Foundation SDK, where it is installed), held against the few rules that those do not know, and its
-queries are run against a real Prometheus that scrapes the emulated stack.
+queries are run against a real Prometheus that scrapes the emulated stack (test_stack.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import pytest
 import yaml
 
 from loadtest import docs
-from tests.compose.queries import DASHBOARD, ask_all, dashboard, experiment, make_traffic, queries
-from tests.compose.runner import Stack
-from tests.compose.stacks import DOCKER, REQUIRED, wait_until
+from tests.compose.queries import DASHBOARD, dashboard, queries
+from tests.compose.stacks import DOCKER, REQUIRED
 
 PANELS = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
@@ -132,19 +131,3 @@ def test_queries_ask_for_metrics_that_exist() -> None:
             assert exported & {name, re.sub(r"_(bucket|sum|count)$", "", name)}, name
             assert 'instance=~"$router"' in selector, query.expr
         assert len(re.findall(r"\bwarmroute_\w+", query.expr)) == query.expr.count("$router")
-
-
-@pytest.mark.timeout(400)
-def test_every_query_returns_data(stack: Stack) -> None:
-    """After sessions at both replicas, in both arms, fetches from the pool, and a few scrapes."""
-    prometheus = stack.published("prometheus", 9090)
-
-    def empty() -> list[str]:
-        return [f"{q.panel}: {q.expr}" for q in ask_all(prometheus) if not q.values]
-
-    with experiment(stack):
-        make_traffic(stack)
-        missing = empty()
-        if missing:  # a rate over the last minute, of which a slow machine needed all: once more
-            make_traffic(stack)
-            wait_until(lambda: not empty(), f"data for {missing}")

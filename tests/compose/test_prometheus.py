@@ -9,13 +9,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
 from loadtest import docs
-from tests.compose.runner import ROOT, Stack
-from tests.compose.stacks import DOCKER, REQUIRED, wait_until
+from tests.compose.runner import ROOT
+from tests.compose.stacks import DOCKER, REQUIRED
 
 RULES = DOCKER / "prometheus" / "alerts.yml"
 TESTS = DOCKER / "prometheus" / "alerts_test.yml"
@@ -81,44 +80,3 @@ def test_rules_ask_for_metrics_that_exist(rule: dict[str, Any]) -> None:
 
     for name in re.findall(r"\b(warmroute_\w+)", rule["expr"]):
         assert exported & {name, re.sub(r"_(bucket|sum|count)$", "", name)}, name
-
-
-# -- in the stack ---------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(300)
-def test_every_target_is_scraped(stack: Stack) -> None:
-    """Routers, engines, front, pool's master and Prometheus itself."""
-    url = f"{stack.published('prometheus', 9090)}/api/v1/targets"
-
-    def jobs() -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for target in httpx.get(url, trust_env=False).json()["data"]["activeTargets"]:
-            found.setdefault(target["labels"]["job"], []).append(target["health"])
-        return found
-
-    up = {"warmroute": 2, "engine": 2, "front": 1, "mooncake": 1, "prometheus": 1}
-    wait_until(lambda: jobs() == {job: ["up"] * n for job, n in up.items()}, "all targets are up")
-
-
-@pytest.mark.timeout(300)
-def test_prometheus_has_loaded_the_rules(stack: Stack) -> None:
-    """All of them, and evaluates them without an error."""
-    url = f"{stack.published('prometheus', 9090)}/api/v1/rules"
-
-    def rules() -> list[dict[str, Any]]:
-        groups = httpx.get(url, trust_env=False).json()["data"]["groups"]
-        return [rule for group in groups for rule in group["rules"]]
-
-    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "all rules are evaluated")
-    assert {rule["name"] for rule in rules()} == {rule["alert"] for rule in ALERTS}
-
-
-def test_promtool_accepts_the_configuration(stack: Stack) -> None:
-    """As it is mounted: with its rules and its targets."""
-    said = promtool(
-        "check", "config", stack.mounted("prometheus", "/etc/prometheus/prometheus.yml")
-    )
-
-    assert "SUCCESS" in said
-    assert f"{len(ALERTS)} rules found" in said

@@ -5,18 +5,35 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 import redis
 
-from tests.compose.queries import MODEL, drain, wait_until_known
+from tests.compose.queries import (
+    MODEL,
+    ask_all,
+    drain,
+    experiment,
+    make_traffic,
+    wait_until_known,
+)
 from tests.compose.runner import Stack
-from tests.compose.stacks import NOT_HERE, Session, client, wait_until
+from tests.compose.stacks import NOT_HERE, Session, client, emulated_stack, wait_until
+from tests.compose.test_prometheus import ALERTS, promtool
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Every service of compose.yaml but Grafana, healthy."""
+    with emulated_stack(tmp_path_factory.mktemp("compose")) as running:
+        running.up()
+        yield running
 
 
 @pytest.fixture
@@ -151,6 +168,60 @@ def test_a_client_that_leaves_ends_the_engines_work(
     wait_until(lambda: not sum(metric(url, in_flight) for url in routers), "nothing is in flight")
     for url in replicas:
         http.delete(f"{url}/emulator/faults")
+
+
+# -- what Prometheus sees of it ------------------------------------------------------------------
+
+
+def test_every_target_is_scraped(stack: Stack) -> None:
+    """Routers, engines, front, pool's master and Prometheus itself."""
+    url = f"{stack.published('prometheus', 9090)}/api/v1/targets"
+
+    def jobs() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for target in httpx.get(url, trust_env=False).json()["data"]["activeTargets"]:
+            found.setdefault(target["labels"]["job"], []).append(target["health"])
+        return found
+
+    up = {"warmroute": 2, "engine": 2, "front": 1, "mooncake": 1, "prometheus": 1}
+    wait_until(lambda: jobs() == {job: ["up"] * n for job, n in up.items()}, "all targets are up")
+
+
+def test_prometheus_has_loaded_the_rules(stack: Stack) -> None:
+    """All of them, and evaluates them without an error."""
+    url = f"{stack.published('prometheus', 9090)}/api/v1/rules"
+
+    def rules() -> list[dict[str, Any]]:
+        groups = httpx.get(url, trust_env=False).json()["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "all rules are evaluated")
+    assert {rule["name"] for rule in rules()} == {rule["alert"] for rule in ALERTS}
+
+
+def test_promtool_accepts_the_configuration(stack: Stack) -> None:
+    """As it is mounted: with its rules and its targets."""
+    said = promtool(
+        "check", "config", stack.mounted("prometheus", "/etc/prometheus/prometheus.yml")
+    )
+
+    assert "SUCCESS" in said
+    assert f"{len(ALERTS)} rules found" in said
+
+
+def test_every_query_returns_data(stack: Stack) -> None:
+    """After sessions at both replicas, in both arms, fetches from the pool, and a few scrapes."""
+    prometheus = stack.published("prometheus", 9090)
+
+    def empty() -> list[str]:
+        return [f"{q.panel}: {q.expr}" for q in ask_all(prometheus) if not q.values]
+
+    with experiment(stack):
+        make_traffic(stack)
+        missing = empty()
+        if missing:  # a rate over the last minute, of which a slow machine needed all: once more
+            make_traffic(stack)
+            wait_until(lambda: not empty(), f"data for {missing}")
 
 
 # -- what dies: each leaves the stack as it was ---------------------------------------------------

@@ -71,14 +71,13 @@ def test_scipy_is_asked_for_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A whole comparison, to copy."""
     out = tmp_path_factory.mktemp("compared") / "out"
     return out, run(*SIMULATED, "--out", str(out), "--slo-ttft", "5")
 
 
-@pytest.mark.xdist_group("compared")
 def test_a_simulated_comparison_from_end_to_end(
     compared: tuple[Path, Result], tmp_path: Path
 ) -> None:
@@ -104,7 +103,6 @@ def test_a_simulated_comparison_from_end_to_end(
     assert "holds a comparison already" in used.output
 
 
-@pytest.mark.xdist_group("compared")
 def test_part_of_a_comparison_is_reported_as_such(
     compared: tuple[Path, Result], tmp_path: Path
 ) -> None:
