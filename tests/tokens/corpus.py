@@ -6,9 +6,10 @@ vLLM made of them (record_golden.py); the real-engine suite sends the same ones 
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Body = dict[str, Any]
@@ -23,6 +24,12 @@ _SPECIALS = (
     "<|<|im_end|> <|im_end|>|> <think></think>"
 ).split(" ")
 _SPACES = (" ", " ", " ", "  ", "\n", "\r\n", "\t", "\n\n", "\u00a0", "\n   ", "")
+
+
+@functools.cache
+def written(draw: Callable[[int, int], Iterator[Body]], seed: int, count: int) -> list[bytes]:
+    """Draw bodies, as JSON, once for all templates: it takes three times as long as their ids."""
+    return [json.dumps(body).encode() for body in draw(seed, count)]
 
 
 def chat_bodies(seed: int, count: int) -> Iterator[Body]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -27,6 +28,7 @@ FILE = str(MODEL / "tokenizer.json")
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 
 
+@functools.cache
 def _tokenizer() -> Tokenizer:
     return Tokenizer.from_file(FILE)
 
@@ -73,7 +75,9 @@ def test_the_tiny_tokenizer_is_proven() -> None:
     assert encoder.is_fast
 
 
-_FAST = FastEncoder(_tokenizer().to_str())
+@functools.cache
+def _fast() -> FastEncoder:
+    return FastEncoder(_tokenizer().to_str())
 
 
 @settings(max_examples=examples(100))
@@ -82,12 +86,12 @@ def test_any_text(texts: list[str] | str) -> None:
     """Ids of both are the same for whatever text there is."""
     texts = [texts] if isinstance(texts, str) else texts
 
-    assert _FAST.encode(texts) == encode_plainly(_tokenizer(), texts)
+    assert _fast().encode(texts) == encode_plainly(_tokenizer(), texts)
 
 
 def test_segments_of_a_prompt() -> None:
     """Pieces encoded by fastokens make the ids of the whole encoded by `tokenizers`."""
-    prompter = _prompter(_FAST)
+    prompter = _prompter(_fast())
     prompt = text(random.Random(1), 4000)
 
     tokens = _tokens(prompter, prompt)
@@ -150,15 +154,21 @@ def test_without_fastokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("content", ["<tool>", "word", "  ", "\n\n", "é"])
 def test_added_tokens_of_all_kinds(flag: str, content: str) -> None:
     """Either both find them alike, or the proof says that they do not."""
-    tokenizer = _tokenizer()
+    tokenizer = Tokenizer.from_file(FILE)
     tokenizer.add_tokens([AddedToken(content, **{"normalized": False, flag: True})])
     fast = _loaded(tokenizer)
     if fast is None or find_difference(tokenizer, fast) is not None:
         return
-    rng = random.Random(2)
-    texts = [text(rng, 5) + content * rng.randrange(3) + text(rng, 5) for _ in range(500)]
+    texts = [before + content * number + after for before, number, after in _around()]
 
     assert fast.encode(texts) == encode_plainly(tokenizer, texts)
+
+
+@functools.cache
+def _around() -> list[tuple[str, int, str]]:
+    """Draw what stands in front of a token and behind it, and how many there are."""
+    rng = random.Random(2)
+    return [(text(rng, 5), rng.randrange(3), text(rng, 5)) for _ in range(500)]
 
 
 def _loaded(tokenizer: Tokenizer) -> FastEncoder | None:
@@ -252,7 +262,7 @@ def test_other_ids_for_the_pieces() -> None:
 
 def test_other_ids_by_another_encoder() -> None:
     """fastokens stays where it did not encode: chats that have an encoder of their own."""
-    prompter = _prompter(_FAST)
+    prompter = _prompter(_fast())
     prompter._chat_encoder = MarkedBy()  # type: ignore[assignment]
     tokens = _tokens(prompter, "a few words")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import orjson
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from router.api.openai import parse_chat, parse_completion
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
-from tests.tokens.corpus import chat_bodies, completion_bodies
+from tests.tokens.corpus import chat_bodies, completion_bodies, written
 from tests.tokens.record_golden import GOLDEN, TEMPLATES
 from tests.tokens.vllm_routes import MODEL, fingerprint
 
@@ -21,9 +20,9 @@ def _entries(name: str) -> tuple[int, list[str | None]]:
     return golden["seed"], golden["entries"]
 
 
-def _ours(prompter: Prompter, body: dict[str, Any]) -> str | None:
+def _ours(prompter: Prompter, written_body: bytes) -> str | None:
     """Return the fingerprint of our ids; None: only the engine can make them or refuse."""
-    body = orjson.loads(orjson.dumps(body))
+    body = orjson.loads(written_body)
     try:
         if "messages" in body:
             plan = prompter.plan_chat(parse_chat(body))
@@ -34,9 +33,9 @@ def _ours(prompter: Prompter, body: dict[str, Any]) -> str | None:
     return fingerprint(prompter.commit(plan, plan.encode()).ids())
 
 
-def _is_rejected(prompter: Prompter, body: dict[str, Any]) -> bool:
+def _is_rejected(prompter: Prompter, body: bytes) -> bool:
     try:
-        prompter.plan_chat(parse_chat(orjson.loads(orjson.dumps(body))))
+        prompter.plan_chat(parse_chat(orjson.loads(body)))
     except NeedsEngine:
         return False
     except ClientError:
@@ -53,7 +52,7 @@ def prompters() -> dict[str, Prompter]:
 def test_chat_ids_are_the_engines(name: str, prompters: dict[str, Prompter]) -> None:
     """All ids made here are the engine's; few requests are left to the engine."""
     seed, recorded = _entries(name)
-    bodies = list(chat_bodies(seed, len(recorded)))
+    bodies = written(chat_bodies, seed, len(recorded))
 
     ours = [_ours(prompters[name], body) for body in bodies]
 
@@ -67,7 +66,7 @@ def test_chat_ids_are_the_engines(name: str, prompters: dict[str, Prompter]) -> 
 def test_refused_only_if_the_engine_refuses(name: str, prompters: dict[str, Prompter]) -> None:
     """What we answer with 400, the engine answered with 400."""
     seed, recorded = _entries(name)
-    bodies = chat_bodies(seed, len(recorded))
+    bodies = written(chat_bodies, seed, len(recorded))
 
     refused = [i for i, body in enumerate(bodies) if _is_rejected(prompters[name], body)]
 
@@ -77,7 +76,8 @@ def test_refused_only_if_the_engine_refuses(name: str, prompters: dict[str, Prom
 def test_completion_ids_are_the_engines(prompters: dict[str, Prompter]) -> None:
     """Text and token-id prompts come out as the engine's ids."""
     seed, recorded = _entries("completions")
+    bodies = written(completion_bodies, seed, len(recorded))
 
-    ours = [_ours(prompters["model"], body) for body in completion_bodies(seed, len(recorded))]
+    ours = [_ours(prompters["model"], body) for body in bodies]
 
     assert ours == recorded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import orjson
 import pytest
@@ -11,16 +10,17 @@ import pytest
 from router.api.anthropic import parse_messages
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
+from tests.tokens.corpus import written
 from tests.tokens.messages_corpus import messages_bodies
 from tests.tokens.record_golden import GOLDEN
 from tests.tokens.record_messages import TEMPLATES
 from tests.tokens.vllm_routes import MODEL, fingerprint
 
 
-def _ours(prompter: Prompter, body: dict[str, Any]) -> str:
+def _ours(prompter: Prompter, body: bytes) -> str:
     """Return the fingerprint of our ids, or the reason why only the engine can make them."""
     try:
-        plan = prompter.plan_chat(parse_messages(orjson.loads(json.dumps(body))))
+        plan = prompter.plan_chat(parse_messages(orjson.loads(body)))
     except NeedsEngine as exc:
         return "number" if "number" in str(exc) else "engine"
     except ClientError:
@@ -35,8 +35,9 @@ def test_messages_ids_are_the_engines(name: str) -> None:
     golden = json.loads(path.read_text())
     recorded: list[str | None] = golden["entries"]
     prompter = load_prompter(str(MODEL), chat_template=TEMPLATES[name])
+    bodies = written(messages_bodies, golden["seed"], len(recorded))
 
-    ours = [_ours(prompter, body) for body in messages_bodies(golden["seed"], len(recorded))]
+    ours = [_ours(prompter, body) for body in bodies]
 
     wrong = [
         index

@@ -14,6 +14,7 @@ from router.api.responses import parse_responses
 from router.errors import ClientError
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.api.samples import bodies
+from tests.tokens.corpus import written
 from tests.tokens.corpus_responses import responses_bodies
 from tests.tokens.record_golden import GOLDEN, TEMPLATES
 from tests.tokens.record_responses import BOS, model_with_bos
@@ -22,10 +23,10 @@ from tests.tokens.vllm_routes import MODEL, fingerprint
 _REFUSED = "refused"
 
 
-def _ours(prompter: Prompter, body: dict[str, Any]) -> str | None:
+def _ours(prompter: Prompter, body: bytes) -> str | None:
     """Return the fingerprint of our ids; None: only the engine can make them or refuse."""
     try:
-        plan = prompter.plan_chat(parse_responses(orjson.loads(orjson.dumps(body))))
+        plan = prompter.plan_chat(parse_responses(orjson.loads(body)))
     except NeedsEngine:
         return None
     except ClientError:
@@ -45,10 +46,9 @@ def test_ids_are_the_engines(name: str, prompters: dict[str, Prompter]) -> None:
     """Requests that the engine accepts have its ids here, are seldom unknown, and never refused."""
     golden = json.loads((GOLDEN / f"responses_{name}.json").read_text())
     recorded = golden["entries"]
+    bodies = written(responses_bodies, golden["seed"], len(recorded))
 
-    ours = [
-        _ours(prompters[name], body) for body in responses_bodies(golden["seed"], len(recorded))
-    ]
+    ours = [_ours(prompters[name], body) for body in bodies]
 
     taken = [(mine, its) for mine, its in zip(ours, recorded, strict=True) if its is not None]
     assert [pair for pair in taken if pair[0] is not None and pair[0] != pair[1]] == []
