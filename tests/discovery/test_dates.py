@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -20,12 +21,18 @@ CHAT = parse_chat({"messages": [{"role": "user", "content": "Hi"}]})
 START = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 
 
+@functools.cache
+def _loaded(_: str) -> Prompter:
+    """Load a prompter, half a second; one for each side."""
+    return load("gpt-oss")
+
+
 class Engine(EngineApi):
     """An engine with a clock of its own, which answers with its prompt's tokens."""
 
     def __init__(self, say: Callable[[], date | None]) -> None:
         self._say = say
-        self._prompter = load("gpt-oss")
+        self._prompter = _loaded("engine")
         self.num_asked = 0
 
     async def chat_ids(self, replica: str, url: str, body: Any, *, timeout_s: float) -> list[int]:
@@ -54,10 +61,12 @@ class Time:
 
 
 @pytest.fixture
-def prompter() -> Prompter:
-    prompter = load("gpt-oss")
+def prompter() -> Iterator[Prompter]:
+    prompter = _loaded("router")
     prompter.set_date(None)
-    return prompter
+    yield prompter
+    for replica in ("r1", "r2"):
+        prompter.forget_date(replica)
 
 
 async def _watch(prompter: Prompter, engine: Engine, time: Time) -> None:

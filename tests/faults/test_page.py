@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from router.metrics import Metrics, PoolState, RankState, SharingState
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
+DEFINED = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
@@ -21,10 +21,7 @@ ROWS = [
 
 def defined_in(path: str) -> Iterator[str]:
     for file in sorted((ROOT / "tests").glob(path)):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if node.name.startswith("test_"):
-                    yield node.name
+        yield from DEFINED.findall(file.read_text(encoding="utf-8"))
 
 
 def named(cell: str) -> list[str]:
