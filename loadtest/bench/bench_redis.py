@@ -122,14 +122,20 @@ def _deltas(id_: StreamId, num_blocks: int, size: int, seed: int) -> list[tuple[
     return [(id_, keys[at : at + size].tobytes()) for at in range(0, num_blocks, size)]
 
 
-async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
+async def _written_in_s(client: redis.Redis, num_blocks: int, *, a_delta: int, seed: int) -> float:
+    """Write blocks by one writer; return how long it took."""
     store = await _opened(client)
-    num_blocks = setting.size(1_000_000, 5_000)
-    deltas = _deltas(StreamId("r1#0"), num_blocks, _BLOCKS_A_DELTA, 1)
+    deltas = _deltas(StreamId("r1#0"), num_blocks, a_delta, seed)
     start_s = time.perf_counter()
     await _Writer(store).write(deltas)
     taken_s = time.perf_counter() - start_s
     await store.close()
+    return taken_s
+
+
+async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
+    num_blocks = setting.size(1_000_000, 5_000)
+    taken_s = await _written_in_s(client, num_blocks, a_delta=_BLOCKS_A_DELTA, seed=1)
     return [
         Line(
             what=f"blocks written to Redis, {_BLOCKS_A_DELTA:,} a delta, one writer",
@@ -142,13 +148,8 @@ async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
 
 
 async def _single(setting: Setting, client: redis.Redis) -> list[Line]:
-    store = await _opened(client)
     num_blocks = setting.size(20_000, 500)
-    deltas = _deltas(StreamId("r1#0"), num_blocks, 1, 2)
-    start_s = time.perf_counter()
-    await _Writer(store).write(deltas)
-    taken_s = time.perf_counter() - start_s
-    await store.close()
+    taken_s = await _written_in_s(client, num_blocks, a_delta=1, seed=2)
     return [
         Line(
             what="deltas of one block written to Redis, one writer",

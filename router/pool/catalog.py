@@ -272,12 +272,7 @@ class PoolCatalog:
         claimants = self._claimants(group)
         if not claimants:
             self.wants_listing = self.wants_listing or not group.blocks
-        bits = group.blocks.get(block, 0)
-        for directory, layout in claimants:
-            if block in directory:
-                bits |= layout.required
-        bits |= bit
-        self._place(group, block, bits, claimants)
+        self._place(group, block, _bits(group, block, claimants) | bit, claimants)
 
     def object_removed(self, key: str) -> None:
         """Note an object that was removed: its block is no longer whole."""
@@ -287,11 +282,7 @@ class PoolCatalog:
             return
         group, bit, block = found
         claimants = self._claimants(group)
-        bits = group.blocks.get(block, 0)
-        for directory, layout in claimants:
-            if block in directory:
-                bits |= layout.required
-        self._place(group, block, bits & ~bit, claimants)
+        self._place(group, block, _bits(group, block, claimants) & ~bit, claimants)
 
     # -- listings ----------------------------------------------------------------------------
 
@@ -439,3 +430,14 @@ class PoolCatalog:
 
 def _group_name(name: str, group: int) -> str:
     return f"{name}@@group:{group}"
+
+
+def _bits(
+    group: GroupObjects, block: BlockKey, claimants: Sequence[tuple[PoolDirectory, GroupLayout]]
+) -> int:
+    """Return which ranks have a block, those of the directories that it is in among them."""
+    bits = group.blocks.get(block, 0)
+    for directory, layout in claimants:
+        if block in directory:
+            bits |= layout.required
+    return bits

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.api.openai import ChatRequest, Json
+from router.errors import TemplateFailed
 from router.tokens.conversation import build_tools, check_numbers
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
@@ -43,6 +44,15 @@ def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
         own["enable_thinking"] = request.reasoning_effort != "none"
     tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
     return {**tools, **merged} if request.renders_as == "responses" else _merged(tools, merged)
+
+
+def continued_and_begun() -> TemplateFailed:
+    """Refuse a request that wants its last message continued and an answer begun."""
+    return TemplateFailed(
+        "`continue_final_message` and `add_generation_prompt` exclude each other: set the latter "
+        "to false",
+        param="continue_final_message",
+    )
 
 
 def _documents(request: ChatRequest) -> list[Json] | None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
-from router.tokens.arguments import template_arguments
+from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation, build_conversation
 from router.tokens.json_memo import JsonMemo
@@ -79,11 +79,7 @@ class DeepSeekRenderer(ABC):
         if not request.messages:
             raise NeedsEngine("message", "none")
         if request.continue_final_message and request.add_generation_prompt:
-            raise TemplateFailed(
-                "`continue_final_message` and `add_generation_prompt` exclude each other: set"
-                " the latter to false",
-                param="continue_final_message",
-            )
+            raise continued_and_begun()
         arguments = template_arguments(request, memo)
         if "self" in arguments:
             raise NeedsEngine("field", "chat_template_kwargs.self")

@@ -27,6 +27,7 @@ import orjson
 
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
+from router.tokens.arguments import continued_and_begun
 from router.tokens.conversation import build_tools, check_message, reasoning_of, text_parts
 from router.tokens.harmony_items import Piece, item_pieces, split_items
 from router.tokens.json_memo import JsonMemo
@@ -73,11 +74,7 @@ class HarmonyRenderer:
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
         if request.continue_final_message and request.add_generation_prompt:
-            raise TemplateFailed(
-                "`continue_final_message` and `add_generation_prompt` exclude each other: set"
-                " the latter to false",
-                param="continue_final_message",
-            )
+            raise continued_and_begun()
         if self.date is None:
             raise NeedsEngine("date")
         instructions, conversation = _read(request)

@@ -18,7 +18,7 @@ from jinja2 import Template, TemplateError
 
 from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
-from router.tokens.arguments import template_arguments
+from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import detect_content_format
 from router.tokens.conversation import (
     Conversation,
@@ -114,17 +114,7 @@ class ChatRenderer:
         apart: bool = False,
         owner: str = "",
     ) -> str:
-        """Render the prompt's text; `by_the_book` without the shortcuts.
-
-        In another thread than the loop's only `by_the_book` or `apart`: nothing is remembered.
-
-        Args:
-            owner: Whose request it is; what is remembered of it helps no other's.
-
-        Raises:
-            NeedsEngine: only the engine knows what it makes of the request.
-            TemplateFailed: the template refuses the messages; the engine will answer 400.
-        """
+        """Render the prompt's text; see `renderers.Renderer.render`."""
         memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
         conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
@@ -132,11 +122,7 @@ class ChatRenderer:
             raise NeedsEngine("multimodal", "continue_final_message")
         if continues:
             if arguments.get("add_generation_prompt"):
-                raise TemplateFailed(
-                    "`continue_final_message` and `add_generation_prompt` exclude each other: set"
-                    " the latter to false",
-                    param="continue_final_message",
-                )
+                raise continued_and_begun()
             conversation, final_text = _tagged(conversation, template)
         if template.is_dated:
             arguments["strftime_now"] = _clock(self.date)
