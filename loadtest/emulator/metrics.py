@@ -6,7 +6,6 @@ here (flops, multimodal cache) are left out.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -20,81 +19,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from loadtest.emulator.engine import Engine
+from loadtest.emulator.histogram import LATENCY_S, TTFT_S, Histogram
 from loadtest.emulator.options import EmulatorOptions
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
-
-_TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    640.0,
-    2560.0,
-)
-_LATENCY_BUCKETS = (
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-    960.0,
-    1920.0,
-    7680.0,
-)
-
-
-class Histogram:
-    """Counts per bucket, the last for what is above all bounds."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """List cumulative counts by upper bound, as Prometheus wants them."""
-        cumulative = 0
-        pairs: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            cumulative += count
-            pairs.append((bound, cumulative))
-        return pairs
 
 
 class RankStats:
@@ -104,8 +32,8 @@ class RankStats:
 
     def __init__(self) -> None:
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.queue_and_prefill_s = Histogram(_TTFT_BUCKETS)
-        self.e2e_s = Histogram(_LATENCY_BUCKETS)
+        self.queue_and_prefill_s = Histogram(TTFT_S)
+        self.e2e_s = Histogram(LATENCY_S)
 
 
 class EngineMetrics(Collector):
@@ -228,6 +156,11 @@ class EngineMetrics(Collector):
             "time_to_first_token_seconds",
             "Histogram of time to first token in seconds.",
             [stats.queue_and_prefill_s for _, stats in self._ranks],
+        )
+        yield self._histogram(
+            "inter_token_latency_seconds",
+            "Histogram of inter-token latency in seconds.",
+            [engine.scheduler.stats.between_tokens_s for engine, _ in self._ranks],
         )
         yield self._histogram(
             "e2e_request_latency_seconds",

@@ -19,6 +19,7 @@ from collections import deque
 from msgspec import Struct
 
 from loadtest.emulator.block_manager import BlockManager, CachedSequence
+from loadtest.emulator.histogram import BETWEEN_TOKENS_S, Histogram
 from loadtest.emulator.time_model import StepWork
 from router.contracts import ExtraKeys, HashContract
 
@@ -35,6 +36,7 @@ class Request:
         "extra",
         "finished",
         "first_token_s",
+        "last_token_s",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_created_tokens",
@@ -69,6 +71,7 @@ class Request:
         self.num_pooled_tokens = num_pooled_tokens  # leading ones that were fetched for it
         self.num_preemptions = 0
         self.first_token_s: float | None = None
+        self.last_token_s = 0.0
         self.finished = False
 
 
@@ -83,6 +86,7 @@ class SchedulerStats:
     """Running totals, as the metrics show them."""
 
     __slots__ = (
+        "between_tokens_s",
         "num_cache_hits",
         "num_cache_queries",
         "num_generation_tokens",
@@ -92,6 +96,7 @@ class SchedulerStats:
     )
 
     def __init__(self) -> None:
+        self.between_tokens_s = Histogram(BETWEEN_TOKENS_S)
         self.num_cache_queries = 0  # tokens
         self.num_cache_hits = 0  # tokens
         self.num_preemptions = 0
@@ -177,6 +182,9 @@ class Scheduler:
                 continue
             if request.first_token_s is None:
                 self._note_first_token(request, now_s)
+            else:
+                self.stats.between_tokens_s.observe(now_s - request.last_token_s)
+            request.last_token_s = now_s
             sequence.token_ids.append(request.reply_ids[request.num_output_tokens])
             request.num_output_tokens += 1
             answered.append(request)

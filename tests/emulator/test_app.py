@@ -299,6 +299,7 @@ async def test_small_routes(http: httpx.AsyncClient, replica: Emulator) -> None:
     assert 'num_gpu_blocks="600"' in metrics
     assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 3.0' in metrics
     assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 1.0' in metrics
+    assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 2.0' in metrics
 
 
 async def test_reset_forgets_the_cache(http: httpx.AsyncClient) -> None:
