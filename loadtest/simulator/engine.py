@@ -38,6 +38,7 @@ from loadtest.emulator.time_model import TimeModel
 from loadtest.simulator.blocks import Blocks, Held
 from loadtest.simulator.pool import Pool, Reads
 from router.contracts import BlockKey
+from router.replicas.fleet import EngineLoad
 
 _MIN_SPANS = 1024
 
@@ -53,6 +54,7 @@ class Request(Held):
         "is_read",
         "is_reading",
         "keeps_blocks",
+        "last_token_s",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_tokens",
@@ -82,6 +84,7 @@ class Request(Held):
         self.num_preemptions = 0
         self.first_token_s: float | None = None
         self.first_step = 0  # that brought its first token
+        self.last_token_s = 0.0  # before it was preempted
         self.finished = False
         self.is_reading = False  # from the pool
         self.is_read = False  # its blocks are here, it is to be admitted
@@ -97,7 +100,9 @@ class EngineStats:
     """Running totals."""
 
     __slots__ = (
+        "between_tokens_s",
         "busy_s",
+        "num_between_tokens",
         "num_computed_tokens",
         "num_finished",
         "num_preemptions",
@@ -112,6 +117,8 @@ class EngineStats:
         self.num_preemptions = 0
         self.num_computed_tokens = 0  # prompt tokens, those of preempted requests again
         self.num_finished = 0
+        self.num_between_tokens = 0  # times from one token of an answer to its next, and
+        self.between_tokens_s = 0.0  # their sum
 
 
 class Engine:
@@ -226,6 +233,8 @@ class Engine:
         stats = self.stats
         stats.busy_s += took_s
         stats.num_steps += num_steps
+        stats.num_between_tokens += self._num_decodes * num_steps
+        stats.between_tokens_s += self._num_decodes * took_s
         chunks = self._chunks
         if chunks:
             stats.prefill_s += took_s
@@ -237,6 +246,25 @@ class Engine:
         for request, num_tokens in chunks:
             self._computed(request, num_tokens, now_s)
         self._begin(now_s)
+
+    def load(self, now_s: float) -> EngineLoad:
+        """Show what the engine's `/metrics` would, at this moment."""
+        stats, blocks = self.stats, self.blocks
+        num_between, between_s = stats.num_between_tokens, stats.between_tokens_s
+        if self.end_s is not None:  # tokens of the leap under way are out already
+            num_steps = self._step_at(now_s)
+            if self._end_of(num_steps) > now_s:
+                num_steps -= 1
+            num_between += self._num_decodes * num_steps
+            between_s += self._num_decodes * (self._end_of(num_steps) - self._start_s)
+        return EngineLoad(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            at_s=now_s,
+            kv_usage=1.0 - blocks.num_free_blocks / blocks.num_usable_blocks,
+            token_s=between_s,
+            num_tokens=num_between,
+        )
 
     def between_tokens(self, request: Request) -> tuple[float, float] | None:
         """Return a finished request's mean time between tokens, and that of its longest tenth.
@@ -281,6 +309,9 @@ class Engine:
         if is_first:
             request.first_token_s = now_s
             request.first_step = self._step
+        else:
+            self.stats.num_between_tokens += 1
+            self.stats.between_tokens_s += now_s - request.last_token_s
         if num_outputs == request.num_output_tokens:
             self._leave(request, now_s)
         else:
@@ -333,6 +364,7 @@ class Engine:
     def _begin(self, now_s: float) -> None:
         """Fill the next step, and leap as far as nothing else happens."""
         self._chunks = []
+        self._start_s = now_s
         num_prefill_tokens = 0
         num_pairs = 0.0
         num_late_decodes = num_late_context = 0
@@ -371,7 +403,6 @@ class Engine:
                 self._begin(now_s)
             return
         num_decodes = self._num_decodes + num_late_decodes
-        self._start_s = now_s
         self._first_ms = (
             self._base_ms
             + self._ms_per_prefill_token * num_prefill_tokens
@@ -490,6 +521,7 @@ class Engine:
             computed = request.origin + self._step + 1
             self._num_context_tokens -= computed
             request.num_tokens = computed + 1
+            request.last_token_s = self._start_s
         request.admission = request.second_step = 0
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -530,6 +562,13 @@ class Engine:
         """Cut the leap short after the step that is under way at `now_s`."""
         if self.end_s is None or self._num_steps == 1:
             return
+        num_steps = self._step_at(now_s)
+        if num_steps < self._num_steps:
+            self._num_steps = num_steps
+            self.end_s = self._end_of(num_steps)
+
+    def _step_at(self, now_s: float) -> int:
+        """Return which step of the leap is under way, or ends, at `now_s`; the first is 1."""
         passed_ms = 1e3 * (now_s - self._start_s)
         # first * n + more * n * (n - 1) / 2 = passed
         half = 0.5 * self._more_ms
@@ -540,6 +579,4 @@ class Engine:
             num_steps -= 1
         while num_steps < self._num_steps and self._end_of(num_steps) < now_s:
             num_steps += 1
-        if num_steps < self._num_steps:
-            self._num_steps = num_steps
-            self.end_s = self._end_of(num_steps)
+        return num_steps

@@ -23,7 +23,7 @@ from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
-from router.replicas.fleet import Fleet, Match
+from router.replicas.fleet import EngineLoad, Fleet, Match
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
@@ -222,6 +222,10 @@ class Router:
     def first_token(self, placement: Placement, now_s: float) -> None:
         """Note a first token, and learn from its time."""
         self._fleet.first_token(placement.lease, now_s)
+
+    def note_load(self, number: int, load: EngineLoad) -> None:
+        """Take over a reading of an engine's metrics."""
+        self._fleet.note_engine_load(self.streams[number].candidate, load)
 
     def end(self, placement: Placement, now_s: float) -> None:
         """Release a request's claims."""

@@ -76,6 +76,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     event_lag_s: float = 0.1  # from a step's end until the router has its events
     num_routers: int = 1  # each request comes to one of them by chance
     note_lag_s: float = 0.0  # until the others know of it; math.inf: never
+    load_interval_s: float = 5.0  # between a router's readings of an engine's metrics
     speculates: bool = True  # False: routers know what is held, not what is being computed
     first_blocks_tokens: int = 2048  # of `first_blocks_hash`, as in router.config
     slo_ttft_s: float = 30.0  # Source: FAST'25 Mooncake, 5.1; for goodput only

@@ -55,6 +55,8 @@ class Outcome(Struct, frozen=True):
     changes: list[tuple[bool, object]]
     num_free_blocks: int
     num_steps: int
+    num_between_tokens: int
+    between_tokens_s: float
     keys: list[list[object]]
 
 
@@ -126,6 +128,8 @@ def emulate(requests: list[Asked], engines: Engines, time_model: TimeModel) -> O
         changes=named,
         num_free_blocks=blocks.num_free_blocks,
         num_steps=scheduler.stats.num_steps,
+        num_between_tokens=sum(scheduler.stats.between_tokens_s.counts),
+        between_tokens_s=scheduler.stats.between_tokens_s.total,
         keys=[[block_key(digest) for digest in r.sequence.digests] for r in made],
     )
 
@@ -184,6 +188,8 @@ def leap(requests: list[Asked], engines: Engines, time_model: TimeModel) -> Outc
         changes=[(change.is_stored, key) for change in changes for key in change.keys],
         num_free_blocks=blocks.num_free_blocks,
         num_steps=engine.stats.num_steps,
+        num_between_tokens=engine.stats.num_between_tokens,
+        between_tokens_s=engine.stats.between_tokens_s,
         keys=[list(request.keys) for request in made],
     )
 
@@ -195,6 +201,8 @@ def assert_same(requests: list[Asked], engines: Engines, time_model: TimeModel =
     assert found.num_preemptions == expected.num_preemptions
     assert found.order == expected.order
     assert found.num_steps == expected.num_steps
+    assert found.num_between_tokens == expected.num_between_tokens
+    assert found.between_tokens_s == pytest.approx(expected.between_tokens_s, rel=1e-9)
     assert found.first_token_s == pytest.approx(expected.first_token_s, rel=1e-9)
     assert found.end_s == pytest.approx(expected.end_s, rel=1e-9)
     assert found.num_free_blocks == expected.num_free_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from loadtest.emulator.time_model import TimeModel
 from loadtest.simulator import Halves, PoolSetup, Setup, simulate
+from loadtest.workload import Turn
 from policies import Decision, Policy, Snapshot, create
 from router.scheduling.queue import QueueRules
 from tests.loadtest.simulator.workloads import SIZE, conversations, turn, workload
@@ -195,3 +197,32 @@ def test_a_half_needs_the_other() -> None:
     """As the live router refuses a role without a partner."""
     with pytest.raises(ValueError, match="0 prefill and 2 decode replicas: each needs the other"):
         Halves(num_prefill=0, num_decode=2)
+
+
+@pytest.mark.parametrize("reads_metrics", [True, False])
+def test_short_contexts_keep_away_from_a_long_one(reads_metrics: bool) -> None:
+    """Two decode replicas with unequal work: the time between tokens that is learned from engines'
+    metrics decides, where without it only requests are counted."""
+    times = TimeModel(base_ms=5.0, ms_per_decode=0.01, ms_per_mtoken_context=400.0)
+    setup = replace(
+        SPLIT, time_model=times, load_interval_s=5.0 if reads_metrics else math.inf, seed=3
+    )
+    sizes = [(3, 40), (60, 1), (10, 4), (30, 2), (80, 1), (5, 20)]  # blocks, how many at once
+    next_id = 1
+    asked: list[Turn] = []
+    for moment, (num_blocks, num) in enumerate(4 * sizes):
+        for _ in range(num):
+            ids = tuple(range(next_id, next_id + num_blocks))
+            next_id += num_blocks
+            asked.append(turn(len(asked), 30.0 * moment, ids, num_output_tokens=1_500))
+    num_before, start_s = len(asked), 30.0 * 4 * len(sizes) + 60.0
+    for number in range(7):  # one long, then six short: by number, half of them would join it
+        ids = tuple(range(next_id, next_id + (2 if number else 200)))
+        next_id += 200
+        asked.append(turn(len(asked), start_s + 2.0 * number, ids, num_output_tokens=1_500))
+
+    found = simulate(workload(*asked), create("kv_aware"), setup)
+
+    by_session = {t.session_id: t.replica for t in found.run.turns}
+    long, *short = [by_session[f"s{number}"] for number in range(num_before, len(asked))]
+    assert (long in short) is not reads_metrics

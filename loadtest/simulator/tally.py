@@ -1,0 +1,252 @@
+"""What a simulation counts as it goes: every turn's result and record, and the sums.
+
+What must not live here: when anything happens (simulation).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from loadtest.results import Predicted, Run, RunInfo, TurnResult, percentile
+from loadtest.simulator.engine import Engine, Request
+from loadtest.simulator.outcome import ReplicaUse, Simulated
+from loadtest.simulator.pool import Pool
+from loadtest.simulator.router import Placement
+from loadtest.simulator.setup import Setup
+from loadtest.simulator.ticket import Ticket, ticket_of
+from loadtest.workload import Turn, Workload
+from policies.naming import params_of
+from policies.policy import Policy
+from router.records.record import DecisionRecord, PrefillRecord, Try
+from router.replicas.halves import DECODE
+from router.roles import Role
+
+
+class Tally:
+    """The results of one simulation.
+
+    Args:
+        workload: What is asked.
+        policy: Places it.
+        setup: Where.
+        engines: By number, as placements name them.
+        advance: Called with 1 for each result.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        setup: Setup,
+        engines: Sequence[Engine],
+        advance: Callable[[int], None],
+    ) -> None:
+        self._workload = workload
+        self._policy = policy
+        self._setup = setup
+        self._engines = engines
+        self._advance = advance
+        self._results: list[TurnResult] = []
+        self._records: list[DecisionRecord] = []
+        self._num_local_tokens = self._num_pool_tokens = self._num_mispredicted = 0
+        self._num_apart = self._num_moved_tokens = 0  # of prompts computed for another replica
+        self._prefill_s = 0.0
+        self._end_s = 0.0
+
+    def answered(self, ticket: Ticket, request: Request, now_s: float) -> None:
+        """Count a turn that was answered."""
+        turn, prompt, prefill = ticket.turn, request, None
+        if ticket.prompt is not None:
+            prompt = ticket.prompt
+            prefill = ticket_of(prompt).placement
+            assert prompt.first_token_s is not None
+            self._prefill_s += prompt.first_token_s - prefill.lease.begun_s
+            self._num_apart += 1
+            self._num_moved_tokens += request.num_pooled_tokens
+        placement = prefill or ticket.placement
+        num_local = prompt.num_cached_tokens - prompt.num_pooled_tokens
+        self._num_local_tokens += num_local
+        self._num_pool_tokens += prompt.num_pooled_tokens
+        num_predicted = placement.num_gpu_tokens + placement.num_pool_tokens
+        self._num_mispredicted += num_predicted != prompt.num_cached_tokens
+        tbt = self._engines[ticket.placement.replica].between_tokens(request)
+        assert request.first_token_s is not None
+        result = TurnResult(
+            session_id=turn.session_id,
+            number=turn.number,
+            start_s=ticket.arrival_s,
+            due_s=ticket.arrival_s if self._setup.loop == "open" else None,
+            total_s=now_s - ticket.arrival_s,
+            ttft_s=request.first_token_s - ticket.arrival_s,
+            status=200,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=prompt.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            replica=ticket.placement.lease.candidate,
+            prefill=prefill.lease.candidate if prefill is not None else None,
+            predicted=Predicted(gpu=num_local, pool=prompt.num_pooled_tokens),
+            policy=self._policy.name,
+            tbt_mean_s=tbt[0] if tbt else None,
+            tbt_tail_s=tbt[1] if tbt else None,
+        )
+        if self._setup.keeps_records:
+            self._records.append(self._record(ticket, result, len(self._records)))
+        self._add(result, now_s)
+
+    def failed(self, turn: Turn, at_s: float, now_s: float, status: int, why: str) -> None:
+        """Count a turn of `at_s` that was refused."""
+        self._add(
+            TurnResult(
+                session_id=turn.session_id,
+                number=turn.number,
+                start_s=at_s,
+                total_s=now_s - at_s,
+                status=status,
+                error=f"http_{status}",
+                error_message=why,
+            ),
+            now_s,
+        )
+
+    def outcome(self, label: str, stretch: float, pool: Pool | None) -> Simulated:
+        """Sum up.
+
+        Args:
+            label: Names the run.
+            stretch: The factor that was on arrival times.
+            pool: None: there is no shared pool.
+        """
+        setup, results = self._setup, self._results
+        tails = sorted([r.tbt_tail_s for r in results if r.tbt_tail_s is not None])
+        means = [r.tbt_mean_s for r in results if r.tbt_mean_s is not None]
+        first_s = min((result.start_s for result in results), default=0.0)
+        span_s = self._end_s - first_s
+        return Simulated(
+            run=Run(
+                info=RunInfo(
+                    label=label,
+                    target="simulated",
+                    workload=self._workload.name,
+                    loop=setup.loop,
+                    seed=setup.seed,
+                ),
+                turns=tuple(results),
+            ),
+            setup=setup,
+            stretch=stretch,
+            span_s=span_s,
+            replicas=self._uses(span_s),
+            num_prompt_tokens=sum([result.num_prompt_tokens or 0 for result in results]),
+            num_local_tokens=self._num_local_tokens,
+            num_pool_tokens=self._num_pool_tokens,
+            num_good=sum([_is_good(result, setup) for result in results]),
+            num_mispredicted=self._num_mispredicted,
+            num_pool_stored=pool.num_stored if pool else 0,
+            num_pool_evicted=pool.num_evicted if pool else 0,
+            num_apart=self._num_apart,
+            num_moved_tokens=self._num_moved_tokens,
+            prefill_mean_s=self._prefill_s / self._num_apart if self._num_apart else 0.0,
+            tbt_mean_s=sum(means) / len(means) if means else 0.0,
+            tbt_tail_p90_s=percentile(tails, 0.9),
+            records=tuple(self._records),
+        )
+
+    def _add(self, result: TurnResult, now_s: float) -> None:
+        self._results.append(result)
+        self._end_s = max(self._end_s, now_s)
+        self._advance(1)
+
+    def _record(self, ticket: Ticket, result: TurnResult, number: int) -> DecisionRecord:
+        placement, prompt = ticket.placement, ticket.prompt
+        policy = self._policy if placement.choice.plan is None else DECODE
+        return DecisionRecord(
+            request_id=f"simulated-{number}",
+            at=ticket.arrival_s,
+            api="chat",
+            model=self._setup.model,
+            policy=policy.name,
+            policy_params={name: getattr(policy, name) for name in policy.__struct_fields__},
+            state="exact",
+            snapshot=placement.choice.snapshot,
+            decision=placement.choice.decision,
+            prefill=_prefill_record(self._policy, placement, prompt),
+            tries=(Try(candidate=placement.lease.candidate),),
+            outcome="ok",
+            status=200,
+            num_prompt_tokens=result.num_prompt_tokens or 0,
+            num_predicted_cached_tokens=placement.num_gpu_tokens + placement.num_pool_tokens,
+            num_reported_cached_tokens=None if prompt is not None else result.num_cached_tokens,
+            num_completion_tokens=result.num_output_tokens,
+            router_ms=0.0,
+            predicted_ttft_ms=placement.lease.predicted_ms,
+            ttft_ms=1e3 * (result.ttft_s or 0.0),
+            total_ms=1e3 * result.total_s,
+        )
+
+    def _uses(self, span_s: float) -> tuple[ReplicaUse, ...]:
+        num_tokens: Counter[str | None] = Counter()
+        for result in self._results:
+            num_tokens[result.replica] += result.num_output_tokens or 0
+        roles = zip(self._setup.roles, self._engines, strict=True)
+        return tuple(
+            [_use_of(name, role, each, num_tokens[name], span_s) for (name, role), each in roles]
+        )
+
+
+def _use_of(
+    name: str, role: Role, engine: Engine, num_output_tokens: int, span_s: float
+) -> ReplicaUse:
+    stats = engine.stats
+    return ReplicaUse(
+        name=name,
+        role=role,
+        num_requests=stats.num_finished,
+        num_computed_tokens=stats.num_computed_tokens,
+        num_output_tokens=num_output_tokens,
+        num_evicted_blocks=engine.blocks.num_evicted,
+        num_preemptions=stats.num_preemptions,
+        num_steps=stats.num_steps,
+        busy_ratio=stats.busy_s / span_s if span_s else 0.0,
+        prefill_ratio=stats.prefill_s / span_s if span_s else 0.0,
+    )
+
+
+def _prefill_record(
+    policy: Policy, placement: Placement, prompt: Request | None
+) -> PrefillRecord | None:
+    plan, prefill = placement.choice.plan, placement.prefill
+    if plan is None:
+        return None
+    record = PrefillRecord(
+        result="local",
+        why=plan.why,
+        here_ms=plan.here_ms,
+        there_ms=plan.there_ms,
+        transfer=placement.choice.candidate.replica.transfer,
+    )
+    if prefill is None or prompt is None or prompt.first_token_s is None:
+        return record
+    [cost] = [each for each in prefill.choice.costs() if each.id == prefill.lease.candidate]
+    return replace(
+        record,
+        result="remote",
+        candidate=prefill.lease.candidate,
+        cost=cost,
+        predicted_ms=prefill.lease.predicted_ms,
+        ms=1e3 * (prompt.first_token_s - prefill.lease.begun_s),
+        num_predicted_cached_tokens=prefill.num_gpu_tokens + prefill.num_pool_tokens,
+        num_reported_cached_tokens=prompt.num_cached_tokens,
+        policy=policy.name,
+        policy_params=params_of(policy),
+        snapshot=prefill.choice.snapshot,
+        decision=prefill.choice.decision,
+    )
+
+
+def _is_good(result: TurnResult, setup: Setup) -> bool:
+    if result.ttft_s is None or result.ttft_s > setup.slo_ttft_s:
+        return False
+    return result.tbt_tail_s is None or result.tbt_tail_s <= setup.slo_tbt_s
