@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 HELD: Final = "greatest(coalesce(chosen.num_gpu_tokens, 0), coalesce(chosen.num_cpu_tokens, 0))"
 _IS_OK: Final = "outcome = 'ok'"
@@ -28,6 +29,18 @@ class Metric(Struct, frozen=True, kw_only=True):
     worse: str = "higher"
     has_percentiles: bool = False
 
+
+_CACHED: Final = Metric(
+    name="cached",
+    title="cached share of the prompt (reported)",
+    unit="%",
+    numerator="reported",
+    denominator="prompt",
+    is_relative=False,
+    is_lower_better=False,
+    better="higher",
+    worse="lower",
+)
 
 METRICS: Final = {
     metric.name: metric
@@ -71,27 +84,12 @@ METRICS: Final = {
             unit="tokens",
             numerator="prompt - predicted",
         ),
-        Metric(
-            name="cached",
-            title="cached share of the prompt (reported)",
-            unit="%",
-            numerator="reported",
-            denominator="prompt",
-            is_relative=False,
-            is_lower_better=False,
-            better="higher",
-            worse="lower",
-        ),
-        Metric(
+        _CACHED,
+        replace(
+            _CACHED,
             name="cached_predicted",
             title="cached share of the prompt (predicted)",
-            unit="%",
             numerator="predicted",
-            denominator="prompt",
-            is_relative=False,
-            is_lower_better=False,
-            better="higher",
-            worse="lower",
         ),
         Metric(
             name="pool",

@@ -58,13 +58,20 @@ class Observer:
         now_s: float,
     ) -> None:
         """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
-        record = _record(
+        ttft_ms = None
+        if first_s is not None and job.streams and status == 200 and not job.is_continuation:
+            ttft_ms = (first_s - job.placed_s) * 1000
+        record = _record_of(
             job,
             placement,
+            state=placement.state,
             status=status,
             outcome=outcome,
+            num_cached_tokens=placement.num_cached_tokens,
             usage=usage,
-            first_s=first_s,
+            predicted_ttft_ms=placement.predicted_ttft_ms,
+            ttft_ms=ttft_ms,
+            router_s=job.placed_s - job.inbound.arrived_s,
             now_s=now_s,
         )
         self._count(job, placement, record, first_s)
@@ -257,35 +264,6 @@ class _CandidateMetrics:
             result: metrics.audit.labels(name, result)
             for result in ("exact", "over", "under", "evicted", "partial")
         }
-
-
-def _record(
-    job: Job,
-    placement: Placement,
-    *,
-    status: int,
-    outcome: Outcome,
-    usage: Usage | None,
-    first_s: float | None,
-    now_s: float,
-) -> DecisionRecord:
-    arrived_s = job.inbound.arrived_s
-    ttft_ms = None
-    if first_s is not None and job.streams and status == 200 and not job.is_continuation:
-        ttft_ms = (first_s - job.placed_s) * 1000
-    return _record_of(
-        job,
-        placement,
-        state=placement.state,
-        status=status,
-        outcome=outcome,
-        num_cached_tokens=placement.num_cached_tokens,
-        usage=usage,
-        predicted_ttft_ms=placement.predicted_ttft_ms,
-        ttft_ms=ttft_ms,
-        router_s=job.placed_s - arrived_s,
-        now_s=now_s,
-    )
 
 
 def _record_of_waiting(
