@@ -49,9 +49,19 @@ POOL = CandidateId("pool")
 """Stands for the pool where a candidate is asked for; no replica may have this name."""
 
 
-def pool_stream(model: str) -> StreamId:
-    """Name the stream of what the shared pool holds of a base model's blocks."""
-    return StreamId(f"pool/{model}")
+def pool_lister(pool: str) -> StreamId:
+    """Name the lease of the router that lists a pool's keys; "": the only one's."""
+    return StreamId(f"pool@{pool}" if pool else "pool")
+
+
+def pool_stream(model: str, pool: str = "") -> StreamId:
+    """Name the stream of what a pool holds of a base model's blocks."""
+    return StreamId(f"{pool_lister(pool)}/{model}")
+
+
+def is_pool_stream(stream_id: StreamId) -> bool:
+    """Return whether a stream is a pool's: names of replicas have no `/` and no `@`."""
+    return stream_id.startswith(("pool/", "pool@"))
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -293,6 +303,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hardware: Annotated[str, Meta(max_length=64)] | None = None
     weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
     eagle: bool | None = None
+    pool: bool | Annotated[str, Meta(max_length=64)] | None = None
     discovered: bool = False  # each router finds it itself: the record adds it nowhere
 
 

@@ -1,8 +1,8 @@
 """Runs a router: one TaskGroup, every task named; its reloads and its end.
 
     watch NAME    discover a replica, follow its events, probe it; anew when it restarts
-    pool          look at the Mooncake master, list its keys
-    pool questions
+    pool NAME     look at its Mooncake master, list its keys
+    pool NAME questions
                   ask it about the blocks that requests would fetch
     configuration read it again, at SIGHUP or when its file changes
     discovery NAME
@@ -191,10 +191,10 @@ def _loops(
     yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
     if router.sharing is not None:
         yield "redis", kept("redis", router.sharing.run)
-    if router.pool_follower is not None:
-        yield "pool", kept("pool", router.pool_follower.run, router.pool.lost)
-    if router.pool_questions is not None:
-        yield "pool questions", kept("pool_questions", router.pool_questions.run)
+    for pool in router.pools.values():
+        name = f"pool {pool.name}".strip()
+        yield name, kept("pool", pool.follower.run, pool.catalog.lost)
+        yield f"{name} questions", kept("pool_questions", pool.questions.run)
     for source in router.replica_sources:
         failed = partial(router.sources.failed, source.name)
         run_source = partial(source.run, router.sources)

@@ -271,13 +271,13 @@ ROWS = [
     Row(
         "Mooncake pool",
         [
-            Panel("Answers", "0: the master does not answer, nothing is counted on there.", [Query(f"warmroute_pool_up{{{ROUTER}}}", "{{instance}}")], kind="state-timeline", width=6, mappings={"0": ("gone", RED), "1": ("there", GREEN)}),
+            Panel("Answers", "0: the master does not answer, nothing is counted on there.", [Query(f"warmroute_pool_up{{{ROUTER}}}", "{{instance}} {{pool}}")], kind="state-timeline", width=6, mappings={"0": ("gone", RED), "1": ("there", GREEN)}),
             Panel(
                 "Filled", "Bytes of objects, of what the segments have. The master evicts from a watermark on.",
-                [Query(f"max(warmroute_pool_allocated_bytes{{{ROUTER}}})", "used"), Query(f"max(warmroute_pool_capacity_bytes{{{ROUTER}}})", "capacity")], "bytes", width=6,
+                [Query(gauge("pool_allocated_bytes", "pool"), "used {{pool}}"), Query(gauge("pool_capacity_bytes", "pool"), "capacity {{pool}}")], "bytes", width=6,
             ),
-            Panel("Blocks known", "By model.", [Query(gauge("pool_blocks", "model"), "{{model}}")], "short", width=6),
-            Panel("Age of the last listing", "The keys are listed at the start, after a wrong answer, else every mooncake.list_s.", [Query(f"min(warmroute_pool_listing_age_seconds{{{ROUTER}}})", "age")], "s", width=6),
+            Panel("Blocks known", "By model and pool.", [Query(gauge("pool_blocks", "pool, model"), "{{model}} {{pool}}")], "short", width=6),
+            Panel("Age of the last listing", "The keys are listed at the start, after a wrong answer, else every mooncake.list_s.", [Query(gauge("pool_listing_age_seconds", "pool", "min"), "age {{pool}}")], "s", width=6),
             Panel(
                 "Verified before a fetch", "confirmed, less, more: the directory against the master; late, failed, unnamed: not verified.",
                 [Query(rate("pool_verifications_total", "result") + OR_NONE, "{{result}}")], "reqps",

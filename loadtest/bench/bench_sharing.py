@@ -267,7 +267,7 @@ class _Router:
             outbox=self.outbox,
             registry=registry,
             apply_records=_ignore,
-            pool=None,
+            pools=(),
             lease_s=3.0,
             responses=ResponseOwners(),
             session_ttl_s=60.0,

@@ -146,7 +146,7 @@ class Router:
             return self._choose(ask, candidates, self._policy, num_pool_blocks, now_s)
         choice, plan = choose_halves(
             candidates,
-            lambda transfer, at_s: self._fleet.prefillers(self._model, transfer, at_s),
+            lambda reader, at_s: self._fleet.prefillers(self._model, reader, at_s),
             self._policy,
             lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s),
             lambda _: None,

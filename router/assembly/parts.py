@@ -39,10 +39,7 @@ from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.pool.catalog import PoolCatalog
-from router.pool.follower import PoolFollower
-from router.pool.master import MasterApi
-from router.pool.questions import Questions
+from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
 from router.records.log import DecisionLog
 from router.replicas.engine_key import EngineKey
@@ -101,7 +98,11 @@ class Parts:
     def _build_state(self) -> None:
         """Build what is known of replicas."""
         config = self.config
-        self.registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
+        self.registry = Registry(
+            config.replicas,
+            hosts=HostRules(config.admin.replica_hosts),
+            pools=config.mooncake.names,
+        )
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = CacheView(BlockIndex())
         self.fleet.layout_of = self.caches.index.groups_of
@@ -154,32 +155,20 @@ class Parts:
         self.engine_api = EngineApi(timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key)
 
     def _build_pool(self) -> None:
-        """Build what knows the shared pool, and what asks its master."""
+        """Build what knows the shared pools, and what asks their masters."""
         config = self.config.mooncake
-        self.pool = PoolCatalog()
+        self.pools = build_pools(config, self.metrics)
         self.readers = PoolReaders(
-            {e.name: e.replica.pool for e in self.registry.entries if e.replica.pool is not None}
+            {
+                entry.name: entry.replica.pool
+                for entry in self.registry.entries
+                if isinstance(entry.replica.pool, bool)
+            }
         )
-        self.master: MasterApi | None = None
-        self.pool_follower: PoolFollower | None = None
-        self.pool_questions: Questions | None = None
         self.verifier: PoolVerifier | None = None
-        if config.master is not None:
-            self.master = MasterApi(config.master, timeout_s=config.timeout_s)
-            self.pool_follower = PoolFollower(self.pool, self.master, config, self.metrics)
-            self.pool_questions = Questions(
-                self.pool,
-                self.master,
-                max_objects=config.verify_keys,
-                timeout_s=config.verify_timeout_s,
-                metrics=self.metrics,
-            )
+        if self.pools:
             self.verifier = PoolVerifier(
-                pool=self.pool,
-                readers=self.readers,
-                questions=self.pool_questions,
-                config=config,
-                metrics=self.metrics,
+                pools=self.pools, readers=self.readers, config=config, metrics=self.metrics
             )
 
     def _build_watches(self) -> None:
@@ -206,6 +195,7 @@ class Parts:
         self.sources = Sources(
             [source.name for source in self.replica_sources],
             hosts=HostRules(config.hosts),
+            pools=self.config.mooncake.names,
             empty_s=config.empty_s,
             follow=self.watches.follow,
             waiting=self.waiting,
@@ -231,7 +221,7 @@ class Parts:
             is_offered=lambda: self.watches.is_offered(entry.name),
             sharing=self.sharing,
             sleepers=self.sleepers,
-            pool=self.pool if self.master is not None else None,
+            pools=self.pools,
             readers=self.readers,
             count_failure=self.count_failure,
         )
@@ -274,7 +264,9 @@ class Parts:
             outbox=self.outbox,
             registry=self.registry,
             apply_records=self.watches.apply,
-            pool=PoolShare(self.pool, self.pool_follower) if self.pool_follower else None,
+            pools=[
+                PoolShare(pool.catalog, pool.follower, pool.name) for pool in self.pools.values()
+            ],
             lease_s=config.redis.lease_s,
             responses=self.responses,
             session_ttl_s=config.session.ttl_s,
@@ -287,14 +279,14 @@ class Parts:
 
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
-        master = self.master
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
         self.status = Status(
             self.registry,
             fleet=self.fleet,
             caches=self.caches,
             waiting=self.waiting,
-            pool=PoolStatus(self.pool, self.readers, self.fleet, master) if master else None,
+            pools=[PoolStatus(pool, self.readers, self.fleet) for pool in self.pools.values()],
+            readers=self.readers,
             sharing=self.sharing.state if self.sharing is not None else None,
             sources=self.sources.states,
         )
@@ -305,8 +297,8 @@ class Parts:
         """What has connections while the router runs."""
         yield self.upstream
         yield self.engine_api
-        if self.master is not None:
-            yield self.master
+        for pool in self.pools.values():
+            yield pool.master
 
     def is_idle(self) -> bool:
         """Whether no request is in flight."""

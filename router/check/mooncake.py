@@ -13,7 +13,7 @@ from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
 from router.check.reach import CONNECT_S, Reach, reach
 from router.check.replica import ReplicaSeen
-from router.config import MooncakeConfig
+from router.config import MooncakeConfig, PoolConfig
 from router.errors import PoolError
 from router.pool.catalog import PoolCatalog
 from router.pool.leader import find_leader
@@ -25,7 +25,6 @@ CONNECTOR_FLAG: Final = (
 )
 _SLICE: Final = 10_000  # keys
 _LISTED: Final = 0.8  # of the objects; fewer are no race
-_POOL: Final = Subject("pool")
 
 
 class PatternSeen(Struct, frozen=True, kw_only=True):
@@ -42,6 +41,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     """The Mooncake master. `error` says why nothing else is known; None: not reported."""
 
     url: str
+    name: str = ""  # "": the only one
     leader: str | None = None  # of several masters, the one that serves
     error: str | None = None
     num_objects: int | None = None
@@ -63,21 +63,27 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
 
 
 async def look(
-    config: MooncakeConfig, *, pool: PoolCatalog, block_sizes: dict[str, int], deadline: Deadline
+    which: PoolConfig,
+    config: MooncakeConfig,
+    *,
+    pool: PoolCatalog,
+    block_sizes: dict[str, int],
+    deadline: Deadline,
 ) -> PoolSeen:
-    """Ask the master, and list its keys to learn how they are built.
+    """Ask a pool's master, and list its keys to learn how they are built.
 
     Args:
         pool: Has the models, and what replicas reported as stored.
         block_sizes: Base model to tokens a block.
     """
-    assert config.master is not None
     seen = PoolSeen(
-        url=", ".join(masters(config.master)), events_configured=config.events is not None
+        url=", ".join(masters(which.master)),
+        name=which.name,
+        events_configured=which.events is not None,
     )
     timeout_s = deadline.at_most(config.timeout_s)
-    with deadline.waiting("pool"):
-        async with MasterApi(config.master, timeout_s=timeout_s) as api:
+    with deadline.waiting(_subject(seen).name):
+        async with MasterApi(which.master, timeout_s=timeout_s) as api:
             try:
                 async with asyncio.timeout(deadline.left_s):
                     await find_leader(api)
@@ -87,9 +93,9 @@ async def look(
             except TimeoutError:
                 return replace(seen, error=f"{seen.url} was silent")
             seen = await _with_optional(seen, api, deadline)
-            if config.events is not None:
+            if which.events is not None:
                 timeout_s = deadline.at_most(CONNECT_S)
-                reached = await reach(config.events, timeout_s=timeout_s)
+                reached = await reach(which.events, timeout_s=timeout_s)
                 seen = replace(seen, events_reach=reached)
             seen = await _with_keys(seen, api, pool, deadline)
     return replace(
@@ -169,22 +175,23 @@ def _pattern(pool: PoolCatalog, name: str, block_size: int | None) -> PatternSee
 
 
 def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """Judge the Mooncake master, and the replicas that take part."""
+    """Judge a Mooncake master, and the replicas that take part."""
+    pool = _subject(seen)
     if seen.error is not None:
-        yield _POOL.error(
+        yield pool.error(
             "reachable",
             seen.error,
             "--mooncake names the master's --metrics_port (9003 by default), not its --rpc_port",
         )
         return
     is_one = seen.leader in (None, seen.url)
-    yield _POOL.ok("reachable", seen.url if is_one else f"{seen.leader} serves, of {seen.url}")
+    yield pool.ok("reachable", seen.url if is_one else f"{seen.leader} serves, of {seen.url}")
     yield from _contents(seen)
     for model in seen.models:
         yield _keys(model, seen)
-    yield from _members(replicas)
+    yield from _members(seen, replicas)
     yield _events(seen)
-    yield _POOL.note(
+    yield pool.note(
         "load failures",
         "what engines do when an object vanishes cannot be seen from here; by default the client "
         "gets a 500",
@@ -192,9 +199,14 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     )
 
 
+def _subject(seen: PoolSeen) -> Subject:
+    return Subject(f"pool {seen.name}".strip())
+
+
 def _contents(seen: PoolSeen) -> Iterator[Finding]:
+    pool = _subject(seen)
     if seen.max_bytes == 0 or seen.num_segments == 0:
-        yield _POOL.warning(
+        yield pool.warning(
             "contents",
             "no engine gives it memory: nothing can be stored",
             f"{CONNECTOR_FLAG}, and global_segment_size in mooncake.json",
@@ -203,15 +215,15 @@ def _contents(seen: PoolSeen) -> Iterator[Finding]:
     limit = f" of {size(seen.max_bytes)}" if seen.max_bytes else ""
     evicted = f", {seen.num_evicted:,} evicted so far" if seen.num_evicted else ""
     used = size(seen.used_bytes or 0)
-    yield _POOL.ok("contents", f"{seen.num_objects or 0:,} objects, {used}{limit}{evicted}")
+    yield pool.ok("contents", f"{seen.num_objects or 0:,} objects, {used}{limit}{evicted}")
     if seen.list_error is not None:
-        yield _POOL.warning(
+        yield pool.warning(
             "keys",
             f"not listed: {seen.list_error}",
             "what was stored before a router starts is then unknown; --wait longer?",
         )
     elif seen.num_listed is not None and seen.num_listed < _LISTED * (seen.num_objects or 0):
-        yield _POOL.warning(
+        yield pool.warning(
             "tenants",
             f"{seen.num_objects or 0:,} objects are there, {seen.num_listed:,} are listed: the "
             "master's routes show those of tenant `default` only (or it evicts just now)",
@@ -220,40 +232,43 @@ def _contents(seen: PoolSeen) -> Iterator[Finding]:
 
 
 def _keys(model: PatternSeen, seen: PoolSeen) -> Finding:
+    pool = _subject(seen)
     if model.text is None:
         text = f"{model.model}: nothing of it is there yet, or its keys are not known"
         if not seen.num_objects:
-            return _POOL.ok("keys", text)
-        return _POOL.note("keys", text, "a prompt through a router shows how its keys are built")
+            return pool.ok("keys", text)
+        return pool.note("keys", text, "a prompt through a router shows how its keys are built")
     ranks = f", {model.num_ranks} objects a block" if model.num_ranks > 1 else ""
     each = f", {size(round(model.bytes_per_token))} a token" if model.bytes_per_token else ""
     text = f"{model.model}: {model.num_blocks:,} blocks{ranks}{each}, {model.text}@DIGEST"
-    return _POOL.ok("keys", text)
+    return pool.ok("keys", text)
 
 
-def _members(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    there = [replica for replica in replicas if replica.error is None]
-    known = [r.name for r in there if r.has_pool_connector or any(k.num_pooled for k in r.ranks)]
-    unknown = [r.name for r in there if r.name not in known and r.reads_pool is None]
+def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    pool = _subject(seen)
+    there = [r for r in replicas if r.error is None and r.pool in (seen.name, None)]
+    members = [r for r in there if r.pool == seen.name]
+    known = [r.name for r in members if r.has_pool_connector or any(k.num_pooled for k in r.ranks)]
+    unknown = [r.name for r in there if r.name not in known and r.pool == seen.name]
     excluded = [r.name for r in there if r.reads_pool is False]
     if known:
-        yield _POOL.ok("members", f"take part: {', '.join(known)}")
+        yield pool.ok("members", f"take part: {', '.join(known)}")
     if unknown:
-        yield _POOL.note(
+        yield pool.note(
             "members",
             f"nothing shows that they take part: {', '.join(unknown)}; taken for members until "
             "fetches fail to happen",
             f"{CONNECTOR_FLAG}; or `pool: false` for the replica",
         )
     if excluded:
-        yield _POOL.ok("members", f"do not, as configured: {', '.join(excluded)}")
+        yield pool.ok("members", f"do not, as configured: {', '.join(excluded)}")
     if any(
         rank.algorithm == "warmroute" and rank.has_handshake and rank.is_verified
         for replica in there
         if replica.reads_pool is not False
         for rank in replica.ranks
     ):
-        yield _POOL.warning(
+        yield pool.warning(
             "hashes",
             "engines whose hashes cannot be computed cannot be matched with the pool's keys",
             "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here",
@@ -261,18 +276,19 @@ def _members(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
 
 
 def _events(seen: PoolSeen) -> Finding:
+    pool = _subject(seen)
     if seen.events_configured and seen.events_reach != "open":
-        return _POOL.error(
+        return pool.error(
             "events",
             f"the master's event stream does not answer ({seen.events_reach})",
             "see --mooncake-events; most builds of mooncake_master have no such stream",
         )
     if seen.events_configured:
-        return _POOL.ok("events", "followed")
+        return pool.ok("events", "followed")
     if seen.publishes_events:
-        return _POOL.note(
+        return pool.note(
             "events",
             "the master publishes its events, and they are not followed",
             "--mooncake-events tcp://HOST:PORT: evictions are then known at once",
         )
-    return _POOL.ok("events", "none: evictions are found by listing and verifying")
+    return pool.ok("events", "none: evictions are found by listing and verifying")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -17,12 +17,18 @@ from msgspec.structs import replace
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
 from router.check.replica import ReplicaSeen
-from router.cluster.pool_share import LISTER
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_log import read_heads
 from router.config import IndexConfig, RedisConfig
 from router.errors import StoreError, StoreRefused
-from router.messages import SCHEMA, ReplicaRecord, StreamId, decode_record
+from router.messages import (
+    SCHEMA,
+    ReplicaRecord,
+    StreamId,
+    decode_record,
+    is_pool_stream,
+    pool_lister,
+)
 from router.replicas.registry import Registry
 
 _MAX_STREAMS: Final = 10_000
@@ -124,7 +130,8 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
         if isinstance(needed, Exception):
             raise await connection.refusal(needed)
     heads, _ = read_heads(feeds)
-    names = [*heads, LISTER][:_MAX_STREAMS]
+    listers = {StreamId(name.partition("/")[0]) for name in heads if is_pool_stream(name)}
+    names = [*heads, *sorted({pool_lister(""), *listers})][:_MAX_STREAMS]
     owners = await connection.ask("MGET", *(f"{base}lease:{name}" for name in names))
     leaders = {name: _text(owner) for name, owner in zip(names, owners, strict=True)}
     server = connection.server
@@ -154,11 +161,22 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
             )
             for name, head in sorted(heads.items())
         ),
-        pool_lister=leaders.get(LISTER),
+        pool_lister=_listers(leaders),
         num_log_entries=num_log if isinstance(num_log, int) else None,
         num_sessions=num_sessions if isinstance(num_sessions, int) else None,
     )
     return found, _records(records)
+
+
+def _listers(leaders: Mapping[StreamId, str | None]) -> str | None:
+    """Name the routers that list the pools; of a pool that has a name, with that."""
+    found = [
+        leader if name == pool_lister("") else f"{leader} ({name.partition('@')[2]})"
+        for name, leader in leaders.items()
+        if leader is not None and (name == pool_lister("") or name.startswith("pool@"))
+        if "/" not in name
+    ]
+    return ", ".join(found) or None
 
 
 def _info(reply: Any) -> dict[str, str]:
@@ -302,7 +320,7 @@ def _memory(seen: RedisSeen) -> Finding:
 
 def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     """List the leaders of event streams; compare with the replicas that are configured here."""
-    engines = [stream for stream in seen.feeds if not stream.id.startswith("pool/")]
+    engines = [stream for stream in seen.feeds if not is_pool_stream(StreamId(stream.id))]
     if engines:
         yield _REDIS.ok("feeds", "; ".join(map(_stream, engines)))
     if seen.pool_lister is not None:

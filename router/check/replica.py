@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Literal
 
@@ -16,7 +16,7 @@ from router.check.deadline import Deadline
 from router.check.events import EventsSeen, Publisher
 from router.check.finding import Finding, Subject
 from router.check.tokenizer import ModelSeen, Tokenizers
-from router.config import Config, bootstrap_of
+from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi, EngineFacts
 from router.discovery.engine_pages import SleepState
 from router.errors import (
@@ -52,7 +52,9 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     prefix_caching: bool | None = None
     started_s: float | None = None
     models: tuple[ModelSeen, ...] = ()
+    pool: str | None = None  # the Mooncake pool that it is in, "" the only one; None: none
     reads_pool: bool | None = None  # as configured
+    unnamed: tuple[str, ...] = ()  # the pools that there are, where it says none of several
     sleep: SleepState = "awake"
     has_pool_connector: bool = False  # it reports one; False: or it does not say
     role: Role = "both"  # as configured
@@ -75,18 +77,20 @@ async def look(
     config: Config,
     api: EngineApi,
     tokenizers: Tokenizers,
-    pool: PoolCatalog | None,
+    pools: Mapping[str, PoolCatalog],
     deadline: Deadline,
 ) -> ReplicaSeen:
     """See what a router would when it finds a replica; what does not answer is in the result."""
-    url = entry.replica.url.rstrip("/")
+    url, name = entry.replica.url.rstrip("/"), pool_of(entry.replica, tuple(pools))
     seen = ReplicaSeen(
         name=entry.name,
         identity=entry.identity,
         url=url,
         wants_events=config.events.enabled,
         events_configured=bool(entry.replica.events),
-        reads_pool=entry.replica.pool,
+        pool=name,
+        reads_pool=entry.replica.pool if isinstance(entry.replica.pool, bool) else None,
+        unnamed=() if name is not None or entry.replica.pool is False else tuple(pools),
         role=entry.replica.role,
         transfer=entry.replica.transfer or config.prefill.transfer,
         eagle=entry.replica.eagle,
@@ -115,6 +119,7 @@ async def look(
         has_bootstrap=has_bootstrap,
     )
     pool_stored = None
+    pool = pools.get(seen.pool) if seen.pool is not None else None
     if pool is not None:
         bases = [model.id for model in facts.models if model.parent is None]
         base = bases[0] if bases else facts.models[0].id
@@ -243,6 +248,12 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
         )
     elif seen.prefix_caching:
         yield subject.ok("prefix caching", "on")
+    if seen.unnamed:
+        yield subject.warning(
+            "pool",
+            f"it names none of several ({', '.join(seen.unnamed)}): it is taken to read none",
+            "replicas[].pool: NAME, or false",
+        )
     yield from _role(subject, seen)
     yield from _speculation(subject, seen)
     yield from events.judge(subject, seen)

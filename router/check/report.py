@@ -32,7 +32,7 @@ class Report(Struct, frozen=True, kw_only=True):
     sources: tuple[SourceSeen, ...] = ()  # of replicas
     replicas: tuple[ReplicaSeen, ...] = ()
     redis: RedisSeen | None = None  # None: none is configured
-    pool: PoolSeen | None = None  # None: none is configured
+    pools: tuple[PoolSeen, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -54,7 +54,8 @@ class Report(Struct, frozen=True, kw_only=True):
     def as_json(self) -> dict[str, Any]:
         """Return the report for machines."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        return {"well": self.is_well, **fields}
+        pools = fields["pools"]
+        return {"well": self.is_well, **fields, "pool": pools[0] if len(pools) == 1 else None}
 
 
 def render(report: Report, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from router.check import host, mooncake, redis, replica, sources
@@ -47,32 +47,42 @@ async def check(
     async with asyncio.TaskGroup() as tg:
         progress = tg.create_task(_report_progress(deadline, on_waiting), name="progress")
         looking = tg.create_task(host.look(config, deadline), name="host")
-        registry = Registry(config.replicas, hosts=HostRules(config.admin.replica_hosts))
+        names = config.mooncake.names
+        registry = Registry(
+            config.replicas, hosts=HostRules(config.admin.replica_hosts), pools=names
+        )
         store = None
         if config.redis.is_configured:  # first: it may have further replicas
             store, records = await redis.look(
                 config.redis, registry, password=redis_password, deadline=deadline
             )
             registry.apply(records)
-        found = await sources.look(config.discovery, registry, deadline)
-        catalog = PoolCatalog() if config.mooncake.master is not None else None
-        replicas = await _look_at_replicas(registry.entries, config, catalog, deadline)
-        pool = None
-        if catalog is not None:  # last: replicas report what is theirs in it
-            pool = await mooncake.look(
-                config.mooncake,
-                pool=catalog,
-                block_sizes=_block_sizes(replicas),
-                deadline=deadline,
-            )
+        found = await sources.look(config.discovery, registry, names, deadline)
+        catalogs = {name: PoolCatalog() for name in names}
+        replicas = await _look_at_replicas(registry.entries, config, catalogs, deadline)
+        async with asyncio.TaskGroup() as pool_tg:  # last: replicas report what is theirs in them
+            looking_at_pools = [
+                pool_tg.create_task(
+                    mooncake.look(
+                        each,
+                        config.mooncake,
+                        pool=catalogs[each.name],
+                        block_sizes=_block_sizes(replicas),
+                        deadline=deadline,
+                    ),
+                    name=f"pool {each.name}",
+                )
+                for each in config.mooncake.each
+            ]
+        pools = tuple(task.result() for task in looking_at_pools)
         here = await looking
         progress.cancel()
-    findings = tuple(_judge(config, found, replicas, store, pool, here))
-    return Report(findings=findings, sources=found, replicas=replicas, redis=store, pool=pool)
+    findings = tuple(_judge(config, found, replicas, store, pools, here))
+    return Report(findings=findings, sources=found, replicas=replicas, redis=store, pools=pools)
 
 
 async def _look_at_replicas(
-    entries: Sequence[Entry], config: Config, pool: PoolCatalog | None, deadline: Deadline
+    entries: Sequence[Entry], config: Config, pools: Mapping[str, PoolCatalog], deadline: Deadline
 ) -> tuple[ReplicaSeen, ...]:
     key, tls = _usable(config)
     api = EngineApi(
@@ -89,7 +99,7 @@ async def _look_at_replicas(
                     config=config,
                     api=api,
                     tokenizers=tokenizers,
-                    pool=pool,
+                    pools=pools,
                     deadline=deadline,
                 ),
                 name=entry.name,
@@ -104,7 +114,7 @@ def _judge(
     found: tuple[SourceSeen, ...],
     replicas: tuple[ReplicaSeen, ...],
     store: RedisSeen | None,
-    pool: PoolSeen | None,
+    pools: tuple[PoolSeen, ...],
     here: HostSeen,
 ) -> Iterator[Finding]:
     yield from sources.judge(found)
@@ -113,7 +123,7 @@ def _judge(
     yield from replica.judge_together(replicas)
     if store is not None:
         yield from redis.judge(store, config=config.redis, index=config.index, replicas=replicas)
-    if pool is not None:
+    for pool in pools:
         yield from mooncake.judge(pool, replicas)
     yield from host.judge(here, config=config, replicas=replicas)
 

@@ -34,7 +34,7 @@ class SourceSeen(Struct, frozen=True, kw_only=True):
 
 
 async def look(
-    config: DiscoveryConfig, registry: Registry, deadline: Deadline
+    config: DiscoveryConfig, registry: Registry, pools: Sequence[str], deadline: Deadline
 ) -> tuple[SourceSeen, ...]:
     """Ask every source once; what they find is entered in the registry."""
     files = ThreadPoolExecutor(1, thread_name_prefix="files")
@@ -43,7 +43,7 @@ async def look(
             async with asyncio.TaskGroup() as tg:
                 looking = [
                     tg.create_task(
-                        _look(source, HostRules(config.hosts), registry, deadline),
+                        _look(source, HostRules(config.hosts), registry, pools, deadline),
                         name=source.name,
                     )
                     for source in build_sources(config, files)
@@ -54,7 +54,11 @@ async def look(
 
 
 async def _look(
-    source: Source, hosts: HostRules, registry: Registry, deadline: Deadline
+    source: Source,
+    hosts: HostRules,
+    registry: Registry,
+    pools: Sequence[str],
+    deadline: Deadline,
 ) -> SourceSeen:
     try:
         async with asyncio.timeout(deadline.left_s):
@@ -63,7 +67,7 @@ async def _look(
         return SourceSeen(name=source.name, error=exc.message)
     except TimeoutError:
         return SourceSeen(name=source.name, error="no answer in time")
-    reasons = [why_refused(each, hosts) for each in found]
+    reasons = [why_refused(each, hosts, pools) for each in found]
     usable = [each for each, reason in zip(found, reasons, strict=True) if reason is None]
     registry.follow(source.name, usable)
     num_ready = sum(each.is_ready for each in usable)

@@ -39,8 +39,8 @@ def table(explained: dict[str, Any]) -> str:
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("replica", "state"):
         grid.add_column(name)
-    pooled = [candidate["view"]["num_pool_tokens"] for candidate in explained["candidates"]]
-    has_pool = any(number is not None for number in pooled)
+    pooled = [_pooled(candidate) for candidate in explained["candidates"]]
+    has_pool = any(text != "-" for text in pooled)
     for name in (
         "gpu tokens",
         *(("pool tokens",) if has_pool else ()),
@@ -52,7 +52,7 @@ def table(explained: dict[str, Any]) -> str:
         "total ms",
     ):
         grid.add_column(name, justify="right")
-    for candidate, number in zip(explained["candidates"], pooled, strict=True):
+    for candidate, in_pool in zip(explained["candidates"], pooled, strict=True):
         view = candidate["view"]
         cost = costs.get(view["id"])
         chosen = view["id"] == decision["candidate"]
@@ -65,7 +65,7 @@ def table(explained: dict[str, Any]) -> str:
             ("→ " if chosen else "  ") + view["id"],
             candidate["state"],
             f"{view['num_gpu_tokens']:,}",
-            *(("-" if number is None else f"{number:,}",) if has_pool else ()),
+            *((in_pool,) if has_pool else ()),
             str(view["num_requests"]),
             f"{view['queue_ms']:,.1f}",
             *numbers,
@@ -78,6 +78,12 @@ def table(explained: dict[str, Any]) -> str:
     if "queue" in explained:
         console.print(_queued(explained["queue"]))
     return out.getvalue()
+
+
+def _pooled(candidate: dict[str, Any]) -> str:
+    """Say what its pool has, and which of several that is."""
+    number = candidate["view"]["num_pool_tokens"]
+    return "-" if number is None else f"{number:,} {candidate.get('pool') or ''}".rstrip()
 
 
 def _prefilled(prefill: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """What routers share of the shared pool: who lists it, and what each has learned.
 
-One router holds the lease `pool` and lists the master's keys. All learn: from the events of the
-engines they follow, from verification. What any of them learns it writes without a lease, and the
-last entry in the log counts: our own come back in their place among the others'.
+One router holds the lease `pool` (`pool@NAME` of one that has a name) and lists the master's keys.
+All learn: from the events of the engines they follow, from verification. What any of them learns it
+writes without a lease, and the last entry in the log counts: our own come back in their place among
+the others'.
 
 A router that joins adds what Redis has to what it knows, and publishes what Redis lacks. What is
 stale of either goes with the next listing.
@@ -14,27 +15,27 @@ import logging
 from typing import Final
 
 from router.cluster.redis_store import RedisStore
-from router.messages import Delta, StreamId, TierChange, pack_keys, pool_stream
+from router.messages import Delta, StreamId, TierChange, pack_keys, pool_lister, pool_stream
 from router.pool.catalog import PoolCatalog
 from router.pool.directory import PoolDirectory
 from router.pool.follower import PoolFollower
 
 logger = logging.getLogger(__name__)
 
-LISTER: Final = StreamId("pool")
-"""The lease of the router that lists the master's keys."""
-
 _MAX_KEYS: Final = 50_000  # in one delta
 
 
 class PoolShare:
-    """The pool's directories among routers.
+    """A pool's directories among routers.
 
     Args:
         follower: Lists the master's keys, or does not.
+        name: The pool's; "" is the only one.
     """
 
-    def __init__(self, pool: PoolCatalog, follower: PoolFollower) -> None:
+    def __init__(self, pool: PoolCatalog, follower: PoolFollower, name: str = "") -> None:
+        self.lister = pool_lister(name)  # the lease of the router that lists the master's keys
+        self._name = name
         self._pool = pool
         self._follower = follower
         self._joined: set[str] = set()  # models whose directory was merged with what Redis has
@@ -43,7 +44,7 @@ class PoolShare:
 
     def held(self, held: frozenset[StreamId] | None) -> None:
         """Note whether listing is ours; None: Redis is gone, and every router lists."""
-        is_lister = held is None or LISTER in held
+        is_lister = held is None or self.lister in held
         if is_lister != self._follower.is_lister:
             self._follower.is_lister = is_lister
             self._pool.wants_listing = True
@@ -75,7 +76,7 @@ class PoolShare:
                 await self._merge(store, model, directory)
 
     async def _merge(self, store: RedisStore, model: str, directory: PoolDirectory) -> None:
-        stream_id = pool_stream(model)
+        stream_id = pool_stream(model, self._name)
         shared: set[int] = set()
         async for blocks in (await store.snapshot([stream_id])).slices():
             for keys in blocks.values():
@@ -84,7 +85,7 @@ class PoolShare:
         lacking = [key for key in directory.keys() if key not in shared]
         for start in range(0, len(lacking), _MAX_KEYS):
             stored = pack_keys(lacking[start : start + _MAX_KEYS])
-            self._rest.append(_delta(model, TierChange("pool", stored=stored)))
+            self._rest.append(self._delta(model, TierChange("pool", stored=stored)))
         self._pool.wants_listing = True
 
     def take(self) -> list[Delta]:
@@ -93,22 +94,25 @@ class PoolShare:
         for model in self._joined if self._is_up else ():
             change = self._pool.directories[model].take_changes()
             if change is not None:
-                deltas.append(_delta(model, change))
+                deltas.append(self._delta(model, change))
         return deltas
 
     def apply(self, delta: Delta) -> None:
         """Learn what a router learned; our own entries, too, in the order of the log."""
+        stream_id, own = delta.pool or delta.stream_id, pool_stream("", self._name)
+        if not stream_id.startswith(own):
+            return
+        model = stream_id.removeprefix(own)
+        directory = self._pool.directories.get(model)
         for change in delta.changes:
             if change.tier != "pool":
                 continue
-            model = (delta.pool or delta.stream_id).removeprefix("pool/")
-            directory = self._pool.directories.get(model)
             if directory is not None:
                 try:
                     directory.apply(change)
                 except ValueError:
                     logger.warning("a delta of the pool is not understood", extra={"model": model})
 
-
-def _delta(model: str, change: TierChange) -> Delta:
-    return Delta(pool_stream(model), 0, changes=(change,), pool=pool_stream(model))
+    def _delta(self, model: str, change: TierChange) -> Delta:
+        stream_id = pool_stream(model, self._name)
+        return Delta(stream_id, 0, changes=(change,), pool=stream_id)

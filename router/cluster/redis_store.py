@@ -56,6 +56,7 @@ from router.messages import (
     StreamHead,
     StreamId,
     encode,
+    is_pool_stream,
 )
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
@@ -230,7 +231,7 @@ class RedisStore:
         """
         asked: list[tuple[StreamId, SharedTier]] = []
         for stream_id in stream_ids:
-            if stream_id.startswith("pool/"):
+            if is_pool_stream(stream_id):
                 asked.append((stream_id, "pool"))
             else:
                 asked += [(stream_id, "gpu"), (stream_id, "cpu")]

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -33,13 +33,13 @@ from router.cluster.membership import Memberships, Role
 from router.cluster.order_share import FULL_S, OrderShare
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
-from router.cluster.pool_share import LISTER, PoolShare
+from router.cluster.pool_share import PoolShare
 from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
 from router.errors import StoreError, StoreFull
 from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
-from router.messages import ReplicaRecord
+from router.messages import Delta, ReplicaRecord, StreamId
 from router.metrics import SharingState
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
@@ -80,7 +80,7 @@ class Sharing:
         outbox: Outbox,
         registry: Registry,
         apply_records: Callable[[Mapping[str, ReplicaRecord]], None],
-        pool: PoolShare | None,
+        pools: Sequence[PoolShare],
         lease_s: float,
         responses: ResponseOwners,
         session_ttl_s: float,
@@ -96,7 +96,7 @@ class Sharing:
         self._store = store
         self._peers = peers
         self._outbox = outbox
-        self._pool = pool
+        self._pools = pools
         self._accounts = accounts
         self._count_failure = count_failure
         self._responses = responses
@@ -117,18 +117,20 @@ class Sharing:
             peers,
             me=me,
             on_registered=self._orders.must_read.set,
-            on_pool=pool.apply if pool is not None else _ignore,
+            on_pool=self._apply_to_pools,
             on_consumed=accounts.receive if accounts is not None else _ignore,
         )
-        self.writer = DeltaWriter(store, self.memberships, pool.take if pool is not None else list)
+        self.writer = DeltaWriter(
+            store, self.memberships, lambda: [delta for pool in pools for delta in pool.take()]
+        )
         self.keeper = LeaseKeeper(
             store,
             self.memberships,
             peers,
             outbox,
             lease_s=lease_s,
-            further=(LISTER,) if pool is not None else (),
-            on_held=pool.held if pool is not None else _ignore,
+            further=tuple(pool.lister for pool in pools),
+            on_held=self._held,
         )
         peers.on_suspected = self.following.suspected
 
@@ -183,8 +185,8 @@ class Sharing:
 
     def _go_on_without(self) -> None:
         self.memberships.disconnected()
-        if self._pool is not None:
-            self._pool.went_down()
+        for pool in self._pools:
+            pool.went_down()
         if self._accounts is not None:
             self._accounts.lost()
         self._outbox.resend()
@@ -229,9 +231,10 @@ class Sharing:
             if self._accounts is not None:
                 usage = publish_usage(self._store, self._accounts.note)
                 tg.create_task(usage, name="redis: usage")
-            if self._pool is not None:
-                self._pool.came_up()
-                tg.create_task(self._merge_pools(self._pool), name="redis: pool")
+            for pool in self._pools:
+                pool.came_up()
+            if self._pools:
+                tg.create_task(self._merge_pools(), name="redis: pool")
             self.link.came_up()
             await asyncio.sleep(_STEADY_S)
             self.link.steady()
@@ -263,11 +266,20 @@ class Sharing:
                 await asyncio.sleep(FULL_S)
             await asyncio.sleep(FLUSH_S)
 
-    async def _merge_pools(self, pool: PoolShare) -> None:
+    async def _merge_pools(self) -> None:
         """Merge directories with what Redis has, as models are found."""
         while True:
-            await pool.join(self._store)
+            for pool in self._pools:
+                await pool.join(self._store)
             await asyncio.sleep(_POOLS_S)
+
+    def _apply_to_pools(self, delta: Delta) -> None:
+        for pool in self._pools:
+            pool.apply(delta)
+
+    def _held(self, held: frozenset[StreamId] | None) -> None:
+        for pool in self._pools:
+            pool.held(held)
 
     async def _sweep(self) -> None:
         """Free what retired epochs left in Redis; one router does it at a time."""
@@ -277,7 +289,7 @@ class Sharing:
 
 
 def _ignore(*_: object) -> None:
-    """There is no pool, there are no tenants."""
+    """There are no tenants."""
 
 
 def _server(facts: StoreFacts) -> str:

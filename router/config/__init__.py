@@ -15,13 +15,20 @@ rooms use is exported here.
 """
 
 from router.config import yaml_file
-from router.config.checks import check_replica, check_replica_list
+from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
 from router.config.loader import experiment_of, explained, load, pairs, read_yaml
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig
 from router.config.prefill import PrefillConfig, bootstrap_of
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
-from router.config.replicas import EventsConfig, ForwardConfig, MooncakeConfig, ReplicaConfig
+from router.config.replicas import (
+    EventsConfig,
+    ForwardConfig,
+    MooncakeConfig,
+    PoolConfig,
+    ReplicaConfig,
+    pool_of,
+)
 from router.config.routing import (
     IndexConfig,
     PolicyConfig,
@@ -44,6 +51,7 @@ __all__ = [
     "MooncakeConfig",
     "Option",
     "PolicyConfig",
+    "PoolConfig",
     "PrefillConfig",
     "QueueConfig",
     "RedisConfig",
@@ -51,6 +59,7 @@ __all__ = [
     "SessionConfig",
     "TokensConfig",
     "bootstrap_of",
+    "check_pool",
     "check_replica",
     "check_replica_list",
     "experiment_of",
@@ -58,6 +67,7 @@ __all__ = [
     "load",
     "options",
     "pairs",
+    "pool_of",
     "read_yaml",
     "redis_password",
     "yaml_file",

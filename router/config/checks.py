@@ -15,7 +15,7 @@ from router.config.discovery import check_discovery
 from router.config.hosts import HostRules
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
-from router.config.replicas import ReplicaConfig
+from router.config.replicas import ReplicaConfig, pool_of
 from router.config.routing import ShadowConfig
 from router.config.tree import Config
 from router.errors import ConfigError
@@ -29,12 +29,9 @@ def check(config: Config) -> None:
         ConfigError: the message and `param` name the field.
     """
     check_replica_list(config.replicas)
-    check_roles(config.replicas, config.prefill, may_grow=config.may_grow)
-    if config.mooncake.master is not None:
-        for url in config.mooncake.master.split(","):
-            _check_url(url.strip(), "mooncake.master")
-    if config.mooncake.events is not None:
-        _check_endpoints((config.mooncake.events,), "mooncake.events")
+    _check_pools(config)
+    names = config.mooncake.names
+    check_roles(config.replicas, config.prefill, names, may_grow=config.may_grow)
     if config.admin.host not in ("127.0.0.1", "::1", "localhost") and config.admin.open:
         raise ConfigError(
             f"admin.open: not where others can reach the port (admin.host: {config.admin.host!r})",
@@ -55,6 +52,76 @@ def check(config: Config) -> None:
     _check_dates(config.tokens.start_dates)
     _check_shadows(config.shadow)
     _check_experiments(config)
+
+
+def check_pool(replica: ReplicaConfig, pools: Sequence[str], key: str = "") -> None:
+    """Refuse a replica of a pool that there is not; `key` goes before its field.
+
+    Args:
+        pools: Names of those there are; "" is the only one.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    if isinstance(replica.pool, str) and (replica.pool not in pools or not replica.pool):
+        named = [name for name in pools if name]
+        allowed = f"{', '.join(named)}, or false" if named else "true or false: no pool has a name"
+        raise ConfigError(
+            f"{key}pool: there is no pool {replica.pool!r}; write {allowed}", param=f"{key}pool"
+        )
+
+
+def _check_pools(config: Config) -> None:
+    """Refuse pools that are one, pools without replicas, and replicas of no pool."""
+    mooncake = config.mooncake
+    if mooncake.master is not None:
+        for url in mooncake.master.split(","):
+            _check_url(url.strip(), "mooncake.master")
+        if mooncake.pools:
+            raise ConfigError(
+                "mooncake.master: is of one pool, and mooncake.pools of several: use one of them",
+                param="mooncake.master",
+            )
+    if mooncake.events is not None:
+        _check_endpoints((mooncake.events,), "mooncake.events")
+        if mooncake.pools:
+            raise ConfigError(
+                "mooncake.events: whose? Write mooncake.pools[].events", param="mooncake.events"
+            )
+    first_of: dict[str, str] = {}  # a pool's name, or a master's URL -> its key
+    for i, pool in enumerate(mooncake.pools):
+        key = f"mooncake.pools[{i}]"
+        _refuse_twice(first_of, pool.name, f"{key}.name")
+        for url in map(str.strip, pool.master.split(",")):
+            _check_url(url, f"{key}.master")
+            _refuse_twice(first_of, url.rstrip("/"), f"{key}.master")
+        if pool.events is not None:
+            _check_endpoints((pool.events,), f"{key}.events")
+            _refuse_twice(first_of, pool.events, f"{key}.events")
+    names = mooncake.names
+    for i, replica in enumerate(config.replicas):
+        check_pool(replica, names, f"replicas[{i}].")
+        if len(names) > 1 and replica.pool in (None, True):
+            raise ConfigError(
+                f"replicas[{i}].pool: there are several pools; write {', '.join(names)}, or false",
+                param=f"replicas[{i}].pool",
+            )
+    if config.may_grow:
+        return
+    used = {pool_of(replica, names) for replica in config.replicas}
+    for i, name in enumerate(names if mooncake.pools and config.replicas else ()):
+        if name not in used:
+            raise ConfigError(
+                f"mooncake.pools[{i}].name: no replica is in {name!r}; write pool: {name} for "
+                "those that are",
+                param=f"mooncake.pools[{i}].name",
+            )
+
+
+def _refuse_twice(first_of: dict[str, str], value: str, key: str) -> None:
+    first = first_of.setdefault(value, key)
+    if first != key:
+        raise ConfigError(f"{key}: {value!r} is {first}, too", param=key)
 
 
 def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:

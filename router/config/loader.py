@@ -23,6 +23,8 @@ from router.experiments.definition import Experiment
 _SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
 """What is on or off, which YAML reads as true or false where it is not in quotes."""
 
+_NAMED: Final = re.compile(r"([A-Za-z0-9._-]{1,64})=")
+
 
 def load(
     file: Path | None = None,
@@ -58,7 +60,7 @@ def load(
     for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
         if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
             tree["replicas"][i] = {"url": replica}
-    _join_masters(tree.get("mooncake"))
+    _read_pools(tree.get("mooncake"))
     _expand(tree, "shadow", "policies", _shadow)
     _expand(tree, "experiment", "definitions", lambda text, _: read_yaml(Path(text), Experiment))
     try:
@@ -168,18 +170,64 @@ def _expand(
         ]
 
 
-def _join_masters(section: Any) -> None:
-    """Join the masters of a pool where they are a list; refuse several pools."""
+def _read_pools(section: Any) -> None:
+    """Read what stands for pools: lists of masters, and text in which pools have names."""
     if isinstance(section, list):
         raise ConfigError(
-            "mooncake: one pool. Its masters are a list in mooncake.master; replicas of another "
-            "pool take part with `pool: false`, or behind a router of their own",
+            "mooncake: must be a mapping; several masters of one pool are a list in "
+            "mooncake.master, several pools one in mooncake.pools",
             param="mooncake",
         )
-    if isinstance(section, dict) and isinstance(section.get("master"), list):
-        if not all(isinstance(url, str) for url in section["master"]):
-            raise ConfigError("mooncake.master: each master is a URL", param="mooncake.master")
-        section["master"] = ",".join(section["master"]) or None
+    if not isinstance(section, dict):
+        return
+    _join_masters(section, "mooncake.master")
+    pools = section.get("pools")
+    text = section.get("master")
+    if isinstance(text, str) and _NAMED.match(text.strip()):
+        if pools:
+            raise ConfigError(
+                "mooncake.master: names pools, and so does mooncake.pools: use one of them",
+                param="mooncake.master",
+            )
+        section["master"], pools = None, [text]
+    if not isinstance(pools, list):
+        return
+    if all(isinstance(pool, str) for pool in pools):
+        pools = [",".join(pools)] if pools else []
+    section["pools"] = found = []
+    for i, pool in enumerate(pools):
+        if isinstance(pool, str):
+            found += _named_pools(pool, f"mooncake.pools[{i}]")
+        else:
+            if isinstance(pool, dict):
+                _join_masters(pool, f"mooncake.pools[{i}].master")
+            found.append(pool)
+
+
+def _join_masters(node: dict[str, Any], key: str) -> None:
+    """Join the masters of one pool where they are a list."""
+    if isinstance(node.get("master"), list):
+        if not all(isinstance(url, str) for url in node["master"]):
+            raise ConfigError(f"{key}: each master is a URL", param=key)
+        node["master"] = ",".join(node["master"]) or None
+
+
+def _named_pools(text: str, key: str) -> list[dict[str, Any]]:
+    """Split NAME=URL[,URL][,NAME=URL...]: a URL without a name is one more of that pool's masters.
+
+    Raises:
+        ConfigError: the first has no name.
+    """
+    pools: list[dict[str, Any]] = []
+    for part in map(str.strip, text.split(",")):
+        named = _NAMED.match(part)
+        if named is not None:
+            pools.append({"name": named[1], "master": part[named.end() :]})
+        elif pools:
+            pools[-1]["master"] += f",{part}"
+        else:
+            raise ConfigError(f"{key}: {part!r} is not NAME=URL", param=key)
+    return pools
 
 
 def _shadow(text: str, key: str) -> dict[str, Any]:

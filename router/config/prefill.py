@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, Struct
 
 from router.config.ranges import Seconds
-from router.config.replicas import ReplicaConfig
+from router.config.replicas import ReplicaConfig, pool_of
 from router.errors import ConfigError
 from router.roles import BOOTSTRAP_PORT, Transfer
 
@@ -36,19 +36,29 @@ class PrefillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def check_roles(
-    replicas: Sequence[ReplicaConfig], config: PrefillConfig, *, may_grow: bool
+    replicas: Sequence[ReplicaConfig],
+    config: PrefillConfig,
+    pools: Sequence[str],
+    *,
+    may_grow: bool,
 ) -> None:
     """Refuse roles that lack their partner, and bootstrap addresses of what has none.
 
     Args:
+        pools: Names of the Mooncake pools; the store of one is not another's.
         may_grow: Partners may come later.
 
     Raises:
         ConfigError: the message and `param` name the field.
     """
-    roles = {(replica.role, replica.transfer or config.transfer) for replica in replicas}
-    for i, replica in enumerate(replicas):
+
+    def way(replica: ReplicaConfig) -> tuple[Transfer, str | None]:
         transfer = replica.transfer or config.transfer
+        return transfer, pool_of(replica, pools) if transfer == "store" else None
+
+    roles = {(replica.role, way(replica)) for replica in replicas}
+    for i, replica in enumerate(replicas):
+        transfer, pool = way(replica)
         key = f"replicas[{i}]"
         if replica.bootstrap is not None and (replica.role, transfer) != ("prefill", "mooncake"):
             raise ConfigError(
@@ -59,10 +69,11 @@ def check_roles(
         if may_grow or replica.role == "both":
             continue
         partner = "decode" if replica.role == "prefill" else "prefill"
-        if (partner, transfer) not in roles:
+        if (partner, (transfer, pool)) not in roles:
+            where = f"transfer {transfer}" + (f" in pool {pool}" if pool else "")
             raise ConfigError(
                 f"{key}.role: {replica.role} needs a partner: set role: {partner} for another "
-                f"replica with transfer {transfer}, or role: both for this one",
+                f"replica with {where}, or role: both for this one",
                 param=f"{key}.role",
             )
 

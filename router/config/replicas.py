@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,8 +30,11 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[str, ...], Meta(description="KV event replay endpoints, one per rank")
     ] = ()
     pool: Annotated[
-        bool | None,
-        Meta(description="whether it takes part in the Mooncake pool; default: found out"),
+        bool | str | None,
+        Meta(
+            description="whether it takes part in the Mooncake pool; default: found out. Where "
+            "there are several, the name of its own, or false"
+        ),
     ] = None
     eagle: Annotated[
         bool | None,
@@ -124,17 +128,33 @@ class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     replay_timeout_s: Annotated[Seconds, Meta(description="deadline for one replay")] = 5.0
 
 
+class PoolConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several pools; the only one, that of `MooncakeConfig.master`, has the name ""."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
+    master: str
+    events: str | None = None
+
+
 class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The pool that replicas share (vLLM's MooncakeStoreConnector)."""
+    """The pool that replicas share (vLLM's MooncakeStoreConnector), or several."""
 
     master: Annotated[
         str | None,
         Meta(
             description="base URL of the Mooncake master's --metrics_port, e.g. "
-            "http://10.0.0.5:9003; of one pool's several masters, with commas or repeated",
+            "http://10.0.0.5:9003; of one pool's several masters, with commas or repeated. "
+            "Of several pools NAME=URL, repeated",
             extra={"flag": "mooncake", "joined": True},
         ),
     ] = None
+    pools: Annotated[
+        tuple[PoolConfig, ...],
+        Meta(
+            description="several pools, instead of master: each with name, master, events "
+            "(docs/mooncake.md); as text NAME=URL"
+        ),
+    ] = ()
     events: Annotated[
         str | None,
         Meta(description="endpoint of the master's event stream, if it has one, tcp://HOST:PORT"),
@@ -152,6 +172,25 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     verify_keys: Annotated[
         int, Meta(ge=0, le=4096, description="objects asked for at once then; 0: none, never")
     ] = 512
+
+    @property
+    def each(self) -> tuple[PoolConfig, ...]:
+        """List the pools; one that is configured by `master` has no name."""
+        if self.master is None:
+            return self.pools
+        return (PoolConfig(name="", master=self.master, events=self.events),)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """List the pools' names."""
+        return tuple(pool.name for pool in self.each)
+
+
+def pool_of(replica: ReplicaConfig, names: Sequence[str]) -> str | None:
+    """Name the pool that a replica is in; None: none, or it does not say which of several."""
+    if isinstance(replica.pool, str):
+        return replica.pool if replica.pool in names else None
+    return names[0] if replica.pool is not False and len(names) == 1 else None
 
 
 class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,9 +22,8 @@ from router.experiments.runner import ExperimentRunner
 from router.records.record import AssignmentRecord
 from router.replicas.fleet import Fleet, Match
 from router.replicas.halves import choose_halves
-from router.replicas.replica import Candidate
+from router.replicas.replica import Candidate, Replica
 from router.replicas.sessions import Sessions, SessionView
-from router.roles import Transfer
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
@@ -102,20 +101,20 @@ class Decider:
 
         By the policy that chose the first, among the other replicas.
         """
-        now_s, transfer = monotonic(), placement.candidate.replica.transfer
+        now_s = monotonic()
         others = [
             candidate
-            for candidate in self._prefillers(job, transfer, now_s)
+            for candidate in self._prefillers(job, placement.candidate.replica, now_s)
             if candidate.replica.name != failed.candidate.replica.name
         ]
         return self._choose(job, others, failed.policy, now_s) if others else None
 
-    def _prefillers(self, job: Job, transfer: Transfer, now_s: float) -> Sequence[Candidate]:
-        """List the candidates that may compute a prompt for others.
+    def _prefillers(self, job: Job, reader: Replica, now_s: float) -> Sequence[Candidate]:
+        """List the candidates that may compute a prompt for a decode replica.
 
         An arm's own or none: its decode replica can do without, so it need not go to another's.
         """
-        prefillers = self._fleet.prefillers(job.model, transfer, now_s)
+        prefillers = self._fleet.prefillers(job.model, reader, now_s)
         return prefillers if job.assigned is None else own_of(job.assigned, prefillers)
 
     def _decide_both(
@@ -129,7 +128,7 @@ class Decider:
         now_s = monotonic()
         choice, plan = choose_halves(
             candidates,
-            lambda transfer, at_s: self._prefillers(job, transfer, at_s),
+            lambda reader, at_s: self._prefillers(job, reader, at_s),
             policy,
             lambda some, by: self._choose(job, some, by, now_s),
             lambda choice: why_here(job, choice),

@@ -41,6 +41,7 @@ class Explainer:
                 {
                     "state": self._caches.state(view.id),
                     "drops_last_block": self._caches.index.drops_last(view.id),
+                    "pool": pool.pool if (pool := choice.pools.get(view.id)) else None,
                     "view": view,
                 }
                 for view in snapshot.replicas

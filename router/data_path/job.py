@@ -193,6 +193,7 @@ class PoolMatch(Struct, frozen=True):
     Candidates that can read the same have the same one.
     """
 
+    pool: str  # its name
     directory: str  # of the pool: has the model's name where that has one layout
     contract: HashContract
     chain: Sequence[BlockKey]  # what can be reused at most

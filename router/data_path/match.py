@@ -7,7 +7,7 @@ looked up there. `match` is synchronous: nothing changes between it and the leas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from time import monotonic
@@ -115,12 +115,8 @@ class Matcher:
             matches = _of_any_rank(matches, candidates)
         pools: dict[CandidateId, PoolMatch] = {}
         if self._pool is not None and contracts:
-            model = candidates[0].replica.base_model
-            pools = self._pool.match(job, model, contracts, self._caches.index)
-            reads = self._pool.reads
-            for cid, pool in pools.items():
-                num_gpu_tokens, num_cpu_tokens = matches.get(cid, NO_MATCH)[:2]
-                matches[cid] = Match(num_gpu_tokens, num_cpu_tokens, pool.num_tokens, reads(cid))
+            pools = self._pool.match(job, alike, contracts, self._caches.index)
+            _add_pools(matches, pools, self._pool.reads)
         return Found(
             matches=matches,
             pools=pools,
@@ -174,6 +170,22 @@ def same_names(job: Job, candidates: Sequence[Candidate]) -> Sequence[Candidate]
         return candidates
     name, path = job.extra.lora
     return [each for each in candidates if each.replica.adapter_path(name) == path]
+
+
+def _add_pools(
+    matches: dict[CandidateId, Match],
+    pools: Mapping[CandidateId, PoolMatch],
+    reads: Callable[[CandidateId], bool],
+) -> None:
+    """Add what pools have to what candidates hold themselves, and whether they read it."""
+    last: tuple[Match, PoolMatch, bool] | None = None
+    match = NO_MATCH
+    for cid, pool in pools.items():
+        own, is_reader = matches.get(cid, NO_MATCH), reads(cid)
+        if last is None or own is not last[0] or pool is not last[1] or is_reader is not last[2]:
+            last = own, pool, is_reader
+            match = Match(own.num_gpu_tokens, own.num_cpu_tokens, pool.num_tokens, is_reader)
+        matches[cid] = match  # candidates that have as much have the same one
 
 
 def _of_any_rank(

@@ -21,10 +21,10 @@ from router.data_path.job import Choice, Job, Placement, PoolMatch
 from router.errors import PoolError, PoolLate
 from router.index.block_index import BlockIndex
 from router.metrics import Metrics
-from router.pool.catalog import PoolCatalog
-from router.pool.questions import Questions
+from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
 from router.pool.suspects import PoolSuspects
+from router.replicas.replica import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -34,62 +34,69 @@ _NEAR: Final = 16  # blocks before it, where only samples are
 
 
 class PoolVerifier:
-    """Knows what the pool has of a prompt, and which candidates can fetch it."""
+    """Knows what the pools have of a prompt, and which candidates can fetch it."""
 
     def __init__(
         self,
         *,
-        pool: PoolCatalog,
+        pools: Mapping[str, Pool],
         readers: PoolReaders,
-        questions: Questions,
         config: MooncakeConfig,
         metrics: Metrics,
     ) -> None:
         self.readers = readers
         self._suspects = PoolSuspects()
-        self._pool = pool
-        self._questions = questions
+        self._pools = pools
         self._config = config
         self._metrics = metrics
 
     def match(
         self,
         job: Job,
-        model: str,
+        candidates: Sequence[Candidate],
         contracts: Mapping[HashContract, Sequence[CandidateId]],
         index: BlockIndex,
     ) -> dict[CandidateId, PoolMatch]:
-        """Find what each candidate's layout has; empty while the pool is not counted on.
+        """Find what each candidate's pool has in its layout.
 
-        Those are left out that are configured not to take part, or whose layout is not known.
+        Those are left out that are in no pool, or in one that is not counted on now, or whose
+        layout is not known.
         `index` knows the KV groups of a contract's candidates, and whether they drop the last block
         of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
         MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
         """
-        if not self._pool.is_up or job.tokens is None:
+        up = {name: pool.catalog for name, pool in self._pools.items() if pool.catalog.is_up}
+        if not up or job.tokens is None:
             return {}
+        model = candidates[0].replica.base_model
+        pool_of = {candidate.id: candidate.replica.pool for candidate in candidates}
         found: dict[CandidateId, PoolMatch] = {}
-        for contract, candidates in contracts.items():
+        for contract, ids in contracts.items():
             if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
                 continue
-            drops_last = index.drops_last(candidates[0])
+            drops_last = index.drops_last(ids[0])
             num_reusable = job.num_tokens if drops_last else job.num_tokens - 1
             chain = job.keys(contract)[: num_reusable // contract.block_size]
-            groups = index.groups_of(candidates[0])
+            groups = index.groups_of(ids[0])
             num_dropped = int(drops_last and groups is None)
-            by_directory: dict[str, PoolMatch] = {}
-            for candidate in candidates:
-                directory = self._pool.directory_of(model, candidate)
-                if directory is None or self.readers.is_configured(candidate) is False:
+            by_directory: dict[tuple[str, str], PoolMatch] = {}
+            for candidate in ids:
+                pool = pool_of[candidate]
+                if pool is None or pool not in up:
                     continue
-                match = by_directory.get(directory)
+                directory = up[pool].directory_of(model, candidate)
+                if directory is None:
+                    continue
+                match = by_directory.get((pool, directory))
                 if match is None:
-                    num_blocks = max(0, self._pool.match(directory, chain, groups) - num_dropped)
-                    match = PoolMatch(directory, contract, chain, groups, num_blocks, num_dropped)
-                    by_directory[directory] = match
+                    num_blocks = max(0, up[pool].match(directory, chain, groups) - num_dropped)
+                    match = PoolMatch(
+                        pool, directory, contract, chain, groups, num_blocks, num_dropped
+                    )
+                    by_directory[pool, directory] = match
                 found[candidate] = match
-            if by_directory:
-                self._pool.named(model, chain)
+            for pool in {pool for pool, _ in by_directory}:
+                up[pool].named(model, chain)
         return found
 
     def reads(self, candidate: CandidateId) -> bool:
@@ -126,7 +133,7 @@ class PoolVerifier:
         num_likely_blocks = min(choice.num_likely_blocks, len(match.chain))
         if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
             return []
-        if not self._questions.can_ask(time.monotonic()):
+        if not self._pools[match.pool].questions.can_ask(time.monotonic()):
             return []
         return self._open_positions(match, match.num_blocks, num_likely_blocks)
 
@@ -142,13 +149,13 @@ class PoolVerifier:
             result = "late" if isinstance(exc, PoolLate) else "failed"
         else:
             result = "unnamed" if num_blocks is None else _result(match.num_blocks, num_blocks)
-        self._metrics.pool_verified.labels(result).inc()
+        self._metrics.pool_verified.labels(match.pool, result).inc()
         self._metrics.pool_verify.observe(time.monotonic() - started_s)
 
     async def ask_for_all(self, job: Job, choice: Choice) -> None:
         """Ask the master about a whole prompt that has just been stored; never fails."""
         match = choice.pool
-        if match is None or not self._questions.can_ask(time.monotonic()):
+        if match is None or not self._pools[match.pool].questions.can_ask(time.monotonic()):
             return
         positions = self._open_positions(match, match.num_blocks, len(match.chain))
         if positions:
@@ -169,7 +176,8 @@ class PoolVerifier:
         Raises:
             PoolError: no answer in time, or none that is understood.
         """
-        if not self._pool.names(match.directory, b""):
+        pool = self._pools[match.pool]
+        if not pool.catalog.names(match.directory, b""):
             return None
         asked: set[int] = set()
         num_blocks = match.num_blocks
@@ -177,11 +185,11 @@ class PoolVerifier:
             asked.update(positions)
             digests = job.digests(match.contract, positions)
             names = {
-                match.chain[position]: self._pool.names(match.directory, digest)
+                match.chain[position]: pool.catalog.names(match.directory, digest)
                 for position, digest in zip(positions, digests, strict=True)
             }
-            await self._questions.wait(self._questions.ask(match.directory, names), deadline_s)
-            num_blocks = self._pool.match(match.directory, match.chain, match.groups)
+            await pool.questions.wait(pool.questions.ask(match.directory, names), deadline_s)
+            num_blocks = pool.catalog.match(match.directory, match.chain, match.groups)
             num_blocks = max(0, num_blocks - match.num_dropped)
             opened = self._open_positions(match, num_blocks, choice.num_likely_blocks)
             positions = [position for position in opened if position not in asked]
@@ -193,10 +201,11 @@ class PoolVerifier:
         self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
     ) -> list[int]:
         """List the blocks to ask for: the plan's, but for those found there just now."""
-        num_ranks = max(1, len(self._pool.names(match.directory, b"")))
+        pool = self._pools[match.pool]
+        num_ranks = max(1, len(pool.catalog.names(match.directory, b"")))
         max_blocks = self._config.verify_keys // num_ranks
         planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
-        return self._questions.unanswered(match.directory, match.chain, planned, time.monotonic())
+        return pool.questions.unanswered(match.directory, match.chain, planned, time.monotonic())
 
     # ---------------------------------------------------------------- audit
 
@@ -223,8 +232,9 @@ class PoolVerifier:
                 "replica does not read the pool: set replicas[].pool if it should",
                 extra={"candidate": candidate},
             )
-        if num_reported != placement.num_cached_tokens:
-            self._pool.wants_listing = True
+        pool = self._pools.get(placement.candidate.replica.pool or "")
+        if pool is not None and num_reported != placement.num_cached_tokens:
+            pool.catalog.wants_listing = True
         return True
 
 

@@ -11,7 +11,8 @@ one of them while they are rearranged; of its addresses only the first counts.
 
 A replica is called as its pod: an address that was given to another pod is then another replica.
 A pod with addresses of both families is one replica, at its IPv4 address. The label of the slice
-`warmroute.io/role` (the control plane copies labels of the Service) says which half it computes.
+`warmroute.io/role` (the control plane copies labels of the Service) says which half it computes,
+`warmroute.io/pool` in which of several Mooncake pools it is.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from router.roles import Role
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 ROLE_LABEL: Final = "warmroute.io/role"
+POOL_LABEL: Final = "warmroute.io/pool"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -98,6 +100,7 @@ def _replicas(part: Slice, port: str | None) -> Iterator[tuple[str, str, Found]]
     if part.family not in ("IPv4", "IPv6") or not part.endpoints:
         return
     number, role = _port(part, port), _role(part)
+    pool = (part.metadata.labels or {}).get(POOL_LABEL)
     for endpoint in part.endpoints:
         conditions = endpoint.conditions or Conditions()
         if conditions.terminating or not endpoint.addresses:
@@ -105,7 +108,7 @@ def _replicas(part: Slice, port: str | None) -> Iterator[tuple[str, str, Found]]
         address = _address(endpoint.addresses[0], part)
         host = f"[{address}]" if part.family == "IPv6" else address
         pod = _pod(endpoint)
-        replica = ReplicaConfig(url=f"http://{host}:{number}", name=pod, role=role)
+        replica = ReplicaConfig(url=f"http://{host}:{number}", name=pod, role=role, pool=pool)
         yield (
             pod or address,
             part.family,

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from router.config import check_replica
+from router.config import check_pool, check_replica
 from router.config.hosts import HostRules
 from router.discovery.status import UNDISCOVERED, Waiting
 from router.errors import ConfigError
@@ -71,6 +71,7 @@ class Sources:
 
     Args:
         names: What the sources are called.
+        pools: Names of the Mooncake pools that replicas may be in.
         follow: Makes the registry follow a source; returns why some are not followed.
         waiting: What keeps a router from being ready; a source is in it until its first answer.
         count: Takes a source's name and what became of its answer.
@@ -81,6 +82,7 @@ class Sources:
         names: Sequence[str],
         *,
         hosts: HostRules,
+        pools: Sequence[str] = (),
         empty_s: float,
         follow: Callable[[str, Sequence[Found]], dict[str, str]],
         waiting: Waiting,
@@ -88,6 +90,7 @@ class Sources:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hosts = hosts
+        self._pools = pools
         self._empty_s = empty_s
         self._follow = follow
         self._waiting = waiting
@@ -155,7 +158,7 @@ class Sources:
         usable: list[Found] = []
         refused: dict[str, str] = {}
         for each in found:
-            reason = why_refused(each, self._hosts)
+            reason = why_refused(each, self._hosts, self._pools)
             if reason is None:
                 usable.append(each)
             elif len(refused) < _MAX_REFUSED:
@@ -189,11 +192,12 @@ class Sources:
         )
 
 
-def why_refused(found: Found, hosts: HostRules) -> str | None:
+def why_refused(found: Found, hosts: HostRules, pools: Sequence[str] = ()) -> str | None:
     """Return why what was found cannot be a replica here; None: it can."""
     replica = found.replica
     try:
         check_replica(replica)
+        check_pool(replica, pools)
     except ConfigError as exc:
         return exc.message
     for field, urls in replica.addresses.items():

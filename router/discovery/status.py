@@ -9,17 +9,15 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from policies.view import CandidateId
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
 from router.metrics import PoolState, RankState, SharingState, SourceState
-from router.pool.catalog import PoolCatalog
-from router.pool.master import MasterApi
+from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import CandidateStatus, Fleet
 from router.replicas.registry import Registry
-from router.replicas.replica import candidates_of
+from router.replicas.replica import Replica, candidates_of
 
 Waiting = dict[str, str]
 """Replica name -> why it is not usable (yet), in the configuration's order; likewise a source's."""
@@ -29,21 +27,21 @@ UNDISCOVERED: Final = "not discovered yet"
 
 
 class PoolStatus:
-    """Describes the shared pool now."""
+    """Describes a shared pool now."""
 
-    def __init__(
-        self, pool: PoolCatalog, readers: PoolReaders, fleet: Fleet, master: MasterApi
-    ) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, readers: PoolReaders, fleet: Fleet) -> None:
+        self._name = pool.name
+        self._pool = pool.catalog
+        self._master = pool.master
         self._readers = readers
         self._fleet = fleet
-        self._master = master
 
     def state(self, now_s: float) -> PoolState:
         """Describe it for /metrics."""
         pool = self._pool
         bytes_per_token = dict(self._bytes_per_token())
         return PoolState(
+            name=self._name,
             is_up=pool.is_up,
             num_blocks={model: len(found) for model, found in pool.directories.items()},
             counts=_counts(pool.counters),
@@ -54,14 +52,13 @@ class PoolStatus:
             fetch_bytes_per_s=dict(self._fetch_speeds(bytes_per_token, now_s)),
         )
 
-    def reads(self, candidate: CandidateId) -> bool:
-        """Return whether a candidate is taken to read the pool."""
-        return self._readers.reads(candidate)
-
     def describe(self, now_s: float) -> dict[str, Any]:
         """Describe it for people: /admin/pool."""
         pool, state = self._pool, self.state(now_s)
+        members = {replica.name for replica in self._members()}
+        detached = self._readers.detached()
         return {
+            "name": self._name,
             "master": self._master.url,
             "state": "up" if pool.is_up else "lost",
             "reason": pool.reason,
@@ -75,7 +72,8 @@ class PoolStatus:
                 for model, directory in pool.directories.items()
                 for layout in (pool.layouts.get(model),)
             },
-            "detached": self._readers.detached(),
+            "replicas": sorted(members),
+            "detached": [each for each in detached if each.partition("#")[0] in members],
             "listing_age_s": state.listing_age_s,
             "allocated_bytes": state.allocated_bytes,
             "capacity_bytes": state.capacity_bytes,
@@ -83,8 +81,11 @@ class PoolStatus:
             "counts": state.counts,
         }
 
+    def _members(self) -> list[Replica]:
+        return [replica for replica in self._fleet.replicas if replica.pool == self._name]
+
     def _bytes_per_token(self) -> Iterator[tuple[str, float]]:
-        sizes = {replica.base_model: replica.block_size for replica in self._fleet.replicas}
+        sizes = {replica.base_model: replica.block_size for replica in self._members()}
         for model in self._pool.directories:
             per_block, block_size = self._pool.bytes_per_block(model), sizes.get(model)
             if per_block is not None and block_size:
@@ -93,7 +94,7 @@ class PoolStatus:
     def _fetch_speeds(
         self, bytes_per_token: dict[str, float], now_s: float
     ) -> Iterator[tuple[str, float]]:
-        models = {replica.name: replica.base_model for replica in self._fleet.replicas}
+        models = {replica.name: replica.base_model for replica in self._members()}
         for status in self._fleet.status(now_s):
             size = bytes_per_token.get(models.get(status.replica, ""))
             if size is not None and status.cost.ms_per_fetched_token > 0:
@@ -110,7 +111,8 @@ class Status:
         fleet: Fleet,
         caches: CacheView,
         waiting: Waiting,
-        pool: PoolStatus | None,
+        pools: Sequence[PoolStatus],
+        readers: PoolReaders,
         sharing: Callable[[], SharingState] | None,
         sources: Callable[[], Sequence[SourceState]] = tuple,
     ) -> None:
@@ -118,7 +120,8 @@ class Status:
         self._fleet = fleet
         self._caches = caches
         self._waiting = waiting
-        self._pool = pool
+        self._pools = pools
+        self._readers = readers
         self._sharing = sharing
         self._sources = sources
 
@@ -157,13 +160,13 @@ class Status:
                 footprint_ratio=alive.num_tokens / capacity if capacity else None,
             )
 
-    def pool_state(self) -> PoolState | None:
-        """Describe the shared pool, for /metrics; None: none is configured."""
-        return self._pool.state(time.monotonic()) if self._pool is not None else None
+    def pool_states(self) -> Sequence[PoolState]:
+        """Describe the shared pools, for /metrics."""
+        return [pool.state(time.monotonic()) for pool in self._pools]
 
-    def describe_pool(self) -> dict[str, Any] | None:
-        """Describe the shared pool, for people; None: none is configured."""
-        return self._pool.describe(time.monotonic()) if self._pool is not None else None
+    def describe_pools(self) -> list[dict[str, Any]]:
+        """Describe the shared pools, for people."""
+        return [pool.describe(time.monotonic()) for pool in self._pools]
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe every replica, for /admin/replicas; those never reached included."""
@@ -218,9 +221,13 @@ class Status:
             "num_cpu_blocks": self._caches.index.num_blocks(status.id, "cpu"),
             "trust": self._caches.trust(status.id),
             "eagle": _eagle(self._caches.index.last_blocks.get(status.id)),
-            "reads_pool": self._pool.reads(status.id) if self._pool is not None else None,
+            "reads_pool": self._reads_pool(status) if self._pools else None,
             "events": _event_counts(stream) if stream is not None else {},
         }
+
+    def _reads_pool(self, status: CandidateStatus) -> bool:
+        is_member = self._fleet.replica(status.replica).pool is not None
+        return is_member and self._readers.reads(status.id)
 
 
 def _eagle(last_block: LastBlock | None) -> dict[str, bool | int] | None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
-from router.config import Config, ReplicaConfig, bootstrap_of
+from router.config import Config, ReplicaConfig, bootstrap_of, pool_of
 from router.discovery.dates import DateWatch
 from router.discovery.engine_api import EngineApi, EngineFacts, RankLoads
 from router.discovery.hand_over_probe import WrongIds, takes_ids
@@ -40,8 +40,8 @@ from router.index.last_block import LastBlock
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
-from router.pool.catalog import PoolCatalog
 from router.pool.keys import names_in_keys
+from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.health import ProbeFailure
@@ -89,7 +89,7 @@ class ReplicaWatch:
         is_offered: Callable[[], bool],
         sharing: Sharing | None,
         sleepers: Sleepers,
-        pool: PoolCatalog | None,
+        pools: Mapping[str, Pool],
         readers: PoolReaders,
         count_failure: Callable[[str], None],
     ) -> None:
@@ -109,7 +109,7 @@ class ReplicaWatch:
         self._is_offered = is_offered
         self._sharing = sharing
         self._sleepers = sleepers
-        self._pool = pool
+        self._pools = pools
         self._readers = readers
         self._count_failure = count_failure
 
@@ -195,6 +195,7 @@ class ReplicaWatch:
             transfer=transfer,
             bootstrap=bootstrap_of(self._replica) if has_bootstrap else None,
             seems=facts.seems,
+            pool=pool_of(self._replica, tuple(self._pools)),
         )
         self._fleet.add(replica)
         self._fleet.probe_ok(name, self._now())
@@ -243,18 +244,24 @@ class ReplicaWatch:
 
     def _attach_pool(self, replica: Replica) -> None:
         """Note what the replica's objects in the pool may be called; forget whether it reads it."""
-        if self._pool is None:
-            return
-        self._readers.configure(self._name, self._replica.pool)
-        self._pool.add_model(
-            replica.base_model,
-            names_in_keys(replica.models),
-            replica=self._name,
-            layout=self._replica.pool_layout,
-        )
+        said = self._replica.pool
+        self._readers.configure(self._name, said if isinstance(said, bool) else None)
+        if replica.pool is not None:
+            self._pools[replica.pool].catalog.add_model(
+                replica.base_model,
+                names_in_keys(replica.models),
+                replica=self._name,
+                layout=self._replica.pool_layout,
+            )
+        elif self._pools and said is not False:
+            logger.warning(
+                "replica names no pool: it is taken to read none; set replicas[].pool",
+                extra={"replica": self._name, "pools": ",".join(self._pools)},
+            )
         for candidate in candidates_of(replica):
             self._readers.forget(candidate.id)
-            self._pool.forget(candidate.id)
+            for pool in self._pools.values():
+                pool.catalog.forget(candidate.id)
 
     def _candidate_source(
         self,
@@ -274,8 +281,12 @@ class ReplicaWatch:
             seeds=self._config.hash.seeds,
             lora_paths=lora_paths,
             pool_stored=(
-                partial(self._pool.stored, replica.base_model, candidate=candidate.id)
-                if self._pool is not None and self._replica.pool is not False
+                partial(
+                    self._pools[replica.pool].catalog.stored,
+                    replica.base_model,
+                    candidate=candidate.id,
+                )
+                if replica.pool is not None
                 else None
             ),
         )

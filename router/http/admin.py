@@ -10,7 +10,7 @@ GET    /admin/experiments/NAME        one of them
 POST   /admin/experiments/NAME/ramp   {"shares": {ARM: SHARE, …}}
 POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole experiment
 DELETE /admin/experiments/NAME        end and forget it
-GET    /admin/pool                    what is known of the shared pool
+GET    /admin/pool                    what is known of the shared pools
 POST   /admin/explain[?tokens=1][&tenant=NAME]   dry run of a request: every candidate's costs
 GET    /admin/adapters                LoRA adapters, with the replicas that have them
 POST   /admin/adapters                load one at all replicas: {"name", "path", "base"?,
@@ -154,7 +154,8 @@ class AdminApp:
         )
 
     async def _pool(self, _: web.Request) -> web.Response:
-        return _json({"pool": self._status.describe_pool()})
+        pools = self._status.describe_pools()
+        return _json({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
 
     async def _add(self, request: web.Request) -> web.Response:
         wanted = await _read(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')

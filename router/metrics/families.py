@@ -42,9 +42,9 @@ def _each(values: Mapping[str, float], *labels: str) -> Samples:
     return [((*labels, key), value) for key, value in values.items()]
 
 
-def _single(value: float | None) -> Samples | None:
-    """Show one value without labels; None: not known."""
-    return None if value is None else [((), value)]
+def _single(value: float | None, *labels: str) -> Samples | None:
+    """Show one value; None: not known."""
+    return None if value is None else [(labels, value)]
 
 
 # fmt: off
@@ -94,26 +94,26 @@ REPLICA: Final[list[Family[RankState]]] = [
 ]
 
 POOL: Final[list[Family[PoolState]]] = [
-    Family("warmroute_pool_up", "",
+    Family("warmroute_pool_up", "pool",
         "1 while the Mooncake master answers and its pool is counted on",
-        lambda p: _single(p.is_up)),
-    Family("warmroute_pool_blocks", "model",
+        lambda p: _single(p.is_up, p.name)),
+    Family("warmroute_pool_blocks", "pool model",
         "Blocks known to be in the shared pool, by base model",
-        lambda p: _each(p.num_blocks)),
-    Family("warmroute_pool_knowledge_total", "kind", "What was learned of the pool, by kind",
-        lambda p: _each(p.counts)),
-    Family("warmroute_pool_listing_age_seconds", "",
+        lambda p: _each(p.num_blocks, p.name)),
+    Family("warmroute_pool_knowledge_total", "pool kind", "What was learned of the pool, by kind",
+        lambda p: _each(p.counts, p.name)),
+    Family("warmroute_pool_listing_age_seconds", "pool",
         "Time since the pool's keys were last listed",
-        lambda p: _single(p.listing_age_s)),
-    Family("warmroute_pool_allocated_bytes", "", "What the pool's objects take",
-        lambda p: _single(p.allocated_bytes)),
-    Family("warmroute_pool_capacity_bytes", "", "What the pool's segments have",
-        lambda p: _single(p.capacity_bytes)),
-    Family("warmroute_pool_bytes_per_token", "model", "KV cache of a token in the pool, mean",
-        lambda p: _each(p.bytes_per_token)),
-    Family("warmroute_pool_fetch_bytes_per_second", "replica",
+        lambda p: _single(p.listing_age_s, p.name)),
+    Family("warmroute_pool_allocated_bytes", "pool", "What the pool's objects take",
+        lambda p: _single(p.allocated_bytes, p.name)),
+    Family("warmroute_pool_capacity_bytes", "pool", "What the pool's segments have",
+        lambda p: _single(p.capacity_bytes, p.name)),
+    Family("warmroute_pool_bytes_per_token", "pool model", "KV cache of a token in the pool, mean",
+        lambda p: _each(p.bytes_per_token, p.name)),
+    Family("warmroute_pool_fetch_bytes_per_second", "pool replica",
         "Speed of fetches, fitted from first-token times",
-        lambda p: _each(p.fetch_bytes_per_s)),
+        lambda p: _each(p.fetch_bytes_per_s, p.name)),
 ]
 
 SHARING: Final[list[Family[SharingState]]] = [
@@ -176,8 +176,9 @@ class Families(Collector, Generic[S]):
             return
         states = list(states)
         for row in self._table:
-            found = [row.samples(state) for state in states]
-            if None in found:
+            known = [row.samples(state) for state in states]
+            found = [samples for samples in known if samples is not None]
+            if known and not found:
                 continue
             family = _KINDS[row.kind](row.name, row.text, labels=row.labels.split())
             for samples in found:

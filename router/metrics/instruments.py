@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, SOURCE, Families
 from router.metrics.states import (
     ExperimentState,
-    PoolState,
     SharingState,
     SourceState,
     StateSource,
@@ -157,14 +156,14 @@ class Metrics:
         "Round trip of such a look-up", _STAGE_BUCKETS)]
     loop_lag: Annotated[Histogram, Spec("warmroute_loop_lag_seconds", "",
         "How late the event loop woke a timer: anything that blocked it", _STAGE_BUCKETS)]
-    pool_verified: Annotated[Counter, Spec("warmroute_pool_verifications", "result",
+    pool_verified: Annotated[Counter, Spec("warmroute_pool_verifications", "pool result",
         "Pool matches held against the master before they were used, by result: confirmed, less, "
         "more, late, failed, unnamed (the pool's keys are not known)")]
     pool_verify: Annotated[Histogram, Spec("warmroute_pool_verify_seconds", "",
         "Time a request waited for the Mooncake master to verify a pool match", _STAGE_BUCKETS)]
     pool_listing: Annotated[Histogram, Spec("warmroute_pool_listing_seconds", "",
         "Time to read the keys of the whole pool", _TTFT_BUCKETS)]
-    pool_failures: Annotated[Counter, Spec("warmroute_pool_failures", "code",
+    pool_failures: Annotated[Counter, Spec("warmroute_pool_failures", "pool code",
         "Questions the Mooncake master did not answer, by code: pool_gone, pool_late, pool_error; "
         "undecodable: messages of its event stream")]
     follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
@@ -239,11 +238,7 @@ class Metrics:
         """Read the gauges of replicas and of the pool from `source` at every scrape."""
         self.registry.register(Families(REPLICA, source.rank_states))
 
-        def pools() -> list[PoolState] | None:
-            pool = source.pool_state()
-            return None if pool is None else [pool]
-
-        self.registry.register(Families(POOL, pools))
+        self.registry.register(Families(POOL, lambda: source.pool_states() or None))
 
     def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
         """Read what is known of Redis and of other routers at every scrape."""

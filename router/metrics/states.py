@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -41,8 +41,9 @@ class SharingState(Struct, frozen=True, kw_only=True):
 
 
 class PoolState(Struct, frozen=True, kw_only=True):
-    """What the shared pool looks like at scrape time; None: not known (yet)."""
+    """What a shared pool looks like at scrape time; None: not known (yet)."""
 
+    name: str = ""  # "": the only one
     is_up: bool
     num_blocks: dict[str, int]  # base model -> blocks in its directory
     counts: dict[str, int]  # counter name -> value, since the router started
@@ -80,6 +81,6 @@ class StateSource(Protocol):
         """Describe every candidate now."""
         ...
 
-    def pool_state(self) -> PoolState | None:
-        """Describe the shared pool; None: none is configured."""
+    def pool_states(self) -> Sequence[PoolState]:
+        """Describe the shared pools that are configured."""
         ...

@@ -42,6 +42,10 @@ _EVENTS_PAUSE_S: Final = 2.0
 class PoolFollower:
     """Keeps the directories equal to one master's pool.
 
+    Args:
+        name: The pool's; "" is the only one.
+        events: Endpoint of the master's event stream; None: it has none.
+
     `is_lister`: of several routers that share their directories only one asks for listings and
     applies events; the others read the counters.
     """
@@ -53,6 +57,8 @@ class PoolFollower:
         config: MooncakeConfig,
         metrics: Metrics,
         *,
+        name: str = "",
+        events: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_lister = True
@@ -60,6 +66,8 @@ class PoolFollower:
         self._pool = pool
         self._api = api
         self._config = config
+        self._events = events
+        self._failures = partial(metrics.pool_failures.labels, name)
         self._metrics = metrics
         self._clock = clock
         self._num_failures = 0
@@ -70,8 +78,8 @@ class PoolFollower:
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as tg:
-            if self._config.events is not None:
-                events = partial(MasterEvents, self._config.events)
+            if self._events is not None:
+                events = partial(MasterEvents, self._events)
                 tg.create_task(self._keep_following(events), name="pool events")
             while True:
                 await self.step()
@@ -210,12 +218,12 @@ class PoolFollower:
                 try:
                     received = await events.receive(_EVENTS_S)
                 except PoolError as exc:
-                    self._metrics.pool_failures.labels(exc.code).inc()
+                    self._failures(exc.code).inc()
                     logger.warning("the pool's event stream failed", extra={"reason": exc.message})
                     await asyncio.sleep(_EVENTS_PAUSE_S)
                     continue
                 if received.num_undecodable:
-                    self._metrics.pool_failures.labels("undecodable").inc(received.num_undecodable)
+                    self._failures("undecodable").inc(received.num_undecodable)
                 if received.is_up or received.has_gap:
                     pool.wants_listing = True
                 for start in range(0, len(received.events) if self.is_lister else 0, SLICE):
@@ -237,7 +245,7 @@ class PoolFollower:
 
     def _fail(self, error: PoolError) -> None:
         self._num_failures += 1
-        self._metrics.pool_failures.labels(error.code).inc()
+        self._failures(error.code).inc()
         if isinstance(error, PoolGone) or self._num_failures >= _PATIENCE or not self._pool.is_up:
             self._pool.lost(error.message)
 

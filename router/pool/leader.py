@@ -70,6 +70,7 @@ async def _newest(api: MasterApi, serving: list[str]) -> str:
     found = [url for url, version in versions.items() if version == newest]
     if len(found) != 1 or len(versions) != len(serving):
         raise PoolError(
-            f"{' and '.join(serving)} both serve: they are two pools, and one router counts on one"
+            f"{' and '.join(serving)} both serve: they are two pools, which need names "
+            "(NAME=URL, or mooncake.pools)"
         )
     return found[0]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from math import inf
 from time import monotonic
@@ -58,6 +59,7 @@ class Questions:
     Args:
         max_objects: Asked for in one question.
         timeout_s: A question that takes longer is late.
+        name: The pool's; "" is the only one.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class Questions:
         max_objects: int,
         timeout_s: float,
         metrics: Metrics,
+        name: str = "",
     ) -> None:
         self._pool = pool
         self._api = api
         self._max_objects = max_objects
         self._timeout_s = timeout_s
-        self._metrics = metrics
+        self._failures = partial(metrics.pool_failures.labels, name)
         self._gathered: deque[Question] = deque()
         self._under_way: dict[_Asked, Question] = {}  # the gathered ones, too
         self._wanted = asyncio.Event()
@@ -202,7 +205,7 @@ class Questions:
         if question.is_blamed:
             return
         question.is_blamed = True
-        self._metrics.pool_failures.labels(error.code).inc()
+        self._failures(error.code).inc()
         self._num_failures = min(_MAX_FAILURES, self._num_failures + 1)
         if self._num_failures > 1:  # one late answer is no reason to go blind
             shortest_s, longest_s = _PAUSE_S

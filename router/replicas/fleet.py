@@ -32,7 +32,6 @@ from router.replicas.ledger import Booking, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.working_sets import WorkingSets
-from router.roles import Transfer
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
@@ -250,11 +249,12 @@ class Fleet:
         return offered
 
     def prefillers(
-        self, model: str | None, transfer: Transfer | None, now_s: float
+        self, model: str | None, reader: Replica | None, now_s: float
     ) -> tuple[Candidate, ...]:
         """List the candidates that can compute a prompt for others now, in the order configured.
 
-        `transfer` None: of every kind.
+        `reader`: for whom; a prompt gets there by the transfer that both have, and through a pool
+        that both are in. None: for any.
         """
         serving = self._prefilling.get(model)
         if serving is None:
@@ -265,7 +265,7 @@ class Fleet:
                 if any(served.id == model for served in replica.models)
                 for candidate in candidates_of(replica)
             )
-        offered = [c for c in serving if transfer is None or c.replica.transfer == transfer]
+        offered = [c for c in serving if reader is None or _can_meet(c.replica, reader)]
         return self._eligible(offered, now_s, ()) if self._restricted else tuple(offered)
 
     def candidates_at(
@@ -529,3 +529,10 @@ class Fleet:
         retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
         what = "replica" if model is None else f"replica of `{model}`"
         return NoReplicaAvailable(f"No {what} can take a request now.", retry_after_s=retry_after_s)
+
+
+def _can_meet(prefill: Replica, decode: Replica) -> bool:
+    """Return whether what one computes gets to the other."""
+    if prefill.transfer != decode.transfer:
+        return False
+    return prefill.transfer != "store" or prefill.pool == decode.pool

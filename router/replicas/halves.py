@@ -19,8 +19,7 @@ from msgspec import Struct
 from policies.decode import DecodeLoad, local_ms, transfer_ms
 from policies.policy import Policy
 from policies.view import ReplicaView, Snapshot
-from router.replicas.replica import Candidate
-from router.roles import Transfer
+from router.replicas.replica import Candidate, Replica
 
 DECODE: Final = DecodeLoad()
 
@@ -52,7 +51,7 @@ class PrefillPlan(Struct, Generic[C], frozen=True, kw_only=True):
 
 def choose_halves(
     candidates: Sequence[Candidate],
-    prefillers: Callable[[Transfer, float], Sequence[Candidate]],
+    prefillers: Callable[[Replica, float], Sequence[Candidate]],
     policy: Policy,
     choose: Callable[[Sequence[Candidate], Policy], C],
     why_here: Callable[[C], str | None],
@@ -61,7 +60,7 @@ def choose_halves(
 
     Args:
         candidates: That can answer.
-        prefillers: Lists those that may compute the prompt, by transfer and time.
+        prefillers: Lists those that may compute the prompt for a decode replica, at a time.
         policy: Places prompts, and requests that one replica computes alone.
         choose: Freezes what is known of some candidates, and has a policy choose among them.
         why_here: Returns why a prompt cannot be computed elsewhere, whatever it costs, or None.
@@ -76,7 +75,7 @@ def choose_halves(
     if why is None and here_ms <= there_ms:
         why = "cheaper"
     if why is None:
-        others = prefillers(replica.transfer, snapshot.now_s)
+        others = prefillers(replica, snapshot.now_s)
         if others:
             elsewhere = choose(others, policy)
         else:

@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.config import AdminConfig, ReplicaConfig, check_replica
+from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
 from router.messages import ReplicaRecord
@@ -77,6 +77,7 @@ class Entry(Struct, frozen=True, kw_only=True):
             hardware=self.replica.hardware,
             weight=self.replica.weight,
             eagle=self.replica.eagle,
+            pool=self.replica.pool,
             bootstrap=self.replica.bootstrap,
             draining=self.draining,
             removed=self.leaving,
@@ -92,6 +93,7 @@ class Registry:
 
     Args:
         hosts: Where replicas that are not configured may be.
+        pools: Names of the Mooncake pools that they may be in; "" is the only one.
     """
 
     __slots__ = (
@@ -101,6 +103,7 @@ class Registry:
         "_hosts",
         "_names",
         "_numbers",
+        "_pools",
         "_records",
         "not_entered",
         "unsaved",
@@ -111,8 +114,10 @@ class Registry:
         configured: Sequence[ReplicaConfig] = (),
         *,
         hosts: HostRules = _ANY_ORDINARY_HOST,
+        pools: Sequence[str] = (),
     ) -> None:
         self._hosts = hosts
+        self._pools = pools
         self.unsaved: dict[str, ReplicaRecord] = {}  # ordered here, not known to be stored
         self._configured: dict[str, ReplicaConfig] = {}
         self._entries: dict[str, Entry] = {}
@@ -405,6 +410,7 @@ class Registry:
             ConfigError: the message and `param` name the field.
         """
         check_replica(replica)
+        check_pool(replica, self._pools)
         if is_found or _normal(replica).url in {known.url for known in self._configured.values()}:
             return
         for field, urls in replica.addresses.items():
@@ -492,6 +498,7 @@ def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
         hardware=record.hardware,
         weight=record.weight,
         eagle=record.eagle,
+        pool=record.pool,
         bootstrap=record.bootstrap,
     )
 

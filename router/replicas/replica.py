@@ -45,6 +45,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     transfer: Transfer = "store"  # of a prefill or decode replica
     bootstrap: str | None = None  # base URL; None: it has none
     seems: Role | None = None  # what role it shows; None: it shows none
+    pool: str | None = None  # name of its Mooncake pool, "" of the only one; None: it is in none
 
     def __post_init__(self) -> None:
         if not self.name or "#" in self.name:

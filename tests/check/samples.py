@@ -34,6 +34,7 @@ MODEL = ModelSeen(
     id="qwen", source="/models/qwen", max_model_len=32768, is_loaded=True, is_same=True
 )
 REPLICA = ReplicaSeen(
+    pool="",
     name="r1",
     identity="one",
     url="http://10.0.0.5:8000",

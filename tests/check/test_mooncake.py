@@ -71,7 +71,7 @@ def test_members_are_known_by_their_word_or_taken_for_such() -> None:
     silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))
     replicas = [
         replace(silent, name="other", has_pool_connector=True),
-        replace(silent, name="off", reads_pool=False),
+        replace(silent, name="off", pool=None, reads_pool=False),
         replace(silent, name="maybe"),
         replace(silent, name="gone", error="x"),
         replace(silent, name="odd", ranks=(replace(RANK, algorithm="warmroute"),)),

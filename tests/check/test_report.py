@@ -62,7 +62,7 @@ def test_notes_are_not_wrong() -> None:
 
 def test_a_report_is_json() -> None:
     """With all that was seen."""
-    report = Report(findings=(finding("ok"),), replicas=(REPLICA,), redis=REDIS, pool=POOL)
+    report = Report(findings=(finding("ok"),), replicas=(REPLICA,), redis=REDIS, pools=(POOL,))
 
     report_json = json.loads(json.dumps(report.as_json()))
 

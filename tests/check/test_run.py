@@ -540,13 +540,34 @@ async def test_a_pool_is_described() -> None:
         report = await checked(engine, mooncake__master=master.url)
 
     assert wrong(report) == []
-    assert report.pool is not None
-    (model,) = report.pool.models
+    (pool,) = report.pools
+    (model,) = pool.models
     assert (model.model, model.num_ranks) == ("tiny", 1)
-    assert model.num_blocks == report.pool.num_objects
+    assert model.num_blocks == pool.num_objects
     assert model.bytes_per_token
     assert finding(report, "pool", "members").text == "take part: r1"
     assert "tp_rank:0@" in finding(report, "pool", "keys").text
+
+
+async def test_several_pools_are_described_each() -> None:
+    """With their own members; one that does not answer is no fault of the others."""
+    async with PoolMaster() as master, Engines(1, pool=master.url) as (engine,):
+        await prompted(engine)
+        report = await checked(
+            replicas=[
+                {"url": engine.url, "pool": "here"},
+                {"url": f"http://127.0.0.1:{free_port()}", "pool": "gone"},
+            ],
+            mooncake__pools=[f"here={master.url}", f"gone=http://127.0.0.1:{free_port()}"],
+        )
+
+    assert [(pool.name, pool.error is None) for pool in report.pools] == [
+        ("here", True),
+        ("gone", False),
+    ]
+    assert finding(report, "pool here", "members").text == "take part: r1"
+    assert finding(report, "pool here", "keys").text.startswith("tiny: ")
+    assert finding(report, "pool gone", "reachable").level == "error"
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "hang"])
@@ -573,8 +594,7 @@ async def test_a_listing_that_breaks_off_is_reported() -> None:
         master.pages["/metrics"] = (200, "master_key_count 3\nmaster_allocated_bytes 30\n")
         report = await checked(f"http://127.0.0.1:{free_port()}", mooncake__master=master.url)
 
-    assert report.pool is not None
-    assert report.pool.num_objects == 3
+    assert [pool.num_objects for pool in report.pools] == [3]
     assert "not listed" in finding(report, "pool", "keys").text
 
 

@@ -73,7 +73,7 @@ def test_mappings_come_as_pairs() -> None:
             "replicas[0].replay",
             "one endpoint per entry",
         ),
-        ("mooncake: [{master: 'http://a'}]", "mooncake", "one pool. Its masters are a list"),
+        ("mooncake: [{master: 'http://a'}]", "mooncake", "several pools one in mooncake.pools"),
         ("mooncake: {master: [1]}", "mooncake.master", "each master is a URL"),
         ("mooncake: {master: ['http://a', 'b:1']}", "mooncake.master", "'b:1' is not a base URL"),
         ("mooncake: {master: 'http://a,'}", "mooncake.master", "'' is not a base URL"),
@@ -278,6 +278,103 @@ def test_a_partner_may_come_later(tmp_path: Path) -> None:
 def test_where_a_bootstrap_server_is(url: str, bootstrap: str | None, found: str) -> None:
     """As configured, else at vLLM's default port of the same host."""
     assert config.bootstrap_of(config.ReplicaConfig(url=url, bootstrap=bootstrap)) == found
+
+
+TWO_POOLS = [("east", "http://a:1,http://b:2"), ("west", "http://c:3")]
+
+
+@pytest.mark.parametrize(
+    "mooncake",
+    [
+        "{master: 'east=http://a:1,http://b:2,west=http://c:3'}",
+        "{master: ['east=http://a:1', 'http://b:2', 'west=http://c:3']}",
+        "{pools: ['east=http://a:1,http://b:2', 'west=http://c:3']}",
+        "{pools: [{name: east, master: ['http://a:1', 'http://b:2']}, 'west=http://c:3']}",
+    ],
+)
+def test_several_pools_have_names(tmp_path: Path, mooncake: str) -> None:
+    """As text everywhere, as mappings in the file; a replica says which one it is in."""
+    replicas = "[{url: 'http://r:1', pool: east}, {url: 'http://r:2', pool: west}]"
+    loaded = load(write(tmp_path, f"mooncake: {mooncake}\nreplicas: {replicas}"))
+
+    assert [(pool.name, pool.master) for pool in loaded.mooncake.each] == TWO_POOLS
+    assert [config.pool_of(r, loaded.mooncake.names) for r in loaded.replicas] == ["east", "west"]
+    by_variable = load(environ={"WARMROUTE_MOONCAKE_POOLS": "east=http://a:1,west=http://c:3"})
+    assert by_variable.mooncake.names == ("east", "west")
+
+
+def test_a_pool_that_is_the_only_one_needs_no_name() -> None:
+    """All replicas are in it, but those that are not."""
+    for master, name in (("http://a:1", ""), ("east=http://a:1", "east")):
+        loaded = load(
+            flags={
+                ("mooncake", "master"): master,
+                ("replicas",): ["http://r:1", {"url": "http://r:2", "pool": False}],
+            }
+        )
+        names = loaded.mooncake.names
+        assert [config.pool_of(r, names) for r in loaded.replicas] == [name, None]
+
+
+POOLS = "mooncake: {pools: ['a=http://a', 'b=http://b']}, replicas: "
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (
+            "mooncake: {master: 'a=http://a,a=http://b'}",
+            "mooncake.pools[1].name",
+            "'a' is mooncake",
+        ),
+        (
+            "mooncake: {master: 'a=http://a,b=http://a/'}",
+            "mooncake.pools[1].master",
+            "[0].master, t",
+        ),
+        ("mooncake: {master: 'a=http://a,b=b:1'}", "mooncake.pools[1].master", "http://HOST:PORT"),
+        ("mooncake: {pools: ['http://a']}", "mooncake.pools[0]", "is not NAME=URL"),
+        (
+            "mooncake: {pools: [{name: 'x y', master: 'http://a'}]}",
+            "mooncake.pools[0].name",
+            "regex",
+        ),
+        (
+            "mooncake: {pools: [{name: a, url: 'http://a'}]}",
+            "mooncake.pools[0].url",
+            "Known here: name",
+        ),
+        ("mooncake: {pools: [a=http://a], master: 'http://b'}", "mooncake.master", "one of them"),
+        ("mooncake: {pools: [a=http://a], master: 'b=http://b'}", "mooncake.master", "one of them"),
+        ("mooncake: {pools: [a=http://a], events: 'tcp://b:1'}", "mooncake.events", "[].events"),
+        (POOLS + "['http://r']", "replicas[0].pool", "several pools; write a, b, or false"),
+        (POOLS + "[{url: 'http://r', pool: true}]", "replicas[0].pool", "write a, b, or false"),
+        (
+            POOLS + "[{url: 'http://r', pool: c}]",
+            "replicas[0].pool",
+            "no pool 'c'; write a, b, or f",
+        ),
+        (POOLS + "[{url: 'http://r', pool: a}]", "mooncake.pools[1].name", "no replica is in 'b'"),
+        (
+            "mooncake: {master: 'http://a'}, replicas: [{url: 'http://r', pool: c}]",
+            "replicas[0].pool",
+            "true or false: no pool has a name",
+        ),
+        ("replicas: [{url: 'http://r', pool: c}]", "replicas[0].pool", "no pool 'c'"),
+        (
+            POOLS + "[{url: 'http://r', pool: a, role: prefill},"
+            " {url: 'http://s', pool: b, role: decode}]",
+            "replicas[0].role",
+            "set role: decode for another replica with transfer store in pool a, or",
+        ),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(tmp_path: Path, text: str, key: str, said: str) -> None:
+    """Naming the key and what is allowed there."""
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, f"{{{text}}}"))
+    assert caught.value.param == key
+    assert said in caught.value.message
 
 
 def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ async def test_the_pool_gives_a_block_less_too() -> None:
         async with on_stage(
             *engines, replicas=replicas, mooncake__verify_timeout_s=5.0, **settings
         ) as stage:
-            await stage.until(lambda: stage.router.pool.is_up)
+            await stage.until(lambda: stage.pool.is_up)
             first = await stage.ask(streamed(chat(words(1))))
             await stage.saved(*engines)
-            await stage.until(lambda: "tiny" in stage.router.pool.layouts)
+            await stage.until(lambda: "tiny" in stage.pool.layouts)
             second = await stage.ask(streamed(chat(words(1))))
 
             assert first.replica != second.replica

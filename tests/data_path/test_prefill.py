@@ -82,7 +82,7 @@ async def split(
                 ],
             } | settings
             async with on_stage(p, d1, d2, **flags) as stage:
-                await stage.until(lambda: stage.router.pool.is_up)
+                await stage.until(lambda: stage.pool.is_up)
                 await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
                 yield Split(stage, master, p, (d1, d2))
 
@@ -104,7 +104,7 @@ async def two_prefillers(**settings: Any) -> AsyncIterator[tuple[Stage, dict[str
             ]
             flags = {"mooncake__master": master.url, "prefill__store_wait_s": 5.0} | settings
             async with on_stage(*engines.values(), replicas=replicas, **flags) as stage:
-                await stage.until(lambda: stage.router.pool.is_up)
+                await stage.until(lambda: stage.pool.is_up)
                 await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
                 yield stage, engines
 
@@ -293,7 +293,7 @@ async def test_an_arm_s_prompts_are_computed_at_its_own_prefill_replicas() -> No
                 "experiment__definitions": [definition],
             }
             async with on_stage(*engines.values(), **settings) as stage:
-                await stage.until(lambda: stage.router.pool.is_up)
+                await stage.until(lambda: stage.pool.is_up)
                 await stage.until(lambda: len(stage.router.fleet.replicas) == 5)
 
                 async def seen(numbers: range) -> dict[str | None, set[tuple[str, str]]]:

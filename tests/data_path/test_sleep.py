@@ -30,14 +30,14 @@ async def test_a_replica_that_sleeps_is_left_out_and_empties_the_pool() -> None:
         for number in range(2):
             await ask(stage, engines, words(number))
         await named(stage)
-        await stage.until(lambda: len(stage.router.pool.directory("tiny")) == len(master.pool))
+        await stage.until(lambda: len(stage.pool.directory("tiny")) == len(master.pool))
         assert stage.router.caches.index.num_blocks(R1, "gpu") > 0
         await order(f"{one.url}/sleep?level=1")
         await stage.until(lambda: is_asleep(stage))
-        await stage.until(lambda: not len(stage.router.pool.directory("tiny")))
+        await stage.until(lambda: not len(stage.pool.directory("tiny")))
 
         assert stage.router.caches.index.num_blocks(R1, "gpu") == 0
-        assert stage.router.pool.counters.num_emptied == 1
+        assert stage.pool.counters.num_emptied == 1
         assert "the Mooncake pool was emptied" in stage.log
         assert "replica sleeps: it gets no requests; it lost its cache" in stage.log
         again = [await ask(stage, engines, words(number)) for number in range(2)]

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.discovery.endpoint_slices import Slice, replicas_in
+from router.config.hosts import HostRules
+from router.discovery.endpoint_slices import POOL_LABEL, Slice, replicas_in
+from router.discovery.sources import why_refused
 from router.errors import DiscoveryError
 from tests.discovery.fake_kubernetes import endpoint, slice_of
 
@@ -98,6 +100,21 @@ def test_what_makes_no_sense_is_named(fields: Any, port: str | None, reason: str
     """The answer is not followed; the last good one stays."""
     with pytest.raises(DiscoveryError, match=reason):
         found(slice_of(endpoint("10.0.0.1"), **fields), port=port)
+
+
+HOSTS = HostRules(("10.0.0.0/8",))
+
+
+def test_a_label_of_the_service_says_the_pool() -> None:
+    """Which there are, the configuration says."""
+    labelled = slice_of(endpoint("10.0.0.1"), labels={POOL_LABEL: "east"})
+    (each,) = replicas_in([msgspec.convert(labelled, Slice)], None)
+
+    assert each.replica.pool == "east"
+    assert why_refused(each, HOSTS, ("east", "west")) is None
+    assert why_refused(each, HOSTS, ("west",)) == (
+        "pool: there is no pool 'east'; write west, or false"
+    )
 
 
 def test_a_label_of_the_service_says_the_role() -> None:

@@ -34,6 +34,7 @@ from router import config
 from router.assembly import Router
 from router.contracts import BlockKey, block_key
 from router.logs import JsonFormatter, TextFormatter
+from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
 from router.run import run
@@ -140,6 +141,12 @@ class Stage:
     @property
     def log(self) -> str:
         return self._log.getvalue()
+
+    @property
+    def pool(self) -> PoolCatalog:
+        """What is known of the only pool."""
+        (pool,) = self.router.pools.values()
+        return pool.catalog
 
     # -- asking ------------------------------------------------------------------------------
 

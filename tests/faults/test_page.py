@@ -54,17 +54,19 @@ def test_every_metric_on_the_page_exists() -> None:
     """With its labels."""
 
     class NoReplicas:
-        def pool_state(self) -> PoolState:
-            return PoolState(
-                is_up=True,
-                num_blocks={},
-                counts={},
-                listing_age_s=None,
-                allocated_bytes=None,
-                capacity_bytes=None,
-                bytes_per_token={},
-                fetch_bytes_per_s={},
-            )
+        def pool_states(self) -> list[PoolState]:
+            return [
+                PoolState(
+                    is_up=True,
+                    num_blocks={},
+                    counts={},
+                    listing_age_s=None,
+                    allocated_bytes=None,
+                    capacity_bytes=None,
+                    bytes_per_token={},
+                    fetch_bytes_per_s={},
+                )
+            ]
 
         def rank_states(self) -> list[RankState]:
             return []

@@ -44,10 +44,10 @@ class Pooled:
 
     async def known(self) -> None:
         """Wait until the master's keys are known by name."""
-        await self.stage.until(lambda: "tiny" in self.stage.router.pool.layouts)
+        await self.stage.until(lambda: "tiny" in self.stage.pool.layouts)
 
     async def is_up(self, wanted: bool) -> None:
-        await self.stage.until(lambda: self.stage.router.pool.is_up is wanted)
+        await self.stage.until(lambda: self.stage.pool.is_up is wanted)
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def pooled(capacity_bytes: int = 1 << 30, **settings: Any) -> AsyncIterato
         Engines(2, pool=master.url) as engines,
         on_stage(*engines, mooncake__master=master.url, **(defaults | settings)) as stage,
     ):
-        await stage.until(lambda: stage.router.pool.is_up)
+        await stage.until(lambda: stage.pool.is_up)
         yield Pooled(stage, engines, master)
 
 
@@ -88,7 +88,7 @@ async def test_what_another_replica_computed_is_fetched_and_predicted() -> None:
 async def test_without_a_pool_the_admin_port_says_so() -> None:
     """Nothing is made up."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
-        assert (await stage.admin("/admin/pool")).json() == {"pool": None}
+        assert (await stage.admin("/admin/pool")).json() == {"pool": None, "pools": []}
 
 
 async def test_an_evicted_prefix_is_not_counted_on() -> None:

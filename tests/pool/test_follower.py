@@ -47,7 +47,9 @@ class Rig:
         self.metrics = Metrics()
         self.pool = PoolCatalog()
         self.pool.add_model("tiny", ())
-        self.follower = PoolFollower(self.pool, api, config, self.metrics, clock=self.clock)
+        self.follower = PoolFollower(
+            self.pool, api, config, self.metrics, events=config.events, clock=self.clock
+        )
 
     async def step(self, after_s: float = 1.0) -> None:
         self.clock.now_s += after_s
@@ -69,7 +71,7 @@ class Rig:
 
     def failures(self, code: str) -> float:
         value = self.metrics.registry.get_sample_value(
-            "warmroute_pool_failures_total", {"code": code}
+            "warmroute_pool_failures_total", {"pool": "", "code": code}
         )
         return value or 0.0
 

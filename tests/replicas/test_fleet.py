@@ -393,17 +393,24 @@ def split(*roles: tuple[str, Role]) -> Fleet:
     return fleet
 
 
+STORE = Replica(name="reader", url="http://reader", role="decode")
+
+
 def test_prefill_replicas_get_no_request_of_a_client() -> None:
     """They are offered apart, to those that use the same transfer; draining ones are not."""
     fleet = split(("p", "prefill"), ("d", "decode"), ("b", "both"))
 
     assert fleet.is_split
     assert [c.id for c in fleet.candidates("m", 0.0)] == ["d", "b"]
-    assert [c.id for c in fleet.prefillers("m", "store", 0.0)] == ["p"]
-    assert fleet.prefillers("m", "nixl", 0.0) == ()
-    assert fleet.prefillers("n", "store", 0.0) == ()
+    assert [c.id for c in fleet.prefillers("m", STORE, 0.0)] == ["p"]
+    assert fleet.prefillers("m", replace(STORE, transfer="nixl"), 0.0) == ()
+    assert fleet.prefillers("m", replace(STORE, pool="another"), 0.0) == ()
+    nixl = replace(STORE, transfer="nixl", pool="another")
+    fleet.add(replace(nixl, name="q", role="prefill", models=(ServedModel(id="m"),), pool="its"))
+    assert [c.id for c in fleet.prefillers("m", nixl, 0.0)] == ["q"]
+    assert fleet.prefillers("n", STORE, 0.0) == ()
     fleet.drain("p")
-    assert fleet.prefillers("m", "store", 0.0) == ()
+    assert fleet.prefillers("m", STORE, 0.0) == ()
     assert not fleet_of("a").is_split
 
 
@@ -412,9 +419,9 @@ def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
     fleet = split(("p", "prefill"), ("d", "decode"))
     fleet.probe_failed("p", ProbeFailure.REFUSED, 0.0)
 
-    assert fleet.prefillers("m", "store", 1.0) == ()
+    assert fleet.prefillers("m", STORE, 1.0) == ()
     fleet.probe_ok("p", 2.0)
-    assert [c.id for c in fleet.prefillers("m", "store", 2.0)] == ["p"]
+    assert [c.id for c in fleet.prefillers("m", STORE, 2.0)] == ["p"]
 
 
 def test_prefill_replicas_alone_answer_nothing() -> None:

@@ -106,6 +106,18 @@ def test_what_cannot_be_a_replica_is_refused(replica: ReplicaConfig, param: str)
     assert caught.value.message.startswith(param)
 
 
+def test_a_replica_s_pool_is_one_of_those_there_are() -> None:
+    """Whoever adds it; other routers learn which, and leave it out where there is none such."""
+    here, there = Registry(pools=("east", "west")), Registry(pools=("north",))
+    entry, _ = here.add(ReplicaConfig(url=X, pool="west"))
+
+    with pytest.raises(ConfigError, match="pool: there is no pool 'south'; write east, west, or"):
+        here.add(ReplicaConfig(url=Y, pool="south"))
+    (shared,) = Registry(pools=("west",)).apply(here.records)
+    assert shared.replica.pool == entry.replica.pool == "west"
+    assert there.apply(here.records) == ()
+
+
 def test_strangers_get_no_orders() -> None:
     """The error names those there are."""
     subject = registry(X)

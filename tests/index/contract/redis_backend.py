@@ -292,7 +292,7 @@ class Node:
             outbox=self.outbox,
             registry=registry,
             apply_records=lambda _: None,
-            pool=None,
+            pools=(),
             lease_s=60.0,
             responses=ResponseOwners(),
             session_ttl_s=60.0,

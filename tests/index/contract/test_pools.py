@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from router.cluster.pool_share import LISTER, PoolShare
+from router.cluster.pool_share import PoolShare
 from router.config import MooncakeConfig
 from router.contracts import BlockKey, block_key
 from router.messages import Delta, StreamId, pool_stream, unpack_keys
@@ -236,7 +236,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
     def a_quiet_listing_tells_the_truth(self, i: int) -> None:
         self._reconcile()
         for number, router in enumerate(self.routers_now):
-            router.share.held(frozenset({LISTER} if number == i else ()))
+            router.share.held(frozenset({router.share.lister} if number == i else ()))
             if router.listing is not None:
                 router.pool.abandon_listing()
                 router.listing = None

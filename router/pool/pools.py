@@ -1,0 +1,52 @@
+"""The Mooncake pools behind one router: all that there is of each.
+
+A replica is in one pool at most (`Replica.pool`), so what a pool holds is asked of that replica's
+alone, and each pool's master comes and goes by itself. A pool that is the only one, configured by
+`mooncake.master`, has the name "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from router.config import MooncakeConfig
+from router.metrics import Metrics
+from router.pool.catalog import PoolCatalog
+from router.pool.follower import PoolFollower
+from router.pool.master import MasterApi
+from router.pool.questions import Questions
+
+
+class Pool(Struct, frozen=True):
+    """One pool: what is known of it, and who finds that out."""
+
+    name: str
+    catalog: PoolCatalog
+    master: MasterApi
+    follower: PoolFollower
+    questions: Questions
+
+
+def build_pools(config: MooncakeConfig, metrics: Metrics) -> Mapping[str, Pool]:
+    """Build every configured pool, by name."""
+    pools: dict[str, Pool] = {}
+    for each in config.each:
+        catalog = PoolCatalog()
+        master = MasterApi(each.master, timeout_s=config.timeout_s)
+        pools[each.name] = Pool(
+            each.name,
+            catalog,
+            master,
+            PoolFollower(catalog, master, config, metrics, name=each.name, events=each.events),
+            Questions(
+                catalog,
+                master,
+                max_objects=config.verify_keys,
+                timeout_s=config.verify_timeout_s,
+                metrics=metrics,
+                name=each.name,
+            ),
+        )
+    return pools
