@@ -10,6 +10,7 @@ chosen. The budget is twice the time without a pool.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -103,10 +104,10 @@ async def _until_known(rig: Rig, turn: Prepared) -> None:
 
 def _verified(page: str) -> str:
     """Say what came of the questions to the master."""
-    name = "warmroute_pool_verifications_total{"
-    counts = [line.removeprefix(name) for line in page.splitlines() if line.startswith(name)]
-    words = [line.partition('"')[2].replace('"}', "") for line in counts]
-    return ", ".join(word.removesuffix(".0") for word in words if not word.endswith(" 0.0"))
+    counts = re.findall(
+        r'^warmroute_pool_verifications_total\{.*result="(\w+)"\} (.+)$', page, re.M
+    )
+    return ", ".join(f"{result} {float(number):.0f}" for result, number in counts if float(number))
 
 
 def _keys(turn: Prepared) -> list[str]:
