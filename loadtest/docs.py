@@ -230,6 +230,22 @@ def ratios(trace: Path) -> str:
     return report(cells([trace_case(trace), agents_case()]))
 
 
+def overload(trace: Path) -> str:
+    """Simulate what is refused where halves are overloaded; minutes."""
+    from loadtest.studies.overload import default_report
+
+    return default_report(trace)
+
+
+def papers(trace: Path) -> str:
+    """Simulate the papers' figures of prefill and decode apart; ten minutes."""
+    from loadtest.studies.papers import PARTS, report
+
+    found: list[str] = []
+    report(PARTS, trace, lambda name: None, found.append)
+    return "\n\n".join(found)
+
+
 def cliff(trace: Path) -> str:
     """Simulate goodput against the number of sessions, which needs no trace; minutes."""
     from loadtest.studies.cliff import default_report
@@ -460,6 +476,8 @@ ON_DEMAND: dict[str, Callable[[Path], str]] = {
     "grid": grid,
     "pressure": pressure,
     "ratios": ratios,
+    "overload": overload,
+    "papers": papers,
     "cliff": cliff,
     "experiment-study": experiment_study,
 }

@@ -500,7 +500,8 @@ class Engine:
         size = self.blocks.block_size
         num_tokens = request.num_sent_tokens
         if self._pool is not None:
-            num_tokens = self._pool.leading(request.keys[: (request.num_tokens - 1) // size]) * size
+            num_blocks = self._pool.leading(request.keys[: (request.num_tokens - 1) // size])
+            num_tokens = max(num_tokens, num_blocks * size)
         if num_tokens <= len(hit) * size:
             return False
         if self.blocks.allocate(request, num_tokens, hit, whole=True, caches=False):

@@ -97,6 +97,7 @@ class Router:
         self._seed = setup.seed
         self._model = setup.model
         self._speculates = setup.speculates
+        self._is_always_apart = setup.halves is not None and setup.halves.always_apart
         self._block_size = block_size
         self._num_first_blocks = max(1, setup.first_blocks_tokens // block_size)
         self.num_decisions = 0
@@ -105,15 +106,15 @@ class Router:
         index = BlockIndex()
         self._caches = CacheView(index)
         self._expire_s = 0.0
-        num_blocks = setup.cache_blocks(block_size)
         contract = HashContract(algorithm="warmroute", block_size=block_size)
         self.streams: list[SimulatedStream] = []
         for name, role in setup.roles:
+            num_blocks = setup.cache_blocks(block_size, role)
             replica = Replica(
                 name=name,
                 url=f"http://{name}",
                 role=role,
-                transfer=_PEERS if setup.pool is None else "store",
+                transfer=_PEERS if setup.moves_by_peers else "store",
                 models=(ServedModel(id=setup.model),),
                 block_size=block_size,
                 num_blocks=num_blocks,
@@ -151,6 +152,10 @@ class Router:
             lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s),
             lambda _: None,
         )
+        if plan is not None and plan.why == "cheaper" and self._is_always_apart:
+            others = self._fleet.prefillers(self._model, choice.candidate.replica, now_s)
+            prompt = self._choose(ask, others, self._policy, num_pool_blocks, now_s)
+            plan = replace(plan, choice=prompt, why="chosen")
         return choice if plan is None else replace(choice, plan=plan)
 
     def _choose(
@@ -232,6 +237,10 @@ class Router:
         self._fleet.end(placement.lease, now_s, Outcome.OK)
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=True, now_s=now_s)
+
+    def give_up(self, placement: Placement, now_s: float) -> None:
+        """Release the place of a request that is not sent there after all."""
+        self._fleet.end(placement.lease, now_s, Outcome.CLIENT_GONE)  # counts neither way
 
     # -- other routers' requests ---------------------------------------------------------------
 

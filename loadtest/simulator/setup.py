@@ -33,14 +33,20 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
 class Halves(Struct, frozen=True, kw_only=True):
     """Replicas that compute prompts for others, and those that answer.
 
-    A prompt's KV comes to its decode replica through the pool; without one from its prefill
-    replica, which keeps it until then. Alone such a read takes, by token, 1 / `speed` of the time
-    to prefill it; as many are that fast at once as the smaller half has replicas, more share it.
+    A prompt's KV comes to its decode replica through the pool; without one, or with `by_peers`,
+    from its prefill replica, which keeps it until then. Alone such a read takes, by token, 1 /
+    `speed` of the time to prefill it; as many are that fast at once as the smaller half has
+    replicas, more share it. With a pool it is the pool's speed and links that count.
+
+    `always_apart`: no prompt is computed where it is decoded, however short.
     """
 
     num_prefill: int
     num_decode: int
     speed: float = 20.0
+    by_peers: bool = False
+    always_apart: bool = False
+    num_decode_blocks: int | None = None  # of a decode replica's cache; None: as the others'
 
     def __post_init__(self) -> None:
         if self.num_prefill < 1 or self.num_decode < 1:
@@ -48,6 +54,17 @@ class Halves(Struct, frozen=True, kw_only=True):
                 f"{self.num_prefill} prefill and {self.num_decode} decode replicas: each needs the "
                 "other"
             )
+
+
+RejectionRule = Literal["after_prefill", "on_arrival", "predicted"]
+
+
+class Rejection(Struct, frozen=True, kw_only=True):
+    """What is refused where halves are overloaded; see `loadtest.simulator.rejection`."""
+
+    rule: RejectionRule
+    slo_ttft_s: float = 30.0
+    slo_tbt_s: float = 0.1  # Source of both: arXiv 2407.00079, 8.1.3
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -85,6 +102,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     model: str = "simulated"  # its name is part of what a session is hashed by
     keeps_records: bool = False
     queue: QueueRules | None = None  # None: every turn is sent at once
+    rejection: Rejection | None = None  # None: whatever comes is taken; needs halves, no queue
 
     @property
     def roles(self) -> list[tuple[str, Role]]:
@@ -96,6 +114,11 @@ class Setup(Struct, frozen=True, kw_only=True):
             *((f"p{number + 1}", "prefill") for number in range(num_prefill)),
             *((f"d{number + 1}", "decode") for number in range(num_decode)),
         ]
+
+    @property
+    def moves_by_peers(self) -> bool:
+        """Whether a prompt's KV comes from the replica that computed it, not through the pool."""
+        return self.pool is None or (self.halves is not None and self.halves.by_peers)
 
     @property
     def times(self) -> TimeModel:
@@ -110,9 +133,10 @@ class Setup(Struct, frozen=True, kw_only=True):
             raise ValueError(f"unknown engine {self.engine!r} (allowed: {', '.join(PRESETS)})")
         return PRESETS[self.engine]
 
-    def cache_blocks(self, block_size: int) -> int:
+    def cache_blocks(self, block_size: int, role: Role = "both") -> int:
         """Count the blocks of a replica's cache, the null block not counted."""
-        return self.num_blocks or max(1, CACHE_TOKENS // block_size)
+        own = self.halves.num_decode_blocks if self.halves and role == "decode" else None
+        return own or self.num_blocks or max(1, CACHE_TOKENS // block_size)
 
 
 def offered_work_s(workload: Workload, setup: Setup) -> float:

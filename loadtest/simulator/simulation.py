@@ -21,6 +21,7 @@ from loadtest.simulator.events import Events, Kind
 from loadtest.simulator.other_routers import OtherRouters
 from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.pool import Pool, Reads
+from loadtest.simulator.rejection import Gate
 from loadtest.simulator.router import Ask, Choice, Router
 from loadtest.simulator.setup import Setup, stretch
 from loadtest.simulator.tally import Tally
@@ -99,6 +100,7 @@ class _Simulation:
         self._tally = Tally(workload, policy, setup, self._engines, advance)
         self._num_reads_seen = 0
         self._looked_at: set[Router] = set()  # whose queues will be looked at again
+        self._gate = None if setup.rejection is None else Gate(setup.rejection, setup)
 
     def run(self, label: str) -> Simulated:
         """Process all events and return the outcome."""
@@ -106,14 +108,16 @@ class _Simulation:
             self._events.plan(at_s, Kind.TURN, partial(self._arrive, turn))
         self._plan_readings()
         self._events.run()
-        return self._tally.outcome(label, self._stretch, self._pool)
+        found = self._tally.outcome(label, self._stretch, self._pool)
+        return found if self._gate is None else replace(found, overload=self._gate.outcome())
 
     # -- setting up --------------------------------------------------------------------------
 
     def _engine(self, number: int) -> Engine:
         setup = self._setup
+        role = setup.roles[number][1]
         return Engine(
-            Blocks(setup.cache_blocks(self._size) + 1, self._size, self._new_key),
+            Blocks(setup.cache_blocks(self._size, role) + 1, self._size, self._new_key),
             setup.times,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_num_seqs=setup.max_num_seqs,
@@ -122,7 +126,7 @@ class _Simulation:
             number=number,
             pool=self._pool,
             reads=self._reads,
-            saves=setup.roles[number][1] != "decode",
+            saves=role != "decode",
         )
 
     def _new_key(self) -> BlockKey:
@@ -148,7 +152,8 @@ class _Simulation:
 
     def _arrive(self, turn: Turn, now_s: float) -> None:
         num_tokens, num_out = max(1, turn.num_input_tokens), self._num_out(turn)
-        engine_tokens = self._engines[0].blocks.num_usable_blocks * self._size
+        num_blocks = min(engine.blocks.num_usable_blocks for engine in self._engines)
+        engine_tokens = num_blocks * self._size
         if num_tokens + num_out > engine_tokens:
             self._refuse(turn, now_s, f"{num_tokens + num_out} tokens, the cache has room for "
                          f"{engine_tokens}")  # fmt: skip
@@ -160,7 +165,11 @@ class _Simulation:
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         arrival = _Arrival(turn, ask, num_out, now_s)
         if router.queue is None:
-            self._send(router, arrival, self._choose(router, ask, now_s), now_s)
+            choice = self._choose(router, ask, now_s)
+            if self._gate is not None and not self._gate.admits(choice, now_s):
+                self._fail(turn, now_s, now_s, 429, "overloaded")
+            else:
+                self._send(router, arrival, choice, now_s)
         else:
             waiting = router.queue.add(
                 arrival,
@@ -221,6 +230,8 @@ class _Simulation:
             router=router,
         )
         prefill = ticket.placement.prefill
+        if self._gate is not None:
+            self._gate.began(ticket.turn.key, choice, now_s)
         if prefill is not None:
             prompt = replace(ticket, num_out=1, placement=prefill, elsewhere=[], answer=ticket)
             self._others.began(prompt, now_s)
@@ -233,7 +244,7 @@ class _Simulation:
         ask = placement.choice.ask
         engine = self._engines[placement.replica]
         request = Request(list(ask.keys), ask.num_tokens, ticket.num_out, ticket)
-        if self._pool is None:
+        if self._setup.moves_by_peers:
             request.keeps_blocks = ticket.answer is not None
             request.num_sent_tokens = ask.num_tokens - 1 if ticket.prompt is not None else 0
         if self._setup.to_engine_s:
@@ -300,6 +311,12 @@ class _Simulation:
         """Have a turn answered whose prompt is computed by now."""
         router, num_pooled = answer.router, self._num_pooled(answer.placement.choice.ask)
         answer.prompt = request
+        if self._gate is not None and not self._gate.prefilled(answer.turn.key, now_s):
+            router.give_up(answer.placement, now_s)
+            self._others.ended(answer, now_s)
+            self._let_go(answer, now_s)
+            self._fail(answer.turn, answer.arrival_s, now_s, 429, "overloaded")
+            return
         answer.placement = router.rebook(answer.placement, num_pooled, now_s)
         self._others.ended(answer, now_s)
         self._others.began(answer, now_s)
@@ -320,6 +337,8 @@ class _Simulation:
         if ticket.answer is not None:
             self._prefilled(request, ticket.answer, now_s)
             return
+        if self._gate is not None:
+            self._gate.ended(ticket.turn.key, now_s)
         self._tally.answered(ticket, request, now_s)
         self._go_on(ticket.turn, now_s)
         self._events.plan(now_s, Kind.TURN, partial(self._release, ticket.router))

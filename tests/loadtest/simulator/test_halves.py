@@ -226,3 +226,37 @@ def test_short_contexts_keep_away_from_a_long_one(reads_metrics: bool) -> None:
     by_session = {t.session_id: t.replica for t in found.run.turns}
     long, *short = [by_session[f"s{number}"] for number in range(num_before, len(asked))]
     assert (long in short) is not reads_metrics
+
+
+def test_with_a_pool_prompts_may_still_come_from_peers() -> None:
+    """Then all but the last token is read, and prefill replicas use the pool."""
+    asked = [turn(0, 0.0, IDS), turn(1, 60.0, IDS)]
+    halves = Halves(num_prefill=1, num_decode=1, by_peers=True)
+    setup = replace(SPLIT, halves=halves, pool=PoolSetup(speed=10.0))
+
+    found = simulate(workload(*asked), create("kv_aware"), setup)
+
+    first = min(found.run.turns, key=lambda each: each.start_s)
+    assert (first.ttft_s or 0.0) == pytest.approx(
+        0.001 + 5_130 * 0.0001 + 5_129 * 0.00001 + 0.001 + 0.0001
+    )
+    assert found.num_pool_stored == 10
+
+
+def test_always_apart_however_short_a_prompt_is() -> None:
+    """Where reading is slower than computing, prompts are computed elsewhere none the less."""
+    slow = [turn(number, 40.0 * number, IDS[:2]) for number in range(30)]
+    halves = Halves(num_prefill=1, num_decode=1, speed=0.01, always_apart=True)
+
+    found = simulate(workload(*slow), create("kv_aware"), replace(SPLIT, halves=halves))
+
+    assert found.num_apart == 30
+
+
+def test_decode_replicas_may_have_another_cache() -> None:
+    """A prompt has to fit into the smaller one."""
+    halves = Halves(num_prefill=1, num_decode=1, num_decode_blocks=8)
+
+    found = simulate(workload(turn(0, 0.0, IDS)), create("kv_aware"), replace(SPLIT, halves=halves))
+
+    assert [each.status for each in found.run.turns] == [400]

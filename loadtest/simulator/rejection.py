@@ -1,0 +1,163 @@
+"""Rules by which a fleet in halves refuses requests when there is too much: Mooncake's three.
+
+after_prefill   a prompt that would be computed too late is refused when it comes, an answer that
+                would be too slow when its prompt is computed: that work is lost
+on_arrival      both are looked at when it comes ("early rejection")
+predicted       likewise, but the load of the decode replicas is the one predicted for the moment at
+                which its prompt will be computed
+
+Under each of them what an answer takes is looked at once more when its prompt is computed, as a
+decode instance does ("double-check").
+
+The load of the decode replicas is their mean time between tokens over its limit, that of the
+prefill replicas the predicted time to a first token over its limit. `predicted` is the paper's
+prediction at the level of the system: every answer takes as long as answers of late did in the
+mean; by then, those that have run for so long are over, and those whose prompts are computed until
+then have begun.
+
+Source: arXiv 2407.00079, sections 3, 7.2 to 7.4, 8.2.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from loadtest.simulator.router import Choice
+from loadtest.simulator.setup import Rejection, Setup
+from loadtest.workload import TurnKey
+
+_DECAY: Final = 0.99  # half of the weight lies on the last 69 answers
+
+
+class LoadSample(Struct, frozen=True, gc=False):
+    """The load of both halves as a request came; 1.0 is at the limit."""
+
+    at_s: float
+    prefill: float
+    decode: float
+
+
+class Overload(Struct, frozen=True, kw_only=True):
+    """What was refused, and what the halves' load was meanwhile."""
+
+    num_late_prompts: int  # refused on arrival: the prompt would be computed too late
+    num_slow_answers: int  # refused on arrival: the answer would be too slow
+    num_wasted: int  # refused after their prompt was computed
+    num_wasted_tokens: int  # of those prompts, cached ones included
+    samples: tuple[LoadSample, ...]
+
+
+class _Prompt(Struct, gc=False):
+    num_tokens: int
+    due_s: float  # when it is predicted to be computed
+
+
+class _Answer(Struct, gc=False):
+    num_tokens: int
+    since_s: float
+
+
+class Gate:
+    """Refuses by a rule. Knows which prompts and which answers are under way."""
+
+    def __init__(self, rules: Rejection, setup: Setup) -> None:
+        if setup.halves is None or setup.queue is not None:
+            raise ValueError("rejection needs halves, and no queue")
+        self._rules = rules
+        self._times = setup.times
+        self._num_decode = setup.halves.num_decode
+        self._prompts: dict[TurnKey, _Prompt] = {}
+        self._answers: dict[TurnKey, _Answer] = {}  # in the order in which they began
+        self._answer_s = 0.0  # that an answer takes, in the mean
+        self._num_late_prompts = self._num_slow_answers = 0
+        self._num_wasted = self._num_wasted_tokens = 0
+        self._samples: list[LoadSample] = []
+
+    def admits(self, choice: Choice, now_s: float) -> bool:
+        """Judge a request that comes."""
+        ttft_s = _ttft_s(choice)
+        prompt = choice.prompt
+        if prompt is not choice:
+            queues_ms = [view.queue_ms for view in prompt.snapshot.replicas]
+            prefill = 1e-3 * sum(queues_ms) / len(queues_ms) / self._rules.slo_ttft_s
+            self._samples.append(LoadSample(now_s, prefill, self._decode_load(0)))
+        if ttft_s > self._rules.slo_ttft_s:
+            self._num_late_prompts += 1
+            return False
+        if self._rules.rule == "after_prefill" and prompt is not choice:
+            return True
+        if self._expected(choice.ask.num_tokens, now_s + ttft_s) > 1.0:
+            self._num_slow_answers += 1
+            return False
+        return True
+
+    def began(self, key: TurnKey, choice: Choice, now_s: float) -> None:
+        """Note a request that is sent: its prompt, or where it is computed, too, its answer."""
+        num_tokens = choice.ask.num_tokens
+        if choice.prompt is choice:
+            self._answers[key] = _Answer(num_tokens, now_s)
+        else:
+            self._prompts[key] = _Prompt(num_tokens, now_s + _ttft_s(choice))
+
+    def prefilled(self, key: TurnKey, now_s: float) -> bool:
+        """Judge a request once more whose prompt is computed by now."""
+        prompt = self._prompts.pop(key)
+        if self._decode_load(prompt.num_tokens) > 1.0:
+            self._num_wasted += 1
+            self._num_wasted_tokens += prompt.num_tokens
+            return False
+        self._answers[key] = _Answer(prompt.num_tokens, now_s)
+        return True
+
+    def ended(self, key: TurnKey, now_s: float) -> None:
+        """Note that an answer is over, and learn how long it took."""
+        took_s = now_s - self._answers.pop(key).since_s
+        before_s = self._answer_s or took_s
+        self._answer_s = _DECAY * before_s + (1.0 - _DECAY) * took_s
+
+    def outcome(self) -> Overload:
+        """Return what was refused so far."""
+        return Overload(
+            num_late_prompts=self._num_late_prompts,
+            num_slow_answers=self._num_slow_answers,
+            num_wasted=self._num_wasted,
+            num_wasted_tokens=self._num_wasted_tokens,
+            samples=tuple(self._samples),
+        )
+
+    def _expected(self, num_tokens: int, at_s: float) -> float:
+        """Return the load of the decode replicas by which a request is judged when it comes.
+
+        Its answer will begin at `at_s`.
+        """
+        if self._rules.rule != "predicted":
+            return self._decode_load(num_tokens)
+        since_s = at_s - self._answer_s
+        there = [each.num_tokens for each in self._answers.values() if each.since_s > since_s]
+        there += [
+            each.num_tokens for each in self._prompts.values() if since_s < each.due_s <= at_s
+        ]
+        return self._load_of(len(there) + 1, sum(there) + num_tokens)
+
+    def _decode_load(self, num_more_tokens: int) -> float:
+        """Return the load of the decode replicas now; 0 more tokens: no answer more."""
+        num_tokens = sum([each.num_tokens for each in self._answers.values()])
+        num_answers = len(self._answers) + (num_more_tokens > 0)
+        return self._load_of(num_answers, num_tokens + num_more_tokens)
+
+    def _load_of(self, num_answers: int, num_tokens: int) -> float:
+        """Return the load of the decode replicas with so many answers of so many tokens in all."""
+        times, share = self._times, 1.0 / self._num_decode
+        tbt_ms = times.base_ms + share * (
+            times.ms_per_decode * num_answers + times.ms_per_mtoken_context * 1e-6 * num_tokens
+        )
+        return 1e-3 * tbt_ms / self._rules.slo_tbt_s
+
+
+def _ttft_s(choice: Choice) -> float:
+    """Predict when a prompt is computed, from now."""
+    prompt = choice.prompt
+    [own] = [cost for cost in prompt.costs() if cost.id == prompt.candidate.id]
+    return 1e-3 * own.ttft_ms
