@@ -127,6 +127,7 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
     "keep_responses",
     "Keep what /v1/responses issues (VLLM_ENABLE_RESPONSES_API_STORE of vLLM).",
 )
+@option("--realtime/--no-realtime", "realtime", "Speak /v1/realtime, as a model that can does.")
 @option("--pool", "pool", "URL of the emulated pool to share: another replica's --serve-pool.")
 @option("--ms-per-fetched-token", "ms_per_fetched_token", "Time to fetch from the pool.")
 @option(

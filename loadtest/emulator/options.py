@@ -76,6 +76,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     script: Path | None = None  # what is said to requests with tools, step by step
     tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
     seed: int = 0
+    realtime: bool = False  # the model takes /v1/realtime
     keep_responses: bool = False  # VLLM_ENABLE_RESPONSES_API_STORE of vLLM
     # faults
     request_log: Path | None = None  # a JSON line at the start and the end of each generation

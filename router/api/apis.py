@@ -102,6 +102,9 @@ RESPONSES: Final = Api(
     honours_rank=False,  # vLLM 0.32: the chat, completion, Messages and generate routes do
 )
 
+REALTIME: Final = Api(name="realtime")
+"""A WebSocket: see router.data_path.realtime."""
+
 OTHER: Final = Api(name="other", hold_s=10.0)
 """Any other route."""
 

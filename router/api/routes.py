@@ -20,6 +20,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from router.api.realtime import PATH as REALTIME
 from router.errors import MethodNotAllowed, UnknownRoute
 
 _POST: Final = frozenset({"POST"})
@@ -55,6 +56,7 @@ _KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/audio/transcriptions": _POST,
     "/v1/audio/translations": _POST,
     "/v1/audio/speech": _POST,
+    REALTIME: frozenset({"GET"}),
     # tokens
     "/tokenize": _POST,
     "/detokenize": _POST,
@@ -88,11 +90,11 @@ _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/\S*)")
 class Route(Struct, frozen=True):
     """A route that is served: `path` is what is forwarded, `takes` its POSTs' bodies.
 
-    `any`: an operator's route, or no body is expected.
+    `any`: an operator's route, or no body is expected. `socket`: it is a WebSocket's.
     """
 
     path: str
-    takes: Literal["json", "form", "any"]
+    takes: Literal["json", "form", "any", "socket"]
 
 
 class Routes:
@@ -160,6 +162,8 @@ class Routes:
 
 
 def _route(path: str) -> Route:
+    if path == REALTIME:
+        return Route(path, takes="socket")
     if path in _UPLOADS:
         return Route(path, takes="form")
     return Route(path, takes="json" if path in _KNOWN else "any")

@@ -9,6 +9,8 @@ from router.api.routes import Routes
 from router.assembly.router import Router
 from router.config.secrets import read_secret
 from router.data_path.explain import Explainer
+from router.data_path.headers import RequestHeaders
+from router.data_path.realtime import Realtime
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.app import DataApp
@@ -50,6 +52,14 @@ def _data_app(router: Router) -> DataApp:
     config = router.config
     return DataApp(
         pipeline=router.pipeline,
+        realtime=Realtime(
+            router.pipeline,
+            upstream=router.upstream,
+            headers=RequestHeaders(router.engine_key, router.withheld),
+            fleet=router.fleet,
+            limits=config.limits,
+            metrics=router.metrics,
+        ),
         fleet=router.fleet,
         metrics=router.metrics,
         limits=config.limits,

@@ -133,6 +133,16 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Count | None,
         Meta(description="of these, from one address; default: any (a front end is one)"),
     ] = None
+    websockets: Annotated[
+        Count, Meta(description="open WebSockets (/v1/realtime); beyond: 503")
+    ] = 256
+    websocket_message_bytes: Annotated[
+        int, Meta(ge=1_024, description="largest message of a WebSocket, either way")
+    ] = 4 * 1024 * 1024
+    websocket_idle_s: Annotated[
+        Seconds,
+        Meta(description="a WebSocket on which neither side says anything is closed after it"),
+    ] = 600.0
 
 
 class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -65,6 +65,15 @@ def answer_headers(job: Job, placement: Placement, answer: Answer) -> CIMultiDic
     return headers
 
 
+def explained_headers(job: Job, placement: Placement) -> CIMultiDict[str]:
+    """Write the headers of a WebSocket's upgrade."""
+    headers: CIMultiDict[str] = CIMultiDict({"x-warmroute-request-id": job.request_id})
+    if job.inbound.client and job.inbound.client.sees_details:
+        _explain_in(headers, job, placement)
+    tenancy.say_limits(headers, job, monotonic())
+    return headers
+
+
 def counted_headers(job: Job) -> CIMultiDict[str]:
     """Write the headers of an answer that no engine was asked for."""
     headers: CIMultiDict[str] = CIMultiDict()

@@ -48,6 +48,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     body: bytes | None
     arrived_s: float
     tenant: Tenant | None = None  # None: clients are not told apart
+    model: str | None = None  # named by an event of its connection; None: by the request itself
     needs_json: bool = False
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is what it reads

@@ -129,7 +129,7 @@ class Reader:
             if job.chat is not None and body is not None and not inbound.api.counts:
                 job.kind = kind_of(inbound.path, job.chat, body)
         else:
-            job.model = named_model(
+            job.model = inbound.model or named_model(
                 inbound.path,
                 inbound.target.partition("?")[2],
                 inbound.headers,

@@ -43,7 +43,7 @@ def apply(job: Job, body: Mapping[str, Any] | None) -> None:
     tenant = job.tenant
     if tenant is None or not job.inbound.body:
         return
-    _check_model(tenant, job.model)
+    check_model(tenant, job.model)
     if job.inbound.path.endswith(_NO_CACHE):
         return
     if body is None:
@@ -61,7 +61,12 @@ def apply(job: Job, body: Mapping[str, Any] | None) -> None:
         job.extra = replace(job.extra, cache_salt=salt)
 
 
-def _check_model(tenant: Tenant, model: str | None) -> None:
+def check_model(tenant: Tenant, model: str | None) -> None:
+    """Hold a request to its tenant's models.
+
+    Raises:
+        UnknownModel, BadRequest: as `apply`.
+    """
     if tenant.may_use(model):
         return
     allowed = ", ".join(sorted(tenant.models or ()))

@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from router.api.apis import api_of
+from router.api.apis import REALTIME, api_of
 from router.api.clients import Clients
 from router.api.encodings import AsSent, decoded
 from router.api.routes import Route, Routes
@@ -25,6 +25,7 @@ from router.api.withheld import Withheld
 from router.config import LimitsConfig
 from router.data_path.job import Inbound
 from router.data_path.pipeline import Pipeline
+from router.data_path.realtime import Realtime
 from router.discovery.readiness import Readiness
 from router.errors import (
     BadRequest,
@@ -56,6 +57,7 @@ class DataApp:
         self,
         *,
         pipeline: Pipeline,
+        realtime: Realtime,
         fleet: Fleet,
         metrics: Metrics,
         limits: LimitsConfig,
@@ -67,6 +69,7 @@ class DataApp:
         tenants: Tenants | None,
     ) -> None:
         self._pipeline = pipeline
+        self._realtime = realtime
         self._fleet = fleet
         self._metrics = metrics
         self._limits = limits
@@ -94,15 +97,21 @@ class DataApp:
         client = self._clients.find(request.remote, request.headers, request.scheme)
         exchange = Exchange(request, client)
         try:
-            if request.headers.get("Upgrade", "").lower() == "websocket":
-                raise BadRequest("WebSocket is not supported here; use HTTP", param="Upgrade")
+            is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
             route = self._routes.find(request.method, request.raw_path.partition("?")[0])
+            if is_socket != (route.takes == "socket"):
+                what = "no WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
+                raise BadRequest(f"{route.path} is {what}", param="Upgrade")
             if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
                 return await self._models(request)  # with a slash at its end
             tenant = exchange.tenant = self._tenant(request)
             # The tenant before its body: a client that may not ask costs nothing.
-            with _entered(tenant), self._intake.hold() as held:
-                await self._draining.until_cut(self._answer(exchange, route, held))
+            if is_socket:
+                with _entered(tenant):
+                    await self._draining.until_cut(self._connect(exchange, route))
+            else:
+                with _entered(tenant), self._intake.hold() as held:
+                    await self._draining.until_cut(self._answer(exchange, route, held))
         except ShuttingDown as error:
             await exchange.cut(error)
             return self._failed(exchange, error)
@@ -127,6 +136,33 @@ class DataApp:
         inbound = await self._receive(exchange, route, held)
         await self._until_started()
         await self._pipeline.route(inbound, exchange, exchange.request_id)
+
+    async def _connect(self, exchange: Exchange, route: Route) -> None:
+        """Serve a WebSocket.
+
+        Raises:
+            RouterError: it is refused, before the upgrade.
+        """
+        if self._draining.reason is not None:
+            raise ShuttingDown("the router is shutting down; connect again")
+        request = exchange.request
+        query = request.raw_path.partition("?")[2]
+        inbound = Inbound(
+            api=REALTIME,
+            method="GET",
+            path=route.path,
+            target=f"{route.path}?{query}" if query else route.path,
+            headers=request.headers,
+            body=None,
+            arrived_s=exchange.arrived_s,
+            tenant=exchange.tenant,
+            client=exchange.client,
+        )
+        await self._until_started()
+        max_bytes = self._limits.websocket_message_bytes
+        await self._realtime.serve(
+            inbound, exchange.request_id, lambda headers: exchange.upgrade(headers, max_bytes)
+        )
 
     async def _receive(self, exchange: Exchange, route: Route, held: HeldBody) -> Inbound:
         """Read the body, and decode it where the router has to look into it.
@@ -189,7 +225,7 @@ class DataApp:
         response = exchange.response
         if response is not None and response.prepared:
             # A stream's client got an error event.
-            return response if exchange.is_stream else exchange.abort()
+            return response if exchange.is_stream or exchange.is_socket else exchange.abort()
         # A client error's message may quote the request (a template's does): not for the log.
         why = error.code if isinstance(error, ClientError) else error.message
         logger.warning(

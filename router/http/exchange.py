@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -14,10 +15,16 @@ from multidict import CIMultiDict
 
 from router.api.clients import Client
 from router.api.failures import error_event
-from router.errors import ShuttingDown
+from router.api.realtime import error_text
+from router.errors import BadRequest, ShuttingDown
 from router.tenants import Tenant
+from router.upstream.socket import CLOSE_S, Socket
+
+# aiohttp would name a client's subprotocols there, and browsers send their keys among these.
+logging.getLogger("aiohttp.websocket").setLevel(logging.CRITICAL)
 
 _LAST_WORD_S: Final = 0.5
+_RESTARTS: Final = 1012  # close code, IANA's registry: service restart
 _BEHIND_BYTES: Final = 64 * 1024  # waiting for a client: as much as a transport takes by default
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -27,6 +34,7 @@ class Exchange:
 
     __slots__ = (
         "_is_chunked",
+        "_socket",
         "_transport",
         "arrived_s",
         "client",
@@ -45,6 +53,7 @@ class Exchange:
         self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
         self.response: web.StreamResponse | None = None
         self._is_chunked = False
+        self._socket: Socket | None = None  # None: it is no WebSocket (yet)
         self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
     async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
@@ -87,8 +96,39 @@ class Exchange:
         """Whether the answer has begun and takes events."""
         return self.response is not None and self.response.content_type == "text/event-stream"
 
+    async def upgrade(self, headers: CIMultiDict[str], max_bytes: int) -> Socket:
+        """Make the connection a WebSocket, of messages of so many bytes at most.
+
+        Raises:
+            BadRequest: its handshake is none.
+        """
+        response = web.WebSocketResponse(
+            timeout=CLOSE_S,
+            autoclose=False,
+            compress=False,
+            max_msg_size=max_bytes + 1,  # the least that is refused
+        )
+        response.headers.update(headers)
+        try:
+            await response.prepare(self.request)
+        except web.HTTPException as exc:
+            raise BadRequest("this is no WebSocket handshake (RFC 6455)", param="Upgrade") from exc
+        self.response = response
+        self._socket = Socket(response)
+        return self._socket
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether it is a WebSocket by now."""
+        return self._socket is not None
+
     async def cut(self, error: ShuttingDown) -> None:
         """Write to a stream's client that the rest will not come, if it takes that at once."""
+        if self._socket is not None:
+            last = error_text(error.message, error.code)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await self._socket.close(_RESTARTS, error.message, last=last)
         if self.is_stream:
             with suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):

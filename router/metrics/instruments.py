@@ -84,6 +84,12 @@ class Metrics:
         "needs a restart; the one in force stays")]
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
         "Client connections that are open")]
+    websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
+        "WebSockets that are open, those whose client has named no model yet included")]
+    websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
+        "Messages of WebSockets passed on, by who sent them: client, replica")]
+    websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
+        "WebSockets ended, by whom: client, replica, idle, shutdown (or a client that was cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",

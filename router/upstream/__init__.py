@@ -3,6 +3,7 @@
     client     one request, up to the first bytes of its answer     `Upstream`
     answer     the answer, read to its end                          `Answer`
     tap        its bytes as they come; chunks: without a parser where that is sure
+    socket     a WebSocket, to a client or to a replica             `Socket`
     headers    which headers are passed on                          `end_to_end`
     failures   aiohttp's errors as ours
 

@@ -15,10 +15,11 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.config import ForwardConfig
-from router.errors import OutOfConnections, Overdue
+from router.errors import HandshakeRefused, OutOfConnections, Overdue
 from router.shortage import shortage
 from router.upstream.answer import Answer
 from router.upstream.failures import upstream_error
+from router.upstream.socket import CLOSE_S, Socket, UpstreamSocket
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
@@ -170,6 +171,47 @@ class Upstream:
             if watch is not None:
                 watch.stop()
         return Answer(replica, response, first, self._config.idle_timeout_s, self._closed)
+
+    async def connect(
+        self, replica: str, url: str, *, headers: CIMultiDict[str], max_bytes: int
+    ) -> Socket:
+        """Open a WebSocket, on a connection of its own.
+
+        Args:
+            replica, url, headers: As of `open`.
+            max_bytes: Of a message; a larger one ends it.
+
+        Raises:
+            HandshakeRefused: it was answered otherwise.
+            UpstreamError, OutOfConnections: as `open`.
+        """
+        assert self._fresh_session is not None
+        if self._num_open >= self._max_connections:
+            raise OutOfConnections(
+                f"{self._max_connections} requests are at replicas (forward.max_connections)."
+            )
+        self._num_open += 1
+        try:
+            async with asyncio.timeout(self._config.first_byte_timeout_s):
+                return UpstreamSocket(
+                    await self._fresh_session.ws_connect(
+                        URL(url, encoded=True),
+                        headers=headers,
+                        autoclose=False,
+                        compress=0,
+                        max_msg_size=max_bytes + 1,  # the least that is refused
+                        timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
+                    ),
+                    self._closed,
+                )
+        except BaseException as exc:
+            self._closed()
+            if isinstance(exc, aiohttp.WSServerHandshakeError):
+                text = f"replica {replica} answered {exc.status} to a WebSocket"
+                raise HandshakeRefused(replica, text, exc.status) from exc
+            if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
+                raise upstream_error(exc, replica, "before its first byte") from exc
+            raise
 
     async def _send(
         self,

@@ -603,7 +603,7 @@ async def test_websocket_is_refused_clearly() -> None:
     async with FakeEngine() as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:
             await client.send(
-                b"GET /v1/realtime" + HTTP + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"GET /v1/responses/r0" + HTTP + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
                 b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
             )
             head = await client.head()
@@ -611,7 +611,7 @@ async def test_websocket_is_refused_clearly() -> None:
             body = await client._reader.readexactly(length)
 
             assert head.startswith(b"HTTP/1.1 400 ")
-            assert "WebSocket is not supported" in orjson.loads(body)["error"]["message"]
+            assert "is no WebSocket; use HTTP" in orjson.loads(body)["error"]["message"]
             await client.send(b"GET /v1/responses/r1" + HTTP + b"\r\n")
             assert await client.status() == 200
         assert [received.target for received in engine.received] == ["/v1/responses/r1"]
