@@ -4,6 +4,13 @@ An answer goes on from token ids, so what is said of sampling holds as if nothin
 apart from what looks back at the output alone (penalties, `bad_words`, grammars) or counts draws
 (`seed`): such requests are not continued. Source of the fields: vLLM 0.32.0, CompletionRequest and
 ChatCompletionRequest; a field not named here is not continued.
+
+Nor are streams with tools, even where no call has begun. A parser's state is not in the text: some
+take what the engine generates *first* for a call (`current_text.startswith("[")`, "{", "<":
+pythonic, llama3_json, olmo3, xlam), so prose that goes on elsewhere with such a character would be
+one; strict tools are a grammar, which would begin anew; and many parsers have special tokens
+written out, whose text is not their token. Which parser an engine runs it does not say. Source:
+vllm/tool_parsers, 0.32.0.
 """
 
 from __future__ import annotations
