@@ -1,12 +1,12 @@
-"""Rules by which a fleet in halves refuses requests when there is too much: Mooncake's three.
+"""Rules by which halves refuse what is too much: of first tokens alone, and Mooncake's three.
 
-after_prefill   a prompt that would be computed too late is refused when it comes, an answer that
-                would be too slow when its prompt is computed: that work is lost
+prompts         a prompt that would be computed too late is refused when it comes; no answer is
+after_prefill   and an answer that would be too slow when its prompt is computed: that work is lost
 on_arrival      both are looked at when it comes ("early rejection")
 predicted       likewise, but the load of the decode replicas is the one predicted for the moment at
                 which its prompt will be computed
 
-Under each of them what an answer takes is looked at once more when its prompt is computed, as a
+Under the last two what an answer takes is looked at once more when its prompt is computed, as a
 decode instance does ("double-check").
 
 The load of the decode replicas is their mean time between tokens over its limit, that of the
@@ -86,7 +86,8 @@ class Gate:
         if ttft_s > self._rules.slo_ttft_s:
             self._num_late_prompts += 1
             return False
-        if self._rules.rule == "after_prefill" and prompt is not choice:
+        is_first_look = self._rules.rule in ("on_arrival", "predicted") or prompt is choice
+        if self._rules.rule == "prompts" or not is_first_look:
             return True
         if self._expected(choice.ask.num_tokens, now_s + ttft_s) > 1.0:
             self._num_slow_answers += 1
@@ -104,7 +105,7 @@ class Gate:
     def prefilled(self, key: TurnKey, now_s: float) -> bool:
         """Judge a request once more whose prompt is computed by now."""
         prompt = self._prompts.pop(key)
-        if self._decode_load(prompt.num_tokens) > 1.0:
+        if self._rules.rule != "prompts" and self._decode_load(prompt.num_tokens) > 1.0:
             self._num_wasted += 1
             self._num_wasted_tokens += prompt.num_tokens
             return False

@@ -56,7 +56,7 @@ class Halves(Struct, frozen=True, kw_only=True):
             )
 
 
-RejectionRule = Literal["after_prefill", "on_arrival", "predicted"]
+RejectionRule = Literal["prompts", "after_prefill", "on_arrival", "predicted"]
 
 
 class Rejection(Struct, frozen=True, kw_only=True):

@@ -51,6 +51,14 @@ def test_after_its_prompt_an_answer_that_would_be_too_slow_is_refused() -> None:
     )
 
 
+def test_by_first_tokens_alone_no_answer_is_too_slow() -> None:
+    """Whatever the time between tokens."""
+    found = played("prompts", asked(1, 0.0), asked(2, 1.0))
+
+    assert statuses(found) == [200, 200]
+    assert max(each.tbt_tail_s or 0.0 for each in found.run.turns) > 0.025
+
+
 def test_on_arrival_it_is_refused_by_the_load_of_then() -> None:
     """No prompt is computed for it; one that is over before is not in its way."""
     found = played("on_arrival", asked(1, 0.0), asked(2, 1.0), asked(3, 30.0))
@@ -83,7 +91,7 @@ def test_by_prediction_it_counts_prompts_that_come_first() -> None:
     assert (by_now.overload.num_wasted, predicted.overload.num_wasted) == (1, 0)
 
 
-@pytest.mark.parametrize("rule", ["after_prefill", "on_arrival", "predicted"])
+@pytest.mark.parametrize("rule", ["prompts", "after_prefill", "on_arrival", "predicted"])
 def test_a_prompt_that_would_be_late_is_refused_on_arrival(rule: RejectionRule) -> None:
     """Under every rule."""
     turns = [asked(1, 0.0, 2), asked(2, 100.0, 2), asked(3, 100.0, 2)]
