@@ -187,7 +187,7 @@ class App:
         if mode not in ("abort", "wait", "keep"):
             raise ApiError(400, f"no mode of a pause: {mode}")
         clears = request.query.get("clear_cache", "true").lower() in ("true", "1")
-        await self._replica.pause(loses_cache=clears and mode != "keep")
+        await self._replica.pause(loses_cache=clears)
         return _json({"status": "paused"})
 
     async def _resume(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -10,8 +10,8 @@ vllm/v1/metrics/loggers.py and v1/engine/core.py, 0.32.0):
 
 One that is paused (`POST /pause`, for new weights) does as much, and says so at `/is_paused`, which
 exists in dev mode alone, as /pause does (entrypoints/rl/online/api_router.py). Whether it lost its
-cache it does not say there; it did, but with `mode=keep` or `clear_cache=false`. An order of our
-own admin port is known with its parameters, at once.
+cache it does not say there; it did, unless with `clear_cache=false`, in every `mode` (v1/engine/
+core.py). An order of our own admin port is known with its parameters, at once.
 
 What a replica lost is dropped when that is seen; and again when it is awake and has not said so
 yet, for history read meanwhile has the blocks from before. The pool is the master's to report

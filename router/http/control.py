@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 60.0  # putting weights away takes its time
 _MAX_SHOWN_BYTES: Final = 4096
+_FALSE: Final = frozenset({"false", "0", "off", "no", "f", "n"})  # in a query, to the engine
 
 
 class _Command(Struct, frozen=True):
@@ -156,8 +157,8 @@ class Control:
     def _note(self, name: str, command: _Command, params: Mapping[str, _Value]) -> None:
         """Know at once of a pause, and of its end; sleep, the replica's metrics show."""
         if command.path == "/pause":
-            keeps = params.get("mode") == "keep" or params.get("clear_cache") in (False, "false")
-            self._sleepers.ordered(name, "paused", monotonic(), is_lost=not keeps)
+            is_lost = str(params.get("clear_cache", True)).lower() not in _FALSE
+            self._sleepers.ordered(name, "paused", monotonic(), is_lost=is_lost)
         elif command.path == "/resume":
             self._sleepers.ordered(name, "awake", monotonic())
 

@@ -97,7 +97,7 @@ async def test_a_replica_that_is_paused_gets_no_requests_until_it_goes_on() -> N
         one, _ = engines
         await ask(stage, engines, words(1))
         held = stage.router.caches.index.num_blocks(R1, "gpu")
-        await order(f"{one.url}/pause?mode=keep")
+        await order(f"{one.url}/pause?mode=keep&clear_cache=false")
         await stage.until(lambda: is_paused(stage))
 
         assert "replica is paused: it gets no requests" in stage.log
@@ -138,6 +138,11 @@ async def test_a_pause_by_the_admin_port_is_known_at_once() -> None:
         replies = [await ask(stage, engines, words(1)) for _ in range(2)]
         assert {reply.replica for reply in replies} == {"r1", "r2"}
         assert all(reply.predicted == reply.reported for reply in replies)
+
+        keeping = sent | {"params": {"clear_cache": False, "mode": "keep"}}
+        assert (await stage.admin("/admin/control", keeping)).status == 200
+        assert is_paused(stage)
+        assert stage.router.caches.index.num_blocks(R1, "gpu") > 0
 
 
 async def test_a_replica_that_refuses_to_pause_is_not_paused() -> None:

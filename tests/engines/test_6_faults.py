@@ -52,6 +52,44 @@ def behind_proxy(
             yield router, proxy
 
 
+def test_a_replica_that_is_paused_gets_no_requests(
+    replicas: tuple[Engine, Engine], router: Router
+) -> None:
+    """The engine says so, and when it goes on; its cache was kept, and is still counted on."""
+
+    def is_paused() -> bool:
+        return router.metric("warmroute_replica_withheld", replica="r1", why="paused") == 1
+
+    held = first_body(57)
+    replicas[0].chat(held)
+    wait_until(lambda: router.num_known_tokens(held)["r1"] > 0, 15, "its blocks")
+    try:
+        pause = httpx.post(f"{replicas[0].url}/pause", params={"clear_cache": "false"}, timeout=60)
+        pause.raise_for_status()
+        wait_until(is_paused, 30, "the pause in the router")
+        answer = router.chat(held)
+        assert answer.status_code == 200
+        assert answer.headers["x-warmroute-replica"] == "r2"
+    finally:
+        httpx.post(f"{replicas[0].url}/resume", timeout=60).raise_for_status()
+    wait_until(lambda: not is_paused(), 30, "its end")
+    assert router.num_known_tokens(held)["r1"] == reported(replicas[0], held) > 0
+
+
+def test_a_model_without_speech_has_no_realtime(router: Router) -> None:
+    """vLLM refuses the WebSocket: the client gets an error that says so, and no upgrade."""
+    handshake = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw==",
+    }
+    answer = httpx.get(f"{router.url}/v1/realtime?model=tiny", headers=handshake, timeout=60)
+
+    assert answer.status_code == 400
+    assert "its engine answered 403" in answer.json()["error"]["message"]
+
+
 def test_a_gap_is_replayed(
     replicas: tuple[Engine, Engine], start_router: Callable[..., Router]
 ) -> None:
