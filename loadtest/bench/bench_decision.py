@@ -1,10 +1,10 @@
 """The decision alone: chain known, 64 replicas, a prompt of 100,000 tokens in blocks of 16.
 
 The same synchronous step as in the data path: copy the prompt's chain, match it against all
-replicas, show them to the policy (`kv_aware`, the default), decide, book the lease, claim the
-blocks. Eight replicas hold prefixes of different lengths, the longest all but 2,000 tokens,
-the others the shared first 12,000 tokens. Each decision is one sample, in CPU time: other
-processes on the machine do not count.
+replicas, show them to the policy (`kv_aware`, the default), decide, see what survives there, book
+the lease, claim the blocks. Eight replicas hold prefixes of different lengths, the longest all but
+2,000 tokens, the others the shared first 12,000 tokens. Each decision is one sample, in CPU time:
+other processes on the machine do not count.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Decider:
             replicas=fleet.views(candidates, matches, now_s),
         )
         chosen = self._policy.decide(snapshot).candidate
-        num_cached = matches[chosen].num_gpu_tokens
+        num_blocks = matches[chosen].num_gpu_tokens // BLOCK_SIZE
+        num_cached = caches.surviving(keys, chosen, num_blocks) * BLOCK_SIZE
         booking = Booking(num_uncached_tokens=num_tokens - num_cached, num_cached_tokens=num_cached)
         lease = fleet.admit(chosen, booking, now_s)
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)

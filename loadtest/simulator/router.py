@@ -122,7 +122,10 @@ class Router:
             )
             self._fleet.add(replica)
             stream = SimulatedStream(
-                CandidateId(replica.name), index, contract=contract, capacity_blocks=num_blocks
+                CandidateId(replica.name),
+                index,
+                contract=contract,
+                capacity_blocks=num_blocks + 1,  # the null block among them
             )
             self._caches.add(stream.candidate, stream)
             self.streams.append(stream)
@@ -171,7 +174,13 @@ class Router:
         snapshot = self._snapshot(ask, candidates, ids, num_pool_blocks, now_s)
         decision = policy.decide(snapshot)
         number = ids.index(decision.candidate)
-        return Choice(ask, candidates[number], decision, snapshot, snapshot.replicas[number])
+        view = snapshot.replicas[number]
+        num_blocks = view.num_gpu_tokens // self._block_size
+        num_left = self._caches.surviving(ask.keys, view.id, num_blocks)
+        if num_left < num_blocks:  # there is no cpu tier
+            num_tokens = num_left * self._block_size
+            view = replace(view, num_gpu_tokens=num_tokens, num_cpu_tokens=num_tokens)
+        return Choice(ask, candidates[number], decision, snapshot, view)
 
     def place(self, choice: Choice, now_s: float) -> Placement:
         """Send a request where it was chosen to go; from here on its load and its blocks count."""

@@ -173,7 +173,7 @@ class Decider:
         index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
         return Choice(
             candidate=candidates[index],
-            view=snapshot.replicas[index],
+            view=self._matcher.surviving(job, candidates[index], snapshot.replicas[index]),
             decision=decision,
             snapshot=snapshot,
             policy=policy,

@@ -13,7 +13,9 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from policies.view import CandidateId
+from msgspec.structs import replace
+
+from policies.view import CandidateId, ReplicaView
 from router.contracts import HashContract
 from router.data_path.job import Found, Job, PoolMatch
 from router.data_path.lookup import Lookup
@@ -122,6 +124,26 @@ class Matcher:
             pools=pools,
             first_blocks_hash=self._first_blocks(job, candidates),
         )
+
+    def surviving(self, job: Job, candidate: Candidate, view: ReplicaView) -> ReplicaView:
+        """Show of the chosen candidate what of its match is left when it comes to the request.
+
+        Those in front of it evict the rest. Policies go by what is there now: without the queue
+        they would move more conversations, and recompute a tenth more (docs/studies.md).
+        """
+        contract = self._caches.contract(view.id)
+        if job.tokens is None or contract is None or not view.num_gpu_tokens:
+            return view
+        if candidate.rank is not None and not job.inbound.api.honours_rank:
+            return view
+        num_blocks = view.num_gpu_tokens // contract.block_size
+        num_left = self._caches.surviving(job.keys(contract), view.id, num_blocks)
+        if num_left == num_blocks:
+            return view
+        num_gpu = num_left * contract.block_size
+        has_cpu = self._caches.index.num_blocks(view.id, "cpu") > 0
+        num_cpu = view.num_cpu_tokens if has_cpu else num_gpu
+        return replace(view, num_gpu_tokens=num_gpu, num_cpu_tokens=num_cpu)
 
     def _matches(self, job: Job, contracts: _ByContract) -> dict[CandidateId, Match]:
         """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.

@@ -12,13 +12,14 @@ can be noted for the routers that follow this one (`journal`, router.index.journ
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
+from router.index.eviction import num_leading
 from router.index.hit_length import Chain, KvLayout, with_eagle
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.last_block import LastBlock
@@ -54,6 +55,10 @@ class Speculation:
     def __init__(self, computing: Copies, keys: Sequence[BlockKey]) -> None:
         self._computing = computing
         self._keys = keys
+
+    def num_missing(self, held: Container[BlockKey]) -> int:
+        """Count the claimed blocks that are not `held` yet."""
+        return len(self._keys) - num_leading(self._keys, held)
 
     def end(self) -> None:
         """Give the claim back; a second time does nothing."""
@@ -301,6 +306,16 @@ class BlockIndex:
         """Return whether the candidate has the block, on any tier."""
         holdings = self._holdings.get(candidate)
         return holdings is not None and (key in holdings.gpu or key in holdings.cpu)
+
+    def num_computing(self, candidate: CandidateId) -> int:
+        """Count distinct blocks that are claimed, those that are there by now among them."""
+        holdings = self._holdings.get(candidate)
+        return len(holdings.computing) if holdings is not None else 0
+
+    def on_gpu(self, candidate: CandidateId) -> Container[BlockKey]:
+        """Return the blocks that the candidate has on its GPU, as they are now."""
+        holdings = self._holdings.get(candidate)
+        return holdings.gpu if holdings is not None else ()
 
     def was_evicted(self, candidate: CandidateId, key: BlockKey) -> bool:
         """Return whether the candidate lost the block recently, even if it has it again."""

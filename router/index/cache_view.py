@@ -17,6 +17,7 @@ from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
 from router.index.candidate_stream import CandidateStream, StreamState
+from router.index.eviction import EvictionOrder, FirstLost, Use
 from router.index.last_block import LastBlock
 
 NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
@@ -39,6 +40,7 @@ class Claim(Struct, kw_only=True):
     keys: Sequence[BlockKey]  # the whole chain
     others: Sequence[BlockKey] = ()  # of other KV groups
     speculation: Speculation | None  # over blocks not there yet; None: none, or they came
+    use: Use | None = None  # None: of a candidate that is not known
     until_s: float | None = None  # None: its request is under way; else it waits for events
 
 
@@ -50,13 +52,14 @@ class _Trust(Struct):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_streams", "_trust", "index")
+    __slots__ = ("_claims", "_orders", "_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
+        self._orders: dict[CandidateId, EvictionOrder] = {}
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
@@ -79,12 +82,14 @@ class CacheView:
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._trust.setdefault(candidate, _Trust())
+        self._orders.setdefault(candidate, EvictionOrder())
 
     def drop(self, candidate: CandidateId) -> None:
         """Forget a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
         self._claims.pop(candidate, None)
+        self._orders.pop(candidate, None)
         self.index.last_blocks.pop(candidate, None)
         self.index.clear(candidate)
         self.index.forget_layout(candidate)
@@ -167,6 +172,40 @@ class CacheView:
                 max(0, found.num_cpu_blocks - 1),
             )
 
+    def surviving(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
+        """Count the leading blocks that are still there when a request sent now is scheduled.
+
+        `num_blocks`: those that are there now. Those in front of it evict the others.
+        """
+        num_left = num_blocks
+        for num_before, key in self._lost(candidate):
+            if num_before < num_left and chain[num_before] == key:
+                num_left = num_before
+        if num_left < num_blocks and self.index.drops_last(candidate):
+            return max(0, num_left - 1)
+        return num_left
+
+    def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
+        """Find what a candidate evicts for the requests that it has.
+
+        It needs room for what it holds, for what is being computed, and for one block more of each
+        request, which is not full. Nothing is known to go where blocks are guessed, where several
+        KV groups share them, or where there is more than the candidate is said to have room for.
+        """
+        stream, order, index = self._streams.get(candidate), self._orders.get(candidate), self.index
+        if stream is None or order is None:
+            return ()
+        num_held, capacity = index.num_blocks(candidate), stream.capacity_blocks - 1  # null block
+        num_lost = num_held + order.num_running - capacity
+        if num_lost + index.num_computing(candidate) <= 0 or num_held > capacity:
+            return ()
+        if stream.state == "blind" or index.has_groups(candidate):
+            return ()
+        held = index.on_gpu(candidate)
+        claims = self._claims.get(candidate, ())
+        num_lost += sum([c.speculation.num_missing(held) for c in claims if c.speculation])
+        return order.lost(num_lost, held) if num_lost > 0 else ()
+
     def claim(
         self,
         candidate: CandidateId,
@@ -183,7 +222,11 @@ class CacheView:
         others = () if num_tokens is None else self.index.left_by(candidate, keys, num_tokens)
         computing = (*new, *others) if others else new
         speculation = self.index.speculate(candidate, computing) if new else None
-        claim = Claim(candidate=candidate, keys=keys, others=others, speculation=speculation)
+        order = self._orders.get(candidate)
+        use = order.begin(keys, self.index.on_gpu(candidate)) if order is not None else None
+        claim = Claim(
+            candidate=candidate, keys=keys, others=others, speculation=speculation, use=use
+        )
         if speculation is not None:
             self._claims.setdefault(candidate, []).append(claim)
         return claim
@@ -193,7 +236,9 @@ class CacheView:
 
         What a candidate without events has computed is remembered as a guess.
         """
-        stream = self._streams.get(claim.candidate)
+        stream, order = self._streams.get(claim.candidate), self._orders.get(claim.candidate)
+        if order is not None and claim.use is not None:
+            order.end(claim.use)
         if computed and stream is not None and stream.state == "blind":
             keys = (*claim.others, *claim.keys) if claim.others else claim.keys
             self.index.remember(claim.candidate, keys, stream.capacity_blocks)

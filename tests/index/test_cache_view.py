@@ -8,6 +8,7 @@ from policies.view import CandidateId
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, MIN_AUDITS, SUSPECT_BELOW, CacheView
 from router.index.hit_length import KvLayout
+from router.index.last_block import LastBlock
 from router.kv_events.stream import RankStream
 from router.messages import KvGroup
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
@@ -252,3 +253,75 @@ def test_an_eviction_in_another_group_overtakes_a_prediction() -> None:
     index.remove(R1, layout.needed(chain, 5))
     assert not view.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
     assert view.was_overtaken(claim, 0, 5 * BLOCK_SIZE)
+
+
+OTHER = CONTRACT.extend(None, prompt(2))[0]
+NEW = CONTRACT.extend(None, prompt(3))[0]
+
+
+def overrun(capacity_blocks: int = 8) -> CacheView:
+    """Make a view of a candidate that holds two chains, used one after the other."""
+    view = CacheView(BlockIndex())
+    view.add(R1, RankStream(R1, view.index, block_size=4, capacity_blocks=capacity_blocks))
+    received(view, EVENT, batch(stored(prompt(2))))
+    for keys in (CHAIN, OTHER):
+        view.release(view.claim(R1, keys, 3), computed=True, now_s=0.0)
+    return view
+
+
+def num_surviving(view: CacheView) -> tuple[int, int]:
+    """Count what is left of both chains."""
+    return view.surviving(CHAIN, R1, 3), view.surviving(OTHER, R1, 3)
+
+
+def test_what_those_in_front_will_evict_does_not_survive() -> None:
+    """Seven blocks can be used, six are held: a request in front takes its prompt's and one more.
+
+    Those of it that are there already are in both counts once; behind it all is as it was.
+    """
+    view = overrun()
+
+    assert num_surviving(view) == (3, 3)
+    claim = view.claim(R1, NEW[:1], 0)
+    assert num_surviving(view) == (2, 3)
+    view.release(claim, computed=False, now_s=0.0)
+    claim = view.claim(R1, NEW, 0)
+    assert num_surviving(view) == (0, 3)
+    view.index.remove(R1, CHAIN[1:])
+    view.index.store(R1, NEW[:2])
+    assert num_surviving(view) == (0, 3)
+    view.release(claim, computed=False, now_s=0.0)
+    assert num_surviving(view) == (3, 3)
+
+
+def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
+    """The hit ends a block sooner, and then loses its last one."""
+    view = overrun()
+    view.index.last_blocks[R1] = LastBlock(True, speculates=False)
+    view.claim(R1, NEW[:1], 0)
+
+    assert num_surviving(view) == (1, 3)
+
+
+def test_without_an_order_to_go_by_all_survives() -> None:
+    """Of a candidate that is not known, is blind, holds more than it can, or has several groups."""
+    unknown = caches()
+    unknown.claim(R1, NEW, 0)
+    assert num_surviving(unknown) == (3, 3)
+
+    blind = overrun()
+    stream = blind.stream(R1)
+    assert stream is not None
+    blind.claim(R1, NEW, 0)
+    assert num_surviving(blind) == (0, 3)
+    blind.hand_over(R1, RankStream(R1, BlockIndex(), block_size=4, capacity_blocks=8))
+    assert num_surviving(blind) == (3, 3)
+
+    small = overrun(6)
+    small.claim(R1, NEW, 0)
+    assert num_surviving(small) == (3, 3)
+
+    groups = overrun()
+    groups.claim(R1, NEW, 0)
+    groups.index.lay_out(R1, None)
+    assert num_surviving(groups) == (3, 3)

@@ -1,0 +1,135 @@
+"""router.index.eviction: the order of last use, against a cache that evicts by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.simulator.blocks import Blocks, Held
+from router.contracts import BlockKey
+from router.index.eviction import EvictionOrder, FirstLost, Use, num_leading
+from tests.effort import examples
+
+SIZE = 4
+
+
+def chain(*names: int) -> list[BlockKey]:
+    """Name the blocks of a prompt: equal names behind equal names are one block."""
+    return [BlockKey(hash(names[: i + 1]) & 0xFFFFFFFF) for i in range(len(names))]
+
+
+A, B = chain(1, 2, 3), chain(1, 2, 4, 5)
+
+
+def used(order: EvictionOrder, keys: Sequence[BlockKey], held: Sequence[BlockKey] = ()) -> Use:
+    """Have a request begin and end."""
+    use = order.begin(keys, held)
+    order.end(use)
+    return use
+
+
+def test_the_oldest_goes_first_and_its_tail_before_its_head() -> None:
+    """Two blocks of three, then all three and one of the next."""
+    order, other = EvictionOrder(), chain(7, 8)
+    held = [*A, *other]
+    used(order, A, held)
+    used(order, other, held)
+
+    assert order.lost(2, held) == (FirstLost(1, A[1]),)
+    assert order.lost(4, held) == (FirstLost(0, A[0]), FirstLost(1, other[1]))
+
+
+def test_what_is_used_again_goes_last() -> None:
+    """The next turn takes its conversation's blocks along, whatever came in between."""
+    order, other = EvictionOrder(), chain(7, 8)
+    held = [*A, *other]
+    used(order, A, held)
+    used(order, other, held)
+    used(order, A, held)
+
+    assert order.lost(1, held) == (FirstLost(1, other[1]),)
+    assert len(order) == 2
+
+
+def test_a_shared_beginning_is_of_the_last_that_had_it() -> None:
+    """Of the older of two siblings only what it has alone goes first."""
+    order, held = EvictionOrder(), [*A, *B]
+    used(order, A, held)
+    used(order, B, held)
+
+    assert order.lost(2, held) == (FirstLost(2, A[2]), FirstLost(3, B[3]))
+
+
+def test_what_a_running_request_has_is_kept() -> None:
+    """Whichever of two siblings began first, and whichever ends first."""
+    for first, second in ((A, B), (B, A)):
+        for runs, over in ((0, 1), (1, 0)):
+            order, held = EvictionOrder(), [*A, *B]
+            uses = order.begin(first, held), order.begin(second, held)
+            order.end(uses[over])
+
+            own = uses[over].keys[2:]
+            assert order.lost(9, held) == (FirstLost(2, own[0]),)
+            order.end(uses[runs])
+            assert order.num_running == 0
+            assert order.lost(9, held)[-1] == FirstLost(0, A[0])
+
+
+def test_what_is_gone_already_is_not_lost_again() -> None:
+    """Of a chain that has lost its tail the next block goes; one that lost all is forgotten."""
+    order, other = EvictionOrder(), chain(7, 8)
+    used(order, A)
+    used(order, other, A)
+
+    assert order.lost(1, [A[0], A[1], *other]) == (FirstLost(1, A[1]),)
+    assert order.lost(1, other) == (FirstLost(1, other[1]),)
+    order.begin(chain(9), other)
+    assert len(order) == 1
+
+
+def test_a_second_end_has_no_effect() -> None:
+    """An empty prompt leaves nothing."""
+    order = EvictionOrder()
+    use = used(order, A)
+    order.end(use)
+    used(order, [], A)
+
+    assert (order.num_running, len(order)) == (0, 1)
+
+
+@settings(max_examples=examples(150))
+@given(
+    num_blocks=st.integers(8, 24),
+    made=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=40),
+    asked=st.lists(st.integers(3, 4), min_size=1, max_size=6),
+)
+def test_the_cache_evicts_what_was_expected(
+    num_blocks: int, made: list[list[int]], asked: list[int]
+) -> None:
+    """One request after the other, whatever they share: the next one takes the blocks foretold."""
+    cache = Blocks(num_blocks, SIZE, lambda: BlockKey(0))
+    order = EvictionOrder()
+    for names in made:
+        keys = chain(*names)
+        use = order.begin(keys, cache.cached_keys())
+        held = Held(list(keys), SIZE * len(keys) + 1)
+        assert cache.allocate(held, held.num_tokens, cache.match(held))
+        cache.free(held)
+        order.end(use)
+    before = cache.cached_keys()
+    new = Held(chain(*asked), SIZE * len(asked) + 1)
+    num_lost = len(before) + len(asked) + 1 - cache.num_usable_blocks
+    lost = order.lost(num_lost, before) if num_lost > 0 else ()
+
+    assert cache.allocate(new, new.num_tokens, cache.match(new))
+
+    after = cache.cached_keys()
+    for names in made:
+        keys = chain(*names)
+        num_left = num_leading(keys, before)
+        for num_before, key in lost:
+            if num_before < num_left and keys[num_before] == key:
+                num_left = num_before
+        assert num_leading(keys, after) == num_left
