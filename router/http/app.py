@@ -31,6 +31,7 @@ from router.errors import (
     BadRequest,
     ClientError,
     NoReplicaAvailable,
+    OriginRefused,
     RouterError,
     ShuttingDown,
     UnknownModel,
@@ -39,6 +40,7 @@ from router.http.answers import InternalError, error_answer, metrics_answer, wit
 from router.http.draining import Draining
 from router.http.exchange import Exchange
 from router.http.framing import expected
+from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
@@ -146,6 +148,8 @@ class DataApp:
         if self._draining.reason is not None:
             raise ShuttingDown("the router is shutting down; connect again")
         request = exchange.request
+        if exchange.tenant is None and is_of_another_page(request):
+            raise OriginRefused("web pages of elsewhere are not connected", param="Origin")
         query = request.raw_path.partition("?")[2]
         inbound = Inbound(
             api=REALTIME,

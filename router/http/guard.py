@@ -43,9 +43,7 @@ class Guard:
             raise AdminRefused(
                 403, f"Host {host!r} is no name of this port; see admin.hosts", "Host"
             )
-        origin = request.headers.get("Origin")
-        own = {f"{scheme}://{request.headers['Host']}" for scheme in ("http", "https")}
-        if origin is not None and origin not in own:
+        if is_of_another_page(request):
             raise AdminRefused(403, "requests of other web pages are not answered", "Origin")
         if self._token_digest is not None:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -55,6 +53,13 @@ class Guard:
         if request.method == "POST" or request.body_exists:
             if request.content_type != "application/json":
                 raise AdminRefused(415, "send Content-Type: application/json", "Content-Type")
+
+
+def is_of_another_page(request: web.Request) -> bool:
+    """Return whether a browser sent it for a page that did not come from this port."""
+    origin = request.headers.get("Origin")
+    host = request.headers.get("Host", "")
+    return origin is not None and origin not in (f"http://{host}", f"https://{host}")
 
 
 def _host_of(header: str) -> str:

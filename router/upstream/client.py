@@ -92,6 +92,7 @@ class Upstream:
     def _client(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         uses = aiohttp.TraceConfig()
         uses.on_connection_reuseconn.append(_note_kept)
+        uses.on_request_redirect.append(_refuse_redirect)
         return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(
@@ -281,6 +282,15 @@ async def _exchange(
             # Its head came: that was no connection that had been closed before.
             raise aiohttp.ClientPayloadError from exc
         raise
+
+
+async def _refuse_redirect(
+    _: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams
+) -> None:
+    """Go nowhere that an engine says: of WebSockets, aiohttp follows redirects without asking."""
+    raise aiohttp.WSServerHandshakeError(
+        params.response.request_info, (), status=params.response.status
+    )
 
 
 async def _note_kept(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:

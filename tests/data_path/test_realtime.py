@@ -302,6 +302,32 @@ async def test_what_is_no_websocket_is_refused() -> None:
         assert not engine.received
 
 
+async def test_pages_of_elsewhere_are_not_connected() -> None:
+    """A browser opens WebSockets for any page, and lets it read them."""
+    async with echoing() as (stage, engine):
+        for origin in ("https://evil.example", "null", stage.url + "0"):
+            status, error = await refused(stage, "?model=tiny", Origin=origin)
+            assert (status, error["param"]) == (403, "Origin")
+        assert not engine.received
+        async with connected(stage, "?model=tiny", headers={"Origin": stage.url}) as ws:
+            await ws.send_str("a")
+            assert await ws.receive_str(timeout=30) == "a"
+
+
+async def test_an_engine_s_redirect_is_not_followed() -> None:
+    """It would be sent what its engine may have, the key among it."""
+    async with FakeEngine() as engine, FakeEngine() as other, on_stage(engine) as stage:
+
+        async def redirect(_: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+            return aiohttp.web.Response(status=307, headers={"Location": other.url + PATH})
+
+        engine.on_request, other.on_request = redirect, echo
+        status, error = await refused(stage, "?model=tiny")
+
+        assert (status, "answered 307" in error["message"]) == (400, True)
+        assert not other.received
+
+
 async def test_a_secret_in_a_subprotocol_stays_here() -> None:
     """Browsers send keys there; the engine's handshake is the router's own."""
     async with echoing() as (stage, engine):
