@@ -253,6 +253,13 @@ def cliff(trace: Path) -> str:
     return default_report()
 
 
+def predictions(trace: Path) -> str:
+    """Simulate how often predictions are right, which needs no trace; minutes."""
+    from loadtest.studies.predictions import default_report
+
+    return default_report()
+
+
 def experiment_study(trace: Path) -> str:
     """Draw experiments, to show that reports keep their promises; needs no trace; minutes."""
     from loadtest.experiments.study import study
@@ -479,6 +486,7 @@ ON_DEMAND: dict[str, Callable[[Path], str]] = {
     "overload": overload,
     "papers": papers,
     "cliff": cliff,
+    "predictions": predictions,
     "experiment-study": experiment_study,
 }
 """Parts that take minutes, made of the conversation trace."""
