@@ -79,7 +79,7 @@ async def test_the_next_leader_survives_it_too(start_redis: Start) -> None:
     """The router that leads receives it, and then the other one takes its place and reads it."""
     async with Engines(2) as engines:
         say(engines[0], DEEP_MAP_EVENT)
-        async with on_stages(*engines, redis=start_redis()) as (first, second):
+        async with on_stages(*engines, redis=start_redis(), **BY_TURNS) as (first, second):
             for number in range(4):
                 await first.ask(chat(words(number)))
             say(engines[0], DEEP_ARRAY_EVENT)
