@@ -115,7 +115,8 @@ class Stack:
             for other, condition in self._service(name).depends_on.items():
                 self._wait_for(other, condition)
             self.start(name)
-        for name in self._wanted:
+        # In that order again: HAProxy takes routers for ready until it has asked them.
+        for name in chain.from_iterable(self._levels()):
             if self._service(name).health is not None:
                 self.wait_healthy(name)
 

@@ -283,7 +283,9 @@ def test_redis_killed_is_not_missed(stack: Stack, front: str, http: httpx.Client
     finally:
         stack.start("redis")
 
-    assert {turn.replica for turn in turns} == {first.replica}
+    assert {turn.replica for turn in turns} == {first.replica}, "\n".join(
+        [*map(str, [first, *turns]), stack.log("router-1"), stack.log("router-2")]
+    )
     stack.wait_healthy("redis")
     wait_until(shared(1.0), "the routers share again")
 
