@@ -155,7 +155,8 @@ async def run(
             if config.listen.shared:
                 await _until_ready(router.readiness, stop)
             await public.start(tg)
-            on_ready(data_url, admin_url)
+            if not stop.is_set():
+                on_ready(data_url, admin_url)
             await stop.wait()
             await router.draining.run(public)
             for each in router.listeners:
