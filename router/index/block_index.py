@@ -19,11 +19,10 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
-from router.index.eviction import num_leading
 from router.index.hit_length import Chain, KvLayout, with_eagle
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.last_block import LastBlock
-from router.index.prefix import Either, PrefixEnd, leading, prolonged
+from router.index.prefix import Either, PrefixEnd, leading, num_leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
 from router.messages import TierChange

@@ -18,11 +18,13 @@ conversation's last reply gives first is charged to the blocks before it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
 from router.contracts import BlockKey
+from router.index.prefix import num_leading
 
 _NUM_LOOKS: Final = 4  # at the oldest, with every request that begins: more leave than come
 
@@ -139,25 +141,7 @@ class EvictionOrder:
         return start
 
 
-def num_leading(keys: Sequence[BlockKey], held: Container[BlockKey], start: int = 0) -> int:
-    """Count leading blocks that are held, the first `start` taken to be; by bisecting."""
-    low, high = start, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] in held:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def _num_common(one: Sequence[BlockKey], other: Sequence[BlockKey], start: int) -> int:
     """Count the leading blocks that two chains share; the first `start` are known to be."""
-    low, high = start, min(len(one), len(other))
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    most = min(len(one), len(other))
+    return bisect_left(range(most), True, start, key=lambda at: one[at] != other[at])

@@ -56,6 +56,11 @@ def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[Pre
     return _checked(chain, held, low)
 
 
+def num_leading(chain: Sequence[BlockKey], held: Container[BlockKey], start: int = 0) -> int:
+    """Count leading blocks in `held`, the first `start` taken to be; holes are not looked for."""
+    return _bisect(chain, held, start, len(chain))
+
+
 def _bisect(chain: Sequence[BlockKey], held: Container[BlockKey], low: int, high: int) -> int:
     while low < high:
         middle = (low + high) // 2

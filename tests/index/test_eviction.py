@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from loadtest.simulator.blocks import Blocks, Held
 from router.contracts import BlockKey
-from router.index.eviction import EvictionOrder, FirstLost, Use, num_leading
+from router.index.eviction import EvictionOrder, FirstLost, Use
+from router.index.prefix import num_leading
 from tests.effort import examples
 
 SIZE = 4
