@@ -367,4 +367,4 @@ def _groups(subject: Subject, about: str, groups: Sequence[KvGroup]) -> Finding:
 
 def _group_text(group: KvGroup) -> str:
     window = "" if group.window is None else f" of {group.window} tokens"
-    return f"{group.kind or 'kind not told'}{window}, blocks of {group.block_size}"
+    return f"{group.kind or 'kind not given'}{window}, blocks of {group.block_size}"

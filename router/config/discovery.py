@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from router.config.ranges import Seconds
+from router.config.ranges import NEAR_HOSTS, Seconds
 from router.errors import ConfigError
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123
@@ -56,7 +56,7 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="hosts that replicas may be found at, as in admin.replica_hosts; never "
             "link-local"
         ),
-    ] = ("loopback", "private", "*", ".svc", ".svc.cluster.local")
+    ] = NEAR_HOSTS
     empty_s: Annotated[
         Seconds,
         Meta(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from router.config.ranges import Count, Port, Seconds
+from router.config.ranges import NEAR_HOSTS, Count, Port, Seconds
 
 _Certificate = Annotated[
     Path | None, Meta(description="certificate and its chain (PEM): then it is https")
@@ -86,7 +86,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="hosts that may be added as replicas: loopback, private, a network, a "
             "name, .SUFFIX, or * for names without a dot; never link-local"
         ),
-    ] = ("loopback", "private", "*", ".svc", ".svc.cluster.local")
+    ] = NEAR_HOSTS
     allow_empty: Annotated[
         bool,
         Meta(

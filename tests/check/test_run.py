@@ -189,7 +189,7 @@ def test_kv_groups_that_are_not_understood_are_a_warning() -> None:
     ]
     assert found[-1].level == "warning"
     assert "'', 'ring'" in found[-1].hint
-    assert "kind not told, blocks of 16" in found[-1].text
+    assert "kind not given, blocks of 16" in found[-1].text
 
 
 async def test_history_that_is_lost_is_reported() -> None:

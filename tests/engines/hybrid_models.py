@@ -1,8 +1,9 @@
-"""Model directories of hybrid models without weights: the tiny tokenizer, several KV groups."""
+"""Hybrid models without weights: tiny tokenizer, several KV groups; prompts for recordings."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,3 +58,14 @@ def make_model(kind: str, directory: Path) -> Path:
         (MODEL_DIR / "chat_template.jinja").read_bytes()
     )
     return directory
+
+
+def prompt_of(request: dict[str, Any], table: list[dict[str, Any]]) -> list[int]:
+    """Draw the tokens of a prompt, the same for the same parts, behind an earlier answer."""
+    tokens = []
+    if "answer" in request:
+        earlier = table[request["answer"]]
+        tokens = prompt_of(earlier, table) + earlier["answered"]
+    for name, num_tokens in request["parts"]:
+        tokens += random.Random(name).choices(range(300, 8000), k=num_tokens)
+    return tokens

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from tests.engines.harness import ENGINE_READY_S, REPOSITORY, Engine, EventTap
-from tests.engines.hybrid_models import make_model
+from tests.engines.hybrid_models import make_model, prompt_of
 
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "kv_groups"
 
@@ -66,17 +66,6 @@ def requests() -> list[dict[str, Any]]:
             parts.append((root + rng.choice("xyz"), rng.randrange(1, 120)))
         table.append({"parts": parts})
     return table
-
-
-def prompt_of(request: dict[str, Any], table: list[dict[str, Any]]) -> list[int]:
-    """Draw the tokens of a prompt, the same for the same parts, behind an earlier answer."""
-    tokens = []
-    if "answer" in request:
-        earlier = table[request["answer"]]
-        tokens = prompt_of(earlier, table) + earlier["answered"]
-    for name, num_tokens in request["parts"]:
-        tokens += random.Random(name).choices(range(300, 8000), k=num_tokens)
-    return tokens
 
 
 def ask(
