@@ -160,10 +160,11 @@ def description_of(struct: type[Struct], name: str) -> str:
 
 
 def policy_sections() -> str:
-    """Describe every policy: its docstring, its parameters."""
+    """Describe every policy: its docstring's first paragraph, its parameters."""
     parts = []
     for name, policy in POLICIES.items():
-        parts.append(f"### `{name}`\n\n{' '.join((policy.__doc__ or '').split())}")
+        rule = (policy.__doc__ or "").split("\n\n")[0]
+        parts.append(f"### `{name}`\n\n{' '.join(rule.split())}")
         rows = [
             (
                 f"`{field.name}`",

@@ -112,7 +112,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["off", "on"],
         Meta(
             description="whether prompts wait in the router until an engine has room for them: "
-            "for work, and for the conversations that live in its cache (docs/policies.md)",
+            "for work, and for the conversations that live in its cache (docs/queue.md)",
             extra={"flag": "queue"},
         ),
     ] = "off"
