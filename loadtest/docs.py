@@ -27,6 +27,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from loadtest.bench import report as reporting
 from loadtest.compare.hygiene import QUESTIONS
 from loadtest.emulator.cli import emulate
 from loadtest.emulator.faults import Fault
@@ -424,6 +425,12 @@ def compare_checks() -> str:
     return table(("check", "warns"), rows)
 
 
+def benchmarks() -> str:
+    """Lay out the last run of all benchmarks."""
+    raw = (ROOT / "docs/benchmarks.json").read_bytes()
+    return reporting.tables(msgspec.json.decode(raw, type=reporting.Report))
+
+
 def _dedented(text: str) -> str:
     first, _, rest = text.strip().partition("\n")
     lines = [line.removeprefix("    ") for line in rest.splitlines()]
@@ -475,6 +482,7 @@ MAKERS: dict[str, Maker] = {
     "building": docstring("loadtest/traces/building.py"),
     "health": docstring("router/replicas/health.py"),
     "alerts": alert_sections,
+    "benchmarks": benchmarks,
 }
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {

@@ -49,8 +49,13 @@ class Line(Struct, frozen=True, kw_only=True):
         """Say `met`, or by how much the worst budget is missed; empty without budgets."""
         if not self.budgets:
             return ""
-        worst = max(budget.shortfall(self.measured(budget.statistic)) for budget in self.budgets)
+        worst = self.shortfall()
         return "met" if worst <= 1.0 else f"short by {worst:.3g}x"
+
+    def shortfall(self) -> float:
+        """Return the factor by which the worst budget is missed; 0.0 without budgets."""
+        missed = [b.shortfall(self.measured(b.statistic)) for b in self.budgets]
+        return max(missed, default=0.0)
 
 
 def distribution(

@@ -68,15 +68,31 @@ def write(report: Report, path: Path) -> None:
 
 
 def markdown(report: Report) -> str:
-    """Write the report as Markdown."""
-    machine = report.machine
+    """Write the report as a page; `tables` of it can be made again from the JSON."""
     parts = [
         "# Benchmarks",
         "",
-        "If you ask what a router costs, this page has every budget, measured, and how it is "
-        f"measured. Made by `{report.command}`",
-        "(`make bench`); the same figures are in [benchmarks.json](benchmarks.json).",
+        "If you ask what a router costs: every budget, measured. Made by "
+        f"`{report.command}` (`make bench`).",
+        "Every figure, those without a budget too, is in [benchmarks.json](benchmarks.json).",
         "",
+        "<!-- generated: benchmarks -->",
+        "",
+        tables(report),
+        "",
+        "<!-- end -->",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def tables(report: Report) -> str:
+    """Write the budgets and what was measured of each, then what the benchmarks are.
+
+    Of lines of one benchmark with the same budgets the worst stands for all. Lines without a
+    budget are left out, except where a benchmark has no other.
+    """
+    machine = report.machine
+    parts = [
         f"{report.date}{f', commit {report.commit}' if report.commit else ''} · "
         f"{machine.num_cores} cores, {machine.cpu} · {machine.system} · {machine.python} · "
         f"load average before: {machine.load_average}",
@@ -85,26 +101,42 @@ def markdown(report: Report) -> str:
     if report.quick:
         parts += ["**A quick run: it shows that everything runs; the figures mean nothing.**", ""]
     parts += [
-        "Client, replicas and router share these cores, so what else runs there shows in the "
-        "figures, in p99 and max most of all: compare them within one run only. Added time is "
-        "always the difference of a pair, direct and through the router, taken one after the other "
-        "in alternating order.",
+        "Client, replicas and router share these cores, so what else runs there shows in p99 and "
+        "max most of all: compare figures of one run only. Added time is the difference of pairs, "
+        "direct and through the router, in alternating order.",
         "",
-        "| what | budget | measured | verdict | |",
-        "|---|---|---|---|---|",
+        "| what | budget | measured | verdict |",
+        "|---|---|---|---|",
     ]
-    parts += [_row(line) for section in report.sections for line in section.lines]
-    parts += ["", "## What is measured, and how", ""]
+    parts += [row for section in report.sections for row in _rows(section)]
+    parts += ["", "| benchmark (`python -m loadtest.bench NAME`) | measures |", "|---|---|"]
     for section in report.sections:
-        parts += [f"### {section.name}", "", section.about, ""]
-        if section.error is not None:
-            parts += [f"**Failed: {section.error}**", ""]
-    return "\n".join(parts).rstrip() + "\n"
+        about = " ".join(section.about.partition("\n\n")[0].split())
+        failed = f" **Failed: {section.error}**" if section.error is not None else ""
+        parts.append(f"| `{section.name}` | {about}{failed} |")
+    return "\n".join(parts)
 
 
-def _row(line: Line) -> str:
+def _rows(section: Section) -> list[str]:
+    alike: dict[tuple[Budget, ...], list[Line]] = {}
+    for line in section.lines:
+        alike.setdefault(line.budgets, []).append(line)
+    if len(alike) > 1:
+        alike.pop((), None)
+    rows = []
+    for bounds, lines in alike.items():
+        if not bounds:
+            rows += [_row(line, line.what) for line in lines]
+            continue
+        worst = max(lines, key=Line.shortfall)
+        group = f"{section.name}: {worst.what} (worst of {len(lines)})"
+        rows.append(_row(worst, group if lines[1:] else worst.what))
+    return rows
+
+
+def _row(line: Line, what: str) -> str:
     budgets = ", ".join(budget(bound, line.unit) for bound in line.budgets)
-    return f"| {line.what} | {budgets} | {measured(line)} | {line.verdict()} | {line.note} |"
+    return f"| {what} | {budgets} | {measured(line)} | {line.verdict()} |"
 
 
 def measured(line: Line) -> str:

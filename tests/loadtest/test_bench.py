@@ -118,10 +118,32 @@ def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
     report.write(made, tmp_path / "docs" / "b.md")
 
     table = (tmp_path / "docs" / "b.md").read_text()
-    assert "| thing | p50 ≤ 5 ms | p50 2, p99 2, max 2 ms (n=2) | met | a note |" in table
+    assert "| thing | p50 ≤ 5 ms | p50 2, p99 2, max 2 ms (n=2) | met |" in table
+    assert "| `x` | How. |" in table
     assert "2 cores, a CPU" in table
     read = msgspec.json.decode((tmp_path / "docs" / "b.json").read_bytes(), type=Report)
     assert (read, read.schema) == (made, report.SCHEMA)
+
+
+def test_of_lines_with_the_same_budgets_the_worst_is_shown() -> None:
+    """Those without a budget are in the JSON, and in the table where there is no other."""
+    bound = Budget("value", 10.0)
+    figures = {"good": 1.0, "bad": 20.0, "middling": 9.0}
+    lines = [
+        Line(what=what, unit="ms", num_samples=1, value=value, budgets=(bound,))
+        for what, value in figures.items()
+    ]
+    plain = Line(what="plain", unit="ms", num_samples=1, value=3.0)
+
+    mixed = report.tables(
+        report_of(Section(name="x", about="How.", seconds=1.0, lines=[*lines, plain]))
+    )
+    alone = report.tables(report_of(Section(name="x", about="How.", seconds=1.0, lines=[plain])))
+
+    assert "| x: bad (worst of 3) | ≤ 10 ms | 20 ms | short by 2x |" in mixed
+    assert "good" not in mixed
+    assert "plain" not in mixed
+    assert "| plain |  | 3 ms |  |" in alone
 
 
 def test_the_command_runs_what_is_named(tmp_path: Path) -> None:
