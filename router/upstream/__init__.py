@@ -1,6 +1,7 @@
 """HTTP to the replicas: one request, a deadline per phase, failures as our own errors.
 
     client     one request, up to the first bytes of its answer     `Upstream`
+    session    a request on a kept connection, the response's head  `Session`
     answer     the answer, read to its end                          `Answer`
     tap        its bytes as they come; chunks: without a parser where that is sure
     socket     a WebSocket, to a client or to a replica             `Socket`

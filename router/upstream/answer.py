@@ -8,6 +8,7 @@ from collections.abc import Callable
 import aiohttp
 
 from router.upstream.failures import upstream_error
+from router.upstream.session import Response
 from router.upstream.tap import tapped
 
 
@@ -33,7 +34,7 @@ class Answer:
     def __init__(
         self,
         replica: str,
-        response: aiohttp.ClientResponse,
+        response: Response,
         first: bytes,
         idle_s: float,
         on_close: Callable[[], None],
@@ -60,7 +61,8 @@ class Answer:
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is server-sent events."""
-        return self._response.content_type == "text/event-stream"
+        kind = self.headers.get("Content-Type", "").partition(";")[0]
+        return kind.strip().lower() == "text/event-stream"
 
     @property
     def complete(self) -> bool:
@@ -173,10 +175,7 @@ class Answer:
         """Give the connection back, or cut it where the answer was not read to its end."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        self._response.close()
         if self._on_close is not None:
             self._on_close()
             self._on_close = None

@@ -6,9 +6,8 @@ import asyncio
 import resource
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
-from typing import Any, Final, Self
+from collections.abc import Callable
+from typing import Final, Self
 
 import aiohttp
 from multidict import CIMultiDict
@@ -19,24 +18,13 @@ from router.errors import HandshakeRefused, OutOfConnections, Overdue
 from router.shortage import shortage
 from router.upstream.answer import Answer
 from router.upstream.failures import upstream_error
+from router.upstream.session import SKIPPED, Response, Session
 from router.upstream.socket import CLOSE_S, Socket, UpstreamSocket
 
-_LARGE_BODY: Final = 512 * 1024
-_PIECE: Final = 256 * 1024
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 _STALE_S: Final = 1.0
 """A closed connection from the pool is noticed within a round trip; a request that fails later had
 reached the replica."""
-_SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-class _Use:
-    """The connection that one request used."""
-
-    __slots__ = ("is_kept",)
-
-    def __init__(self) -> None:
-        self.is_kept = False  # it had served another request before
 
 
 class _Watch:
@@ -71,8 +59,9 @@ class Upstream:
     def __init__(self, config: ForwardConfig, tls: ssl.SSLContext | None = None) -> None:
         self._config = config
         self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
-        self._fresh_session: aiohttp.ClientSession | None = None  # keeps no connection
+        self._kept: Session | None = None
+        self._fresh: Session | None = None  # keeps no connection
+        self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
         self._first_bytes: dict[str, dict[asyncio.Timeout, Callable[[], bool]]] = {}
         self._max_connections = config.max_connections or 0
         self._num_open = 0
@@ -80,37 +69,33 @@ class Upstream:
     async def __aenter__(self) -> Self:
         self._max_connections = self._max_connections or _half_of_descriptors()
         context = self._tls if self._tls is not None else True
+        connect_s = self._config.connect_timeout_s
         kept = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
         )
-        self._session = self._client(kept)
-        self._fresh_session = self._client(
-            aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
+        fresh = aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
+        self._kept = Session(kept, connect_timeout_s=connect_s)
+        self._fresh = Session(fresh, connect_timeout_s=connect_s)
+        redirects = aiohttp.TraceConfig()
+        redirects.on_request_redirect.append(_refuse_redirect)
+        self._sockets = aiohttp.ClientSession(
+            connector=fresh,
+            connector_owner=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=None),
+            skip_auto_headers=SKIPPED,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            trace_configs=[redirects],
         )
         return self
 
-    def _client(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        uses = aiohttp.TraceConfig()
-        uses.on_connection_reuseconn.append(_note_kept)
-        uses.on_request_redirect.append(_refuse_redirect)
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=self._config.connect_timeout_s, sock_read=None
-            ),
-            auto_decompress=False,
-            skip_auto_headers=_SKIPPED,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            read_bufsize=256 * 1024,
-            trace_configs=[uses],
-        )
-
     async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None
-        assert self._fresh_session is not None
-        await self._session.close()
-        await self._fresh_session.close()
+        assert self._kept is not None
+        assert self._fresh is not None
+        assert self._sockets is not None
+        await self._sockets.close()
+        await self._kept.close()
+        await self._fresh.close()
 
     async def open(
         self,
@@ -149,9 +134,6 @@ class Upstream:
             raise OutOfConnections(
                 f"{self._max_connections} requests are at replicas (forward.max_connections)."
             )
-        if body is not None and len(body) > _LARGE_BODY:
-            # Sent in pieces: one write of megabytes would hold the loop; the length stays declared.
-            headers["Content-Length"] = str(len(body))
         waiting = self._first_bytes.setdefault(replica, {})
         deadline = asyncio.timeout(self._config.first_byte_timeout_s)
         waiting[deadline] = may_move_on
@@ -186,7 +168,7 @@ class Upstream:
             HandshakeRefused: it was answered otherwise.
             UpstreamError, OutOfConnections: as `open`.
         """
-        assert self._fresh_session is not None
+        assert self._sockets is not None
         if self._num_open >= self._max_connections:
             raise OutOfConnections(
                 f"{self._max_connections} requests are at replicas (forward.max_connections)."
@@ -195,7 +177,7 @@ class Upstream:
         try:
             async with asyncio.timeout(self._config.first_byte_timeout_s):
                 return UpstreamSocket(
-                    await self._fresh_session.ws_connect(
+                    await self._sockets.ws_connect(
                         URL(url, encoded=True),
                         headers=headers,
                         autoclose=False,
@@ -221,25 +203,28 @@ class Upstream:
         headers: CIMultiDict[str],
         body: bytes | None,
         may_resend: bool,
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
-        assert self._session is not None
-        assert self._fresh_session is not None
+    ) -> tuple[Response, bytes]:
+        assert self._kept is not None
+        assert self._fresh is not None
+        request = (url, method, headers, body)
         if not may_resend:
-            return await _exchange(self._fresh_session, url, method, headers, body, _Use())
-        use, begun_s = _Use(), time.monotonic()
+            connection, _ = await self._fresh.connect(url)
+            return await self._fresh.exchange(connection, *request)
+        connection, is_kept = await self._kept.connect(url)
+        begun_s = time.monotonic()
         try:
-            return await _exchange(self._session, url, method, headers, body, use)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
-            is_stale = use.is_kept and time.monotonic() - begun_s < _STALE_S
-            if isinstance(exc, aiohttp.ClientConnectorError) or not is_stale:
+            return await self._kept.exchange(connection, *request)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not is_kept or time.monotonic() - begun_s >= _STALE_S:
                 raise
         try:
-            return await _exchange(self._fresh_session, url, method, headers, body, _Use())
+            connection, _ = await self._fresh.connect(url)
         except aiohttp.ClientConnectorError as exc:
             if shortage(exc) is not None:
                 raise
             # It died with the request: that one was sent, so this is no plain refusal.
             raise aiohttp.ServerDisconnectedError from exc
+        return await self._fresh.exchange(connection, *request)
 
     def _closed(self) -> None:
         self._num_open -= 1
@@ -256,34 +241,6 @@ class Upstream:
                 deadline.reschedule(0.0)
 
 
-async def _exchange(
-    session: aiohttp.ClientSession,
-    url: str,
-    method: str,
-    headers: CIMultiDict[str],
-    body: bytes | None,
-    use: _Use,
-) -> tuple[aiohttp.ClientResponse, bytes]:
-    """Send a request; return the response and the first bytes of its body."""
-    data: Any = body if body is None or len(body) <= _LARGE_BODY else _pieces(body)
-    response = await session.request(
-        method,
-        URL(url, encoded=True),
-        headers=headers,
-        data=data,
-        allow_redirects=False,
-        trace_request_ctx=use,
-    )
-    try:
-        return response, await response.content.readany()
-    except BaseException as exc:
-        response.close()
-        if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
-            # Its head came: that was no connection that had been closed before.
-            raise aiohttp.ClientPayloadError from exc
-        raise
-
-
 async def _refuse_redirect(
     _: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams
 ) -> None:
@@ -293,19 +250,9 @@ async def _refuse_redirect(
     )
 
 
-async def _note_kept(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    context.trace_request_ctx.is_kept = True
-
-
 def _half_of_descriptors() -> int:
     """Count the requests that find a descriptor: each has one to its client, one to a replica."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 20
     return max(16, (soft - max(_RESERVED, soft // 8)) // 2)
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    view = memoryview(body)
-    for start in range(0, len(body), _PIECE):
-        yield bytes(view[start : start + _PIECE])

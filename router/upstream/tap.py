@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, cast
 
-import aiohttp
-
 from router.upstream.chunks import body_of_chunks, is_between_chunks
+from router.upstream.session import Response
 
 
 class Taker(Protocol):
@@ -31,11 +30,10 @@ class Taker(Protocol):
 
 
 @contextmanager
-def tapped(response: aiohttp.ClientResponse, taker: Taker) -> Iterator[None]:
+def tapped(response: Response, taker: Taker) -> Iterator[None]:
     """Have a response's body taken as it comes, until its taker wants no more."""
-    connection = response.connection
-    transport = connection.transport if connection is not None else None
-    if transport is None:  # it is here as a whole, or it broke off
+    transport = response.connection.transport
+    if transport is None:  # it broke off
         yield
         return
     tap = _Tap(transport, taker)

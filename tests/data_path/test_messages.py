@@ -110,7 +110,7 @@ async def test_the_first_token_is_what_was_generated(
             if hold_s:
                 await stage.until(num_waiting)
             else:  # it has come through
-                await stage.until(lambda: stage.router.upstream._session is not None)
+                await stage.until(lambda: stage.router.upstream._kept is not None)
                 await stage.until(num_waiting)
             assert num_waiting() == 1
             generate.set()

@@ -239,9 +239,9 @@ class Stage:
                 left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
         if router.outbox is not None and router.outbox._open:
             left.append(f"published as open: {len(router.outbox._open)} leases")
-        session = router.upstream._session
-        if session is not None and session.connector is not None:
-            acquired = session.connector._acquired  # type: ignore[attr-defined]
+        session = router.upstream._kept
+        if session is not None:
+            acquired = session.connector._acquired
             left += ["an open answer"] * len(acquired)
         for name in ("warmroute_inflight_requests", "warmroute_inflight_uncached_tokens"):
             if self.metric(name) != 0.0:
