@@ -80,5 +80,12 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_mtoken2=3.0,
         ms_per_decode=1.0,
     ),
+    # The same with the larger model of `loadtest.studies.pair` (dear prefill), seed 1.
+    "cpu-dear": TimeModel(
+        base_ms=10.0,
+        ms_per_prefill_token=0.3,
+        ms_per_mtoken2=30.0,
+        ms_per_decode=1.0,
+    ),
     "instant": TimeModel(),
 }

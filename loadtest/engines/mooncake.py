@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -89,6 +90,7 @@ class Master(Process):
         max_model_len: int = MAX_MODEL_LEN,
         load_failure_policy: str = "recompute",
         kv_role: str = "kv_both",
+        options: Sequence[str] = (),
     ) -> Engine:
         """Make a replica that reads and writes this master's pool, over TCP.
 
@@ -98,6 +100,7 @@ class Master(Process):
             load_failure_policy: What it does where a pool object is gone; `fail`, vLLM's own
                 default, ends the request with an error.
             kv_role: kv_producer writes, kv_consumer reads.
+            options: More of its command line.
         """
         config_path = log_dir / f"{name}-mooncake.json"
         config_path.write_text(
@@ -126,7 +129,7 @@ class Master(Process):
             buffer_steps=buffer_steps,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
-            options=(*TOOL_OPTIONS, "--kv-transfer-config", json.dumps(connector)),
+            options=(*TOOL_OPTIONS, "--kv-transfer-config", json.dumps(connector), *options),
             environ={
                 "MC_TCP_BIND_ADDRESS": "127.0.0.1",
                 "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "127.0.0.1",

@@ -4,6 +4,7 @@ working set     what the sessions hold at their ends, shared prompt once, over b
 think           seconds between an answer and the session's next turn
 pool            whether the engines share a Mooncake pool
 shared          tokens of system prompt and tools that all sessions begin with
+prefill         what a computed token costs: of the tiny model, or of one about five times as dear
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from loadtest.agents import Profile
 
 Think = Literal["short", "long"]
 Shared = Literal["small", "large"]
+Prefill = Literal["cheap", "dear"]
 
 BLOCK_SIZE: Final = 32  # the CPU attention wants a multiple of 32
 NUM_BLOCKS: Final = 1_200  # of one engine
@@ -28,6 +30,7 @@ WORKING_SETS: Final = (0.6, 1.0, 1.7, 3.0)
 THINKS: Final[tuple[Think, ...]] = ("short", "long")
 POOLS: Final = (False, True)
 SHARED: Final[tuple[Shared, ...]] = ("small", "large")
+PREFILLS: Final[tuple[Prefill, ...]] = ("cheap", "dear")
 
 _THINK_S: Final[dict[Think, tuple[float, float, float]]] = {  # median, sigma, longest
     "short": (0.5, 0.5, 2.0),
@@ -44,16 +47,20 @@ class Cell(Struct, frozen=True, kw_only=True):
     think: Think = "short"
     has_pool: bool = False
     shared: Shared = "small"
+    prefill: Prefill = "cheap"
 
     @property
     def name(self) -> str:
         """Name the setting as tables and files do."""
         pool = "pool" if self.has_pool else "no pool"
-        return f"{self.working_set:g}, {self.think} think, {pool}, {self.shared} shared prompt"
+        dear = ", dear prefill" if self.prefill == "dear" else ""
+        return (
+            f"{self.working_set:g}, {self.think} think, {pool}, {self.shared} shared prompt{dear}"
+        )
 
     @property
     def longest_wait_s(self) -> float:
-        """Bound a wait: runs of one cell end within a minute."""
+        """Bound a wait: where prefill is cheap, runs of one cell end within a minute."""
         return _THINK_S[self.think][2]
 
     def profile(self, seed: int) -> Profile:
@@ -88,9 +95,12 @@ def cells(
     thinks: Sequence[Think] = THINKS,
     pools: Sequence[bool] = POOLS,
     shared: Sequence[Shared] = SHARED,
+    prefills: Sequence[Prefill] = PREFILLS[:1],
 ) -> list[Cell]:
     """List the settings that the values make."""
     return [
-        Cell(working_set=working_set, think=think, has_pool=has_pool, shared=size)
-        for has_pool, size, think, working_set in product(pools, shared, thinks, working_sets)
+        Cell(working_set=working_set, think=think, has_pool=has_pool, shared=size, prefill=prefill)
+        for prefill, has_pool, size, think, working_set in product(
+            prefills, pools, shared, thinks, working_sets
+        )
     ]

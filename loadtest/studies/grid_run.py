@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
-from loadtest.studies.cells import NUM_ENGINES, Cell
+from loadtest.studies.cells import NUM_ENGINES, Cell, Prefill
 from loadtest.studies.draw import Draw
 from policies import Policy, naming
 from router.scheduling.waiting import QueueRules
 
 SCHEMA: Final = "warmroute.grid/1"
-ENGINE: Final = "cpu-tiny"
+ENGINES: Final[dict[Prefill, str]] = {"cheap": "cpu-tiny", "dear": "cpu-dear"}
 MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
@@ -166,7 +166,7 @@ def setup_of(draw: Draw, repeat: int = 0) -> Setup:
     Which request comes first decides what is evicted, and milliseconds decide who comes first: one
     run of an overrun cell says little, simulated or real.
     """
-    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed)
+    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill)
     return replace(
         setup,
         pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
@@ -174,12 +174,12 @@ def setup_of(draw: Draw, repeat: int = 0) -> Setup:
     )
 
 
-def fleet(num_replicas: int, num_blocks: int, seed: int) -> Setup:
+def fleet(num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "cheap") -> Setup:
     """Describe engines as the real ones were fitted, and sessions in a closed loop."""
     return Setup(
         num_replicas=num_replicas,
         num_blocks=num_blocks,
-        engine=ENGINE,
+        engine=ENGINES[prefill],
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
         load=None,

@@ -22,7 +22,7 @@ from loadtest.engines.vllm import TOOL_OPTIONS, Engine
 from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
-from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES
+from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES, Prefill
 from loadtest.studies.draw import Draw
 from loadtest.studies.grid_run import policy_of
 from policies import naming
@@ -30,11 +30,28 @@ from router.roles import Role
 
 SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
-_SEGMENT_BYTES: Final = 64 << 20  # of each engine: 8,192 blocks in all, more than any cell needs
+_SEGMENT_BYTES: Final[dict[Prefill, int]] = {"cheap": 64 << 20, "dear": 160 << 20}
+"""Of each engine: 8,192 blocks in all, more than any cell needs."""
 _WARM_UP_TOKENS: Final = 6_000
 _SHORT_TOKEN: Final = 300  # a prompt of one token
 _BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
 _OPTIONS: Final = (*TOOL_OPTIONS, "--enable-scale-out")  # routers may ask them to render
+_MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
+    "cheap": (),
+    "dear": (
+        "--hf-overrides",
+        json.dumps(
+            {
+                "hidden_size": 256,
+                "intermediate_size": 768,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+            }
+        ),
+    ),
+}
+"""The tiny model, and one of its kind whose prefill is dear beside what a request costs."""
 _SILENCE_S: Final = 120.0
 _OTHER_READY_S: Final = 60.0
 
@@ -137,7 +154,12 @@ class Pair:
 
 @contextmanager
 def running(
-    log_dir: Path, *, has_pool: bool, roles: Sequence[Role] = (), does_decode_store: bool = False
+    log_dir: Path,
+    *,
+    has_pool: bool,
+    prefill: Prefill = "cheap",
+    roles: Sequence[Role] = (),
+    does_decode_store: bool = False,
 ) -> Iterator[Pair]:
     """Run both engines, with or without a shared pool, as long as the context lasts.
 
@@ -158,7 +180,7 @@ def running(
                 num_blocks=NUM_BLOCKS,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
-                options=_OPTIONS,
+                options=(*_OPTIONS, *_MODELS[prefill]),
             )
             for name in names
         ]
@@ -173,11 +195,12 @@ def running(
             master.engine(
                 name,
                 log_dir,
-                segment_bytes=_SEGMENT_BYTES,
+                segment_bytes=_SEGMENT_BYTES[prefill],
                 num_blocks=NUM_BLOCKS,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
                 kv_role=kv_roles[role],
+                options=_MODELS[prefill],
             )
             for name, role in zip(names, roles or ("both",) * NUM_ENGINES, strict=True)
         ]

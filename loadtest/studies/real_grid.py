@@ -19,7 +19,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Final
 
@@ -94,13 +94,12 @@ def run_all(
     num_turns = sum(len(drawn.workload.turns) for drawn in draws.values())
     task = progress.add_task("engines start", total=num_turns * len(arms))
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
-        for has_pool in sorted({cell.has_pool for cell in cells}):
-            with pair.running(Path(folder), has_pool=has_pool) as engines:
+        for (prefill, has_pool), alike in groupby(cells, lambda c: (c.prefill, c.has_pool)):
+            of_these = list(alike)
+            with pair.running(Path(folder), has_pool=has_pool, prefill=prefill) as engines:
                 for round_, seed in enumerate(seeds):
                     ordered = arms if round_ % 2 == 0 else arms[::-1]
-                    for cell in cells:
-                        if cell.has_pool != has_pool:
-                            continue
+                    for cell in of_these:
                         for arm in ordered:
                             progress.update(task, description=f"{cell.name}, {seed}: {arm.label}")
                             drawn = draws[cell, seed]
@@ -168,6 +167,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--think", nargs="+", choices=grid.THINKS, default=grid.THINKS)
     made.add_argument("--pool", nargs="+", choices=("no", "yes"), default=("no", "yes"))
     made.add_argument("--shared", nargs="+", choices=grid.SHARED, default=grid.SHARED)
+    made.add_argument(
+        "--prefill", nargs="+", choices=grid.PREFILLS, default=grid.PREFILLS[:1],
+        help="dear: another random model, a computed token costs about five times as much",
+    )  # fmt: skip
     seeds = made.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", nargs="+", type=int, default=TUNING_SEEDS)
     seeds.add_argument(
@@ -193,7 +196,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.simulate and args.router:
         asked.error("--router: another router cannot be simulated")
     cells = grid.cells(
-        args.working_set, args.think, [pool == "yes" for pool in args.pool], args.shared
+        args.working_set,
+        args.think,
+        [pool == "yes" for pool in args.pool],
+        args.shared,
+        args.prefill,
     )
     words = sys.argv[1:] if argv is None else argv
     command = shlex.join(["python", "-m", "loadtest.studies.real_grid", *words])

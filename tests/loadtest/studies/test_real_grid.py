@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
@@ -95,6 +96,18 @@ def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
     assert found.num_turns == len(drawn.workload.turns)
     assert found.num_prompt_tokens == drawn.workload.num_input_tokens
     assert drawn.num_ideal_tokens <= found.num_recomputed_tokens < 1.2 * drawn.num_ideal_tokens
+
+
+def test_dear_prefill_makes_first_tokens_late_and_changes_no_prompt() -> None:
+    """The same sessions to the token; only what computing one costs differs."""
+    cheap = draw(CELL, seed=3)
+    dear = draw(replace(CELL, prefill="dear"), seed=3)
+
+    cheap_run, dear_run = simulated(cheap, "session_hash"), simulated(dear, "session_hash")
+
+    assert dear.workload.turns == cheap.workload.turns
+    assert dear_run.ttft_mean_s > 1.5 * cheap_run.ttft_mean_s
+    assert dear.cell.name.endswith(", dear prefill")
 
 
 def test_the_command_simulates_and_writes(
