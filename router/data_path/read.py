@@ -1,7 +1,8 @@
 """Read: a body as far as routing needs it, and what routing needs of it.
 
-A body is parsed whole where that is quick, else outlined. Its bytes stay as they came, unless a
-field has to change: one that only an operator may set, a tenant's salt.
+A body is parsed whole where that is quick, but for messages that an earlier one had, too; else
+outlined. Its bytes stay as they came, unless a field has to change: one that only an operator may
+set, a tenant's salt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from router.api import forms
 from router.api.forms import is_form, model_of_form
+from router.api.known_messages import KnownMessages
 from router.api.model_names import named_model
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
@@ -38,7 +40,14 @@ class Reader:
         session_headers: Where a session id is looked for.
     """
 
-    __slots__ = ("_continues_streams", "_fleet", "_outliner", "_session_headers", "_withheld")
+    __slots__ = (
+        "_continues_streams",
+        "_fleet",
+        "_known",
+        "_outliner",
+        "_session_headers",
+        "_withheld",
+    )
 
     def __init__(
         self,
@@ -50,6 +59,7 @@ class Reader:
         session_headers: Sequence[str],
     ) -> None:
         self._outliner = outliner
+        self._known = KnownMessages()
         self._fleet = fleet
         self._continues_streams = continues_streams
         self._withheld = withheld
@@ -82,6 +92,12 @@ class Reader:
         body = inbound.body
         if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
             return None
+        owner = inbound.tenant.salt if inbound.tenant is not None else None
+        known = self._known.find(body, owner or "")
+        if known is not None and (known.num_new_bytes <= SMALL_BYTES or _is_quick(body)):
+            view = self._known.parse(body, known)
+            if view is not None:
+                return view
         if len(body) > SMALL_BYTES and not _is_quick(body):
             outline = await self._outliner.outline(body)
             if not outline.is_cheap:
