@@ -80,7 +80,7 @@ def fill(text: str, makers: Mapping[str, Maker]) -> str:
 
 
 def option_tables() -> str:
-    """Describe every configuration key, a table for each section."""
+    """Describe every configuration key, a table for each section; flags only where shorter."""
     parts = [f"### `replicas`\n\n{_replica_table()}"]
     by_section = groupby(options(), key=lambda option: option.path[0])
     for section, members in by_section:
@@ -88,15 +88,13 @@ def option_tables() -> str:
             continue
         rows = [
             (
-                f"`{'.'.join(option.path)}`",
-                f"`--{_flag(option)}`",
-                f"`{option.variable}`",
+                f"`{'.'.join(option.path)}`{_short_flag(option)}",
                 _default(option.default),
                 option.description,
             )
             for option in members
         ]
-        header = ("key", "flag", "variable", "default", "what it is")
+        header = ("key", "default", "what it is")
         parts.append(f"### `{section}`\n\n{table(header, rows)}")
         if section == "experiment":
             parts.append(_experiment_tables())
@@ -134,8 +132,10 @@ def _replica_table() -> str:
     )
 
 
-def _flag(option: Option) -> str:
-    return f"{option.flag}` `--no-{option.flag}" if option.kind is bool else option.flag
+def _short_flag(option: Option) -> str:
+    """Name a flag that is not the key with hyphens."""
+    is_key = option.flag == "-".join(option.path).replace("_", "-")
+    return "" if is_key else f", `--{option.flag}`"
 
 
 def _default(value: Any) -> str:
