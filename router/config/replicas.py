@@ -41,7 +41,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             description="whether it drops the last block of each hit: --speculative-config with "
             "method eagle, eagle3, mtp, dflash or dspark, without disable_eagle_block_drop; "
-            "default: learned from its answers (docs/exactness.md)"
+            "default: learned from its answers (docs/hashes.md)"
         ),
     ] = None
     hardware: Annotated[

@@ -70,7 +70,7 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "on", "off"],
         Meta(
             description="whether engines get a long prompt's token ids with it, so that they need "
-            "not tokenize it again: auto: where that is proven (docs/exactness.md); on: at every "
+            "not tokenize it again: auto: where that is proven (docs/tokens.md); on: at every "
             "replica that takes them; off: never"
         ),
     ] = "auto"
