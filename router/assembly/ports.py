@@ -31,7 +31,7 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
     limits = router.config.limits
     public = Listener(
         "public",
-        _data_app(router).build(),
+        _data_app(router).answer,
         limits=limits,
         max_connections=room_for_connections(limits.connections),
         metrics=router.metrics,

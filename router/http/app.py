@@ -37,6 +37,7 @@ from router.errors import (
     UnknownModel,
 )
 from router.http.answers import InternalError, error_answer, metrics_answer, without_message
+from router.http.connection import Handler
 from router.http.draining import Draining
 from router.http.exchange import Exchange
 from router.http.framing import expected
@@ -48,6 +49,8 @@ from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
+_READS: Final = ("GET", "HEAD")
+_MODEL: Final = "/v1/models/"
 _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
 
@@ -82,20 +85,20 @@ class DataApp:
         self._readiness = readiness
         self._tenants = tenants
         self._draining = draining
+        self._pages: dict[str, Handler] = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics_page,
+            "/v1/models": self._models,
+        }
         self._may_wait_until_s = time.monotonic() + _START_S
 
-    def build(self) -> web.Application:
-        """Build the aiohttp application."""
-        app = web.Application(client_max_size=self._limits.body_bytes)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics_page)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{id:.+}", self._model)
-        app.router.add_route("*", "/{tail:.*}", self._route, expect_handler=expected)
-        return app
-
-    async def _route(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request of the public port."""
+        if "Expect" in request.headers and (refusal := expected(request)) is not None:
+            return refusal
+        if request.method in _READS and (page := self._page(request.path)) is not None:
+            return await page(request)
         client = self._clients.find(request.remote, request.headers, request.scheme)
         exchange = Exchange(request, client)
         try:
@@ -104,7 +107,7 @@ class DataApp:
             if is_socket != (route.takes == "socket"):
                 what = "no WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
                 raise BadRequest(f"{route.path} is {what}", param="Upgrade")
-            if route.path == "/v1/models" and request.method in ("GET", "HEAD"):
+            if route.path == "/v1/models" and request.method in _READS:
                 return await self._models(request)  # with a slash at its end
             tenant = exchange.tenant = self._tenant(request)
             # The tenant before its body: a client that may not ask costs nothing.
@@ -128,6 +131,12 @@ class DataApp:
             return self._failed(exchange, InternalError(message))
         assert exchange.response is not None
         return exchange.response
+
+    def _page(self, path: str) -> Handler | None:
+        """Find a page of the router's own."""
+        if path.startswith(_MODEL):
+            return self._model if path != _MODEL else None
+        return self._pages.get(path)
 
     async def _answer(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
         """Receive a request and have it answered.
@@ -202,7 +211,7 @@ class DataApp:
             client=exchange.client,
         )
 
-    def _tenant(self, request: web.Request) -> Tenant | None:
+    def _tenant(self, request: web.BaseRequest) -> Tenant | None:
         """Find whose request it is; None: clients are not told apart.
 
         Raises:
@@ -246,23 +255,23 @@ class DataApp:
         headers = {"x-warmroute-request-id": exchange.request_id}
         return error_answer(error, exchange.request.path, headers)
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    async def _healthz(self, _: web.BaseRequest) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _readyz(self, _: web.Request) -> web.Response:
+    async def _readyz(self, _: web.BaseRequest) -> web.Response:
         reason = self._draining.reason or self._readiness.not_ready()
         if reason is None:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
 
-    async def _metrics_page(self, request: web.Request) -> web.Response:
+    async def _metrics_page(self, request: web.BaseRequest) -> web.Response:
         """Show the metrics; not to tenants, who would see one another's."""
         client = self._clients.find(request.remote, request.headers, request.scheme)
         if self._tenants is not None and not client.sees_details:
             return web.Response(status=403, text="ask from loopback or listen.trusted\n")
         return metrics_answer(self._metrics)
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _models(self, request: web.BaseRequest) -> web.Response:
         """List what all replicas serve, each model once, as far as the client may use it."""
         try:
             models = self._models_of(request)
@@ -273,9 +282,9 @@ class DataApp:
             content_type="application/json",
         )
 
-    async def _model(self, request: web.Request) -> web.Response:
+    async def _model(self, request: web.BaseRequest) -> web.Response:
         """Show one of them, as OpenAI's API does; vLLM 0.32 has no such route."""
-        wanted = request.match_info["id"]
+        wanted = request.path.removeprefix(_MODEL)
         try:
             for model in self._models_of(request):
                 if model["id"] == wanted:
@@ -284,7 +293,7 @@ class DataApp:
         except RouterError as error:
             return error_answer(error, request.path)
 
-    def _models_of(self, request: web.Request) -> list[dict[str, Any]]:
+    def _models_of(self, request: web.BaseRequest) -> list[dict[str, Any]]:
         """List the models that a client may use.
 
         Raises:

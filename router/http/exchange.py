@@ -44,7 +44,7 @@ class Exchange:
         "tenant",
     )
 
-    def __init__(self, request: web.Request, client: Client) -> None:
+    def __init__(self, request: web.BaseRequest, client: Client) -> None:
         given = request.headers.get("X-Request-Id", "")
         self.arrived_s = time.monotonic()
         self.request = request

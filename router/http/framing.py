@@ -12,7 +12,7 @@ from router.errors import BadRequest, ExpectationFailed
 from router.http.answers import error_answer
 
 
-def check_framing(request: web.Request) -> None:
+def check_framing(request: web.BaseRequest) -> None:
     """Refuse a transfer coding other than `chunked` alone, or in HTTP/1.0.
 
     Raises:
@@ -31,15 +31,15 @@ def check_framing(request: web.Request) -> None:
     raise BadRequest(why, param="Transfer-Encoding")
 
 
-async def expected(request: web.Request) -> web.StreamResponse | None:
-    """Leave `Expect: 100-continue` to the reader of the body, so that a refusal comes first."""
+def expected(request: web.BaseRequest) -> web.StreamResponse | None:
+    """Refuse an `Expect`; `100-continue` is left to the reader of the body: refusals come first."""
     if request.headers["Expect"].lower() == "100-continue":
         return None
     error = ExpectationFailed("Expect may be 100-continue alone", param="Expect")
     return error_answer(error, request.path)
 
 
-async def let_send(request: web.Request) -> None:
+async def let_send(request: web.BaseRequest) -> None:
     """Ask a client that waits before its body to send it (`Expect: 100-continue`)."""
     if "Expect" in request.headers and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -55,7 +55,7 @@ class Guard:
                 raise AdminRefused(415, "send Content-Type: application/json", "Content-Type")
 
 
-def is_of_another_page(request: web.Request) -> bool:
+def is_of_another_page(request: web.BaseRequest) -> bool:
     """Return whether a browser sent it for a page that did not come from this port."""
     origin = request.headers.get("Origin")
     host = request.headers.get("Host", "")

@@ -47,7 +47,7 @@ class HeldBody:
     def __exit__(self, *_: object) -> None:
         self._add(-self._num_bytes)
 
-    async def read(self, request: web.Request, own_limit: int | None) -> bytes | None:
+    async def read(self, request: web.BaseRequest, own_limit: int | None) -> bytes | None:
         """Read the body once, bounded in size and time; None: there is none.
 
         `own_limit` is the tenant's, in bytes; None: it has none of its own.
