@@ -88,6 +88,14 @@ class Setup:
     async def find(self, items: list[MediaItem], owner: str = "") -> list[Any]:
         return await self.finder.find("tiny", self.prompter, items, owner)
 
+    async def find_all(self, items: list[MediaItem]) -> list[Any]:
+        """Ask until all are known: a request learns a few new ones, one at least."""
+        known: list[Any] = []
+        while len(known) < len(items):
+            num_before, known = len(known), await self.find(items)
+            assert len(known) > num_before, "refused"
+        return known
+
     def texts(self, body: dict[str, Any]) -> tuple[ChatRequest, list[str]]:
         request = replace(parse_chat(body), shows_images=True)
         return request, self.prompter.render(request).split(self.book.placeholder)
@@ -104,9 +112,7 @@ async def test_prompts_are_vllms(setup: Setup) -> None:
     for body, prompt in PROMPTS:
         items = media_items(body["messages"])
         urls |= {(item.url, item.uuid) for item in items}
-        known: list[Any] = []
-        while len(known) < len(items):  # a few new ones a request
-            known = await setup.find(items)
+        known = await setup.find_all(items)
         request, texts = setup.texts(body)
         plan = setup.prompter.plan_media(request, texts, known)
 
@@ -128,9 +134,7 @@ async def test_prompts_of_responses_are_vllms(setup: Setup) -> None:
     for (body, _), recorded in zip(PROMPTS, RECORDED["responses"], strict=True):
         chat = replace(parse_responses(as_responses(body)), shows_images=True)
         items = media_items(chat.messages)
-        known: list[Any] = []
-        while len(known) < len(items):
-            known = await setup.find(items)
+        known = await setup.find_all(items)
         texts = setup.prompter.render(chat).split(setup.book.placeholder)
         plan = setup.prompter.plan_media(chat, texts, known)
 
