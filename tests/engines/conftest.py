@@ -51,18 +51,30 @@ def pair(log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
         yield engines
 
 
+@pytest.fixture(scope="module")
+def living_pair(pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+    """Both replicas, alive when a file's first test begins."""
+    revive(pair)
+    return pair
+
+
 @pytest.fixture
-def replicas(pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+def replicas(living_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
     """Both replicas, alive, caches cold."""
-    dead = [engine for engine in pair if not answers(f"{engine.url}/health")]
+    revive(living_pair)
+    for engine in living_pair:
+        engine.reset_prefix_cache()
+    return living_pair
+
+
+def revive(engines: tuple[Engine, Engine]) -> None:
+    """Start those that were killed."""
+    dead = [engine for engine in engines if not answers(f"{engine.url}/health")]
     for engine in dead:
         engine.kill()
         engine.start()
     for engine in dead:
         engine.wait_ready("/health", ENGINE_READY_S)
-    for engine in pair:
-        engine.reset_prefix_cache()
-    return pair
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +35,11 @@ from loadtest.engines.vllm import (
     replay,
 )
 from loadtest.tiny_model import MODEL_DIR
+from tests.forks import PYTHONPATH, kill, python_command
 
 __all__ = [
     "BLOCK_SIZE", "ENGINE_READY_S", "ENVIRON", "MASTER_READY_S", "MAX_MODEL_LEN", "MODEL_DIR",
-    "NUM_BLOCKS", "REPOSITORY", "Engine", "EventTap", "LossyProxy", "Master", "Process", "Router",
+    "NUM_BLOCKS", "REPOSITORY", "Engine", "EventTap", "LossyProxy", "Master", "Ours", "Router",
     "all_up", "answers", "engine_python", "num_removed", "read_metric", "replay", "unpack",
     "wait_until",
 ]  # fmt: skip
@@ -46,8 +47,29 @@ __all__ = [
 ROUTER_READY_S = 30.0
 
 
-class Router(Process):
-    """`warmroute serve` as a user starts it; `config`, replicas included, is its YAML file."""
+class Ours(Process):
+    """A command of ours: `python -m` and these words, in a fork that has imported all there is."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, url: str, words: Sequence[str | Path], log_path: Path) -> None:
+        environ = {"PYTHONPATH": PYTHONPATH, "HF_HUB_OFFLINE": "1"}
+        super().__init__(name, url, [*python_command(), "-m", *words], log_path, environ)
+
+    def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
+        """Kill it, and what stands for it after it."""
+        popen = self._popen
+        if signum is signal.SIGKILL and isinstance(popen, subprocess.Popen):
+            if popen.poll() is None:
+                kill(popen)
+        super().kill(signum)
+
+
+class Router(Ours):
+    """`warmroute serve` as a user starts it; `config`, replicas included, is its YAML file.
+
+    It ends at once: there is no front end that would have to notice.
+    """
 
     __slots__ = ("admin_url", "decisions_path")
 
@@ -64,7 +86,7 @@ class Router(Process):
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.decisions_path = log_dir / f"decisions-{port}.jsonl"
         command: list[str | Path] = [
-            sys.executable, "-m", "router.cli", "serve",
+            "router.cli", "serve", "--listen-drain-grace-s", "0",
             "--port", str(port), "--admin-port", str(admin_port), "--admin-open",
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip
@@ -82,7 +104,6 @@ class Router(Process):
             f"http://127.0.0.1:{port}",
             command,
             log_dir / f"router-{port}.log",
-            {},
         )
 
     def __enter__(self) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engines.agents import AGENTS, CLIENTS, SAID, Agent, run
-from tests.engines.harness import Engine, Process, Router, all_up
+from tests.engines.harness import Engine, Ours, Router, all_up
 from tests.ports import free_port
 
 VOCABULARY = 8_192
@@ -76,19 +75,18 @@ def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Age
 
 
 @contextmanager
-def scripted(agent: Agent, folder: Path) -> Iterator[Sequence[Process]]:
+def scripted(agent: Agent, folder: Path) -> Iterator[Sequence[Ours]]:
     """Run two emulated replicas that answer with the agent's script."""
     script = folder / "script.json"
     script.write_text(json.dumps(agent.script))
     replicas = []
     for name in ("scripted-1", "scripted-2"):
         port = free_port()
-        command = [
-            sys.executable, "-m", "loadtest.emulator", "--port", str(port), "--preset", "instant",
+        words = [
+            "loadtest.emulator", "--port", str(port), "--preset", "instant",
             "--max-model-len", str(MAX_TOKENS), "--script", str(script),
         ]  # fmt: skip
-        url = f"http://127.0.0.1:{port}"
-        replicas.append(Process(name, url, command, folder / f"{name}.log", {}))
+        replicas.append(Ours(name, f"http://127.0.0.1:{port}", words, folder / f"{name}.log"))
     with all_up(replicas):
         yield replicas
 

@@ -55,10 +55,10 @@ def say(answer: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-@pytest.fixture
-def handing(replicas: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
+@pytest.fixture(scope="module")
+def handing(living_pair: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
     """A router in front of the first replica alone, which it has found to take ids."""
-    with Router(replicas[:1], log_dir, options=("--tokens-hand-over", "on")) as router:
+    with Router(living_pair[:1], log_dir, options=("--tokens-hand-over", "on")) as router:
         wait_until(lambda: takes(router), 60, "ids handed over")
         yield router
 

@@ -174,7 +174,7 @@ async def kill_owner(router: Router, replicas: tuple[Engine, Engine]) -> None:
     owner = turns[-1][1].replica
     engine = replicas[0] if owner == "r1" else replicas[1]
     # Long to generate and answered whole: no byte of the answer before the kill.
-    body = {**turns[-1][0].body, "max_tokens": 6_000, "min_tokens": 6_000}
+    body = {**turns[-1][0].body, "max_tokens": 2_000, "min_tokens": 2_000}
     answers: list[httpx.Response] = []
 
     def ask() -> None:
@@ -265,7 +265,7 @@ def test_a_stream_goes_on_at_the_other_engine(
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
-        "max_tokens": 1_500,
+        "max_tokens": 800,
         "ignore_eos": True,
         "allowed_token_ids": plain_words(),
         **fields,

@@ -150,7 +150,7 @@ async def test_two_routers_are_as_good_as_one(
 
 
 def some_sessions() -> list[Session]:
-    return mixed_sessions(num_turns=6, num_sessions=5, scale_tokens=0.18, num_output_tokens=100)
+    return mixed_sessions(num_turns=6, num_sessions=5, scale_tokens=0.18)
 
 
 async def test_looked_up_in_redis(
@@ -203,7 +203,7 @@ async def test_two_routers_share_what_they_know_of_the_pool(
 ) -> None:
     """Sessions at once, thrown to and fro between replicas and routers, while the pool evicts."""
     num_evicted = master.metric("master_evicted_key_count")
-    sessions = mixed_sessions(num_turns=6, num_sessions=5, num_output_tokens=150, scale_time=0.1)
+    sessions = mixed_sessions(num_turns=6, num_sessions=5, scale_time=0.1)
     with start_routers(pooled, 2, *with_pool(master), policy="random") as routers:
         load = Load(routers)
         await load.run(sessions, concurrency=2)
@@ -273,9 +273,7 @@ async def test_each_dies_during_load(
     """Routers, Redis, the master, an engine, one after the other: no client sees an error."""
     with start_routers(pooled, 2, *with_pool(master)) as routers:
         load = Load(routers)
-        supply = make_sessions(
-            replace(PROFILE, num_sessions=200, seed=84, num_output_tokens=150, scale_time=0.05)
-        )
+        supply = make_sessions(replace(PROFILE, num_sessions=200, seed=84, scale_time=0.05))
         async with asyncio.TaskGroup() as tg:
             tg.create_task(load.run(supply, concurrency=3))
             await load.more(6)

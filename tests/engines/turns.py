@@ -33,7 +33,7 @@ PROFILE = Profile(
     scale_time=0.02,
     max_context_tokens=100_000,  # 12K scaled: half of a replica's cache
     sub_agent_share=0.0,
-    num_output_tokens=150,  # half of an agent's: a step costs both cores 5 ms, whatever it makes
+    num_output_tokens=60,  # a fifth of an agent's: a token costs as much as 50 of a prompt
     salts=(None, "t1", "t2"),
 )
 """Twelve of these sessions (six of each seed) fill two small caches, which take turns to evict a
