@@ -27,7 +27,7 @@ from loadtest.bench.bench_redis import redis_server
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.view import CandidateId
-from router.cluster import Sharing
+from router.cluster import OrderShare, RecordShare, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.outbox import Outbox
@@ -258,21 +258,29 @@ class _Router:
             names=names,
             metrics=metrics,
         )
+        store = RedisStore(_config(url), router=name, password=None)
         self.sharing = Sharing(
-            RedisStore(_config(url), router=name, password=None),
-            me=name,
+            store,
             caches=self.caches,
             names=names,
             peers=self.peers,
             outbox=self.outbox,
-            registry=registry,
-            apply_records=_ignore,
+            orders=OrderShare(
+                store,
+                registry=registry,
+                experiments=ExperimentRunner(Metrics()),
+                apply_records=_ignore,
+            ),
+            records=RecordShare(
+                store,
+                peers=self.peers,
+                outbox=self.outbox,
+                responses=ResponseOwners(),
+                ttl_s=60.0,
+            ),
             pools=(),
             lease_s=3.0,
-            responses=ResponseOwners(),
-            session_ttl_s=60.0,
             keeps_blocks=True,
-            experiments=ExperimentRunner(Metrics()),
         )
         for replica in _names():
             self.fleet.add(

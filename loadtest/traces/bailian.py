@@ -22,6 +22,7 @@ from loadtest.traces.request import (
     MAX_TOKENS,
     Clock,
     Draft,
+    LineReader,
     check_hash_ids,
     check_tokens,
 )
@@ -55,32 +56,21 @@ class BailianLine(Struct, kw_only=True, gc=False):
     turn: int = 1
 
 
-class Bailian:
+class Bailian(LineReader):
     """Takes the lines of one file."""
 
-    __slots__ = ("_chains", "_clock", "_decoder", "_drafts", "_keys", "_num_turns", "block_size")
+    __slots__ = ("_chains", "_clock", "_decoder", "_keys", "_num_turns")
 
     def __init__(self, block_size: int | None = None) -> None:
         """Read blocks of `block_size` tokens; None: 16."""
-        self.block_size = block_size or BLOCK_TOKENS
+        super().__init__(block_size or BLOCK_TOKENS)
         self._clock = Clock()
         self._decoder = msgspec.json.Decoder(BailianLine)
-        self._drafts: list[Draft] = []
         self._keys: dict[int, TurnKey] = {}  # of chats
         self._num_turns: dict[str, int] = {}
         self._chains: dict[tuple[int, int], int] = {}  # id before, block: id
 
-    @property
-    def num_requests(self) -> int:
-        """Count the requests taken so far."""
-        return len(self._drafts)
-
     def add(self, raw: bytes) -> None:
-        """Take one line.
-
-        Raises:
-            BadLine: It is not one; nothing of it is kept.
-        """
         line = decoded(self._decoder, raw, _ALLOWED)
         self._check(line)
         self._clock.set(line.timestamp * 1000.0)
@@ -121,7 +111,3 @@ class Bailian:
             before = chains.setdefault((before, block), len(chains))
             ids.append(before)
         return tuple(ids)
-
-    def drafts(self) -> list[Draft]:
-        """Hand over what was taken."""
-        return self._drafts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -13,36 +13,17 @@ from loadtest.traces.blocks import Blocks, load_tokenizer
 from loadtest.traces.errors import NOT_JSON, WorkloadError
 from loadtest.traces.messages import Messages
 from loadtest.traces.mooncake import BLOCK_TOKENS, Mooncake
-from loadtest.traces.request import Draft
+from loadtest.traces.request import LineReader
 from loadtest.traces.sharegpt import ShareGpt
 
 _BOM: Final = b"\xef\xbb\xbf"
 _NUM_PROBED: Final = 10  # lines that may be bad before the format is known
 
 
-class Format(Protocol):
-    """Takes a file line by line."""
-
-    block_size: int
-
-    @property
-    def num_requests(self) -> int:
-        """Count the requests taken so far."""
-        ...
-
-    def add(self, raw: bytes) -> None:
-        """Take one line or array entry; BadLine says what is wrong, and nothing of it is kept."""
-        ...
-
-    def drafts(self) -> list[Draft]:
-        """Hand over what was taken, in the order of the file."""
-        ...
+Maker = Callable[[int | None, Path | None], LineReader]
 
 
-Maker = Callable[[int | None, Path | None], Format]
-
-
-def _with_tokenizer(make: Callable[[Blocks], Format]) -> Maker:
+def _with_tokenizer(make: Callable[[Blocks], LineReader]) -> Maker:
     return lambda block_size, tokenizer: make(
         Blocks(load_tokenizer(tokenizer), block_size or BLOCK_TOKENS)
     )

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from loadtest.traces.blocks import Blocks
 from loadtest.traces.errors import BadLine, decoded, in_range
-from loadtest.traces.request import MAX_DELAY_MS, MAX_TOKENS, Clock, Draft, check_tokens
+from loadtest.traces.request import MAX_DELAY_MS, MAX_TOKENS, Clock, Draft, LineReader, check_tokens
 
 _MESSAGES: Final = 'a list of at least one {"role": ..., "content": ...}'
 _ALLOWED: Final = {
@@ -45,29 +45,18 @@ class _Line(Struct, kw_only=True, gc=False):
     tools: tuple[dict[str, Any], ...] | None = None
 
 
-class Messages:
+class Messages(LineReader):
     """Takes the lines of one file."""
 
-    __slots__ = ("_blocks", "_clock", "_decoder", "_drafts", "block_size")
+    __slots__ = ("_blocks", "_clock", "_decoder")
 
     def __init__(self, blocks: Blocks) -> None:
-        self.block_size = blocks.block_size
+        super().__init__(blocks.block_size)
         self._blocks = blocks
         self._clock = Clock()
         self._decoder = msgspec.json.Decoder(_Line)
-        self._drafts: list[Draft] = []
-
-    @property
-    def num_requests(self) -> int:
-        """Count the requests taken so far."""
-        return len(self._drafts)
 
     def add(self, raw: bytes) -> None:
-        """Take one line.
-
-        Raises:
-            BadLine: It is not one; nothing of it is kept.
-        """
         line = decoded(self._decoder, raw, _ALLOWED)
         session_id = f"m{self.num_requests}" if line.session_id is None else str(line.session_id)
         delay_ms = _delay_ms(line)
@@ -92,10 +81,6 @@ class Messages:
                 tools=line.tools or None,
             )
         )
-
-    def drafts(self) -> list[Draft]:
-        """Hand over what was taken."""
-        return self._drafts
 
 
 def _messages(line: _Line) -> tuple[dict[str, Any], ...]:

@@ -41,6 +41,7 @@ from loadtest.traces.request import (
     MAX_TOKENS,
     Clock,
     Draft,
+    LineReader,
     check_hash_ids,
     check_tokens,
 )
@@ -81,14 +82,14 @@ class MooncakeLine(Struct, kw_only=True, omit_defaults=True, gc=False):
     after: tuple[TurnKey, ...] | None = None
 
 
-class Mooncake:
+class Mooncake(LineReader):
     """Takes the lines of one file."""
 
-    __slots__ = ("_clock", "_decoder", "_fixed", "_lines", "block_size")
+    __slots__ = ("_clock", "_decoder", "_fixed", "_lines")
 
     def __init__(self, block_size: int | None = None) -> None:
         """Read blocks of `block_size` tokens; None: what the file says, or else 512."""
-        self.block_size = block_size or BLOCK_TOKENS
+        super().__init__(block_size or BLOCK_TOKENS)
         self._fixed = block_size is not None
         self._clock = Clock()
         self._decoder = msgspec.json.Decoder(MooncakeLine)
@@ -96,15 +97,9 @@ class Mooncake:
 
     @property
     def num_requests(self) -> int:
-        """Count the requests taken so far."""
         return len(self._lines)
 
     def add(self, raw: bytes) -> None:
-        """Take one line.
-
-        Raises:
-            BadLine: It is not one; nothing of it is kept.
-        """
         line = decoded(self._decoder, raw, _ALLOWED)
         session_id = self._check(line)
         if line.timestamp is not None:
@@ -136,7 +131,6 @@ class Mooncake:
         return stated
 
     def drafts(self) -> list[Draft]:
-        """Hand over what was taken, every prompt whole."""
         if _has_deltas(self._lines):
             return list(_whole(self._lines, self.block_size))
         return [_draft(line, line.input_length, line.hash_ids) for line in self._lines]

@@ -8,7 +8,8 @@ from pathlib import Path
 from loadtest.timing import Timing
 from loadtest.traces.building import build
 from loadtest.traces.errors import BadLine, WorkloadError
-from loadtest.traces.formats import FORMATS, Format, entries, format_of
+from loadtest.traces.formats import FORMATS, entries, format_of
+from loadtest.traces.request import LineReader
 from loadtest.workload import Workload
 
 
@@ -55,7 +56,7 @@ def read_workload(
 
 def _read(
     path: Path,
-    reader: Format,
+    reader: LineReader,
     skip_bad: bool,
     max_requests: int | None,
     advance: Callable[[int], None],

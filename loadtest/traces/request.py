@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from msgspec import Struct
@@ -60,6 +61,37 @@ def check_hash_ids(hash_ids: tuple[int, ...], num_input_tokens: int, block_size:
         )
     in_range("hash_ids", min(hash_ids), 0, MAX_HASH_ID)
     in_range("hash_ids", max(hash_ids), 0, MAX_HASH_ID)
+
+
+class LineReader(ABC):
+    """Takes one file, line by line.
+
+    Args:
+        block_size: Tokens of a block that a hash id names.
+    """
+
+    __slots__ = ("_drafts", "block_size")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._drafts: list[Draft] = []
+
+    @property
+    def num_requests(self) -> int:
+        """Count the requests taken so far."""
+        return len(self._drafts)
+
+    @abstractmethod
+    def add(self, raw: bytes) -> None:
+        """Take one line or array entry.
+
+        Raises:
+            BadLine: It is not one; nothing of it is kept.
+        """
+
+    def drafts(self) -> list[Draft]:
+        """Hand over what was taken, in the order of the file, every prompt whole."""
+        return self._drafts
 
 
 class Clock:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from loadtest.traces.blocks import Blocks
 from loadtest.traces.errors import BadLine, decoded
-from loadtest.traces.request import Draft, check_tokens
+from loadtest.traces.request import Draft, LineReader, check_tokens
 
 ROLES: Final = {
     "human": "user",
@@ -51,29 +51,18 @@ class _Entry(Struct, gc=False):
     id: str | int | None = None
 
 
-class ShareGpt:
+class ShareGpt(LineReader):
     """Takes the entries of one file."""
 
-    __slots__ = ("_blocks", "_decoder", "_drafts", "_session_ids", "block_size")
+    __slots__ = ("_blocks", "_decoder", "_session_ids")
 
     def __init__(self, blocks: Blocks) -> None:
-        self.block_size = blocks.block_size
+        super().__init__(blocks.block_size)
         self._blocks = blocks
         self._decoder = msgspec.json.Decoder(_Entry)
-        self._drafts: list[Draft] = []
         self._session_ids: set[str] = set()
 
-    @property
-    def num_requests(self) -> int:
-        """Count the requests taken so far."""
-        return len(self._drafts)
-
     def add(self, raw: bytes) -> None:
-        """Take one conversation.
-
-        Raises:
-            BadLine: It is not one, or it has no answer; nothing of it is kept.
-        """
         entry = decoded(self._decoder, raw, _ALLOWED)
         drafts = self._calls(entry, self._session_id(entry))
         if not drafts:
@@ -113,7 +102,3 @@ class ShareGpt:
             messages.append(message)
             parts.append(tokens)
         return drafts
-
-    def drafts(self) -> list[Draft]:
-        """Hand over what was taken."""
-        return self._drafts

@@ -14,7 +14,7 @@ from typing import Any
 from policies.registry import create
 from router.api.outliner import Outliner
 from router.api.withheld import Withheld
-from router.cluster import PoolShare, Sharing
+from router.cluster import OrderShare, PoolShare, RecordShare, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -26,6 +26,10 @@ from router.data_path.shadow import Shadows
 from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
 from router.discovery.find import build_sources
+from router.discovery.model_watch import ModelWatch
+from router.discovery.probes import Probes
+from router.discovery.prompter_loader import PrompterLoader
+from router.discovery.rank_streams import RankStreams
 from router.discovery.readiness import Readiness
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
@@ -39,6 +43,7 @@ from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
+from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
 from router.records.log import DecisionLog
@@ -178,6 +183,22 @@ class Parts:
         )
         self.waiting: Waiting = {}
         self.sleepers = Sleepers(self.fleet, self.caches)
+        self.probes = Probes(
+            self.config.health,
+            engine_api=self.engine_api,
+            fleet=self.fleet,
+            upstream=self.upstream,
+            served_models=self.served_models,
+            sleepers=self.sleepers,
+        )
+        self.model_watch = ModelWatch(
+            self.config,
+            engine_api=self.engine_api,
+            prompters=self.prompters,
+            loader=PrompterLoader(self.prompters, self.config.tokens, self.threads.load),
+            hand_over=self.hand_over,
+            served_models=self.served_models,
+        )
         self.watches = Watches(
             self.registry,
             fleet=self.fleet,
@@ -209,21 +230,20 @@ class Parts:
             entry.name,
             entry.replica,
             config=self.config,
-            fleet=self.fleet,
-            caches=self.caches,
-            prompters=self.prompters,
-            hand_over=self.hand_over,
-            upstream=self.upstream,
             engine_api=self.engine_api,
-            served_models=self.served_models,
-            loaders=self.threads.load,
+            fleet=self.fleet,
             waiting=self.waiting,
             is_offered=lambda: self.watches.is_offered(entry.name),
-            sharing=self.sharing,
-            sleepers=self.sleepers,
-            pools=self.pools,
-            readers=self.readers,
-            count_failure=self.count_failure,
+            streams=RankStreams(
+                self.config,
+                caches=self.caches,
+                pools=self.pools,
+                sharing=self.sharing,
+                count_failure=self.count_failure,
+            ),
+            models=self.model_watch,
+            members=PoolMembers(self.pools, self.readers),
+            probes=self.probes,
         )
 
     def _build_cluster(self, redis_password: str | None, peer_name: str | None) -> None:
@@ -257,21 +277,28 @@ class Parts:
         self.store = RedisStore(config.redis, router=name, password=redis_password)
         self.sharing = Sharing(
             self.store,
-            me=name,
             caches=self.caches,
             names=self.candidate_names,
             peers=self.peers,
             outbox=self.outbox,
-            registry=self.registry,
-            apply_records=self.watches.apply,
+            orders=OrderShare(
+                self.store,
+                registry=self.registry,
+                experiments=self.experiments,
+                apply_records=self.watches.apply,
+            ),
+            records=RecordShare(
+                self.store,
+                peers=self.peers,
+                outbox=self.outbox,
+                responses=self.responses,
+                ttl_s=config.session.ttl_s,
+            ),
             pools=[
                 PoolShare(pool.catalog, pool.follower, pool.name) for pool in self.pools.values()
             ],
             lease_s=config.redis.lease_s,
-            responses=self.responses,
-            session_ttl_s=config.session.ttl_s,
             keeps_blocks=config.index.mode == "local",
-            experiments=self.experiments,
             accounts=self.tenants.accounts if self.tenants is not None else None,
             count_failure=self.count_failure,
         )

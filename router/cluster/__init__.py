@@ -10,6 +10,7 @@
     peers         what the others' notes change here
     pool_share    who lists the shared pool, and what was learned of it
     order_share   what operators ordered: replicas, experiments
+    record_share  which replica had a session's last turn, and which one issued a response
     following     a candidate's blocks, from its engine or from its leader
 
 `Sharing` puts them together; the replicas' watches follow candidates by its `following`.
@@ -19,7 +20,9 @@ logged once, and every router goes on with its own view.
 
 from router.cluster.link import Link
 from router.cluster.membership import Membership, Role
+from router.cluster.order_share import OrderShare
 from router.cluster.pool_share import PoolShare
+from router.cluster.record_share import RecordShare
 from router.cluster.sharing import Sharing
 
-__all__ = ["Link", "Membership", "PoolShare", "Role", "Sharing"]
+__all__ = ["Link", "Membership", "OrderShare", "PoolShare", "RecordShare", "Role", "Sharing"]

@@ -187,11 +187,6 @@ class Peers:
         """The other routers that were not silent for long."""
         return tuple(self._peers)
 
-    @property
-    def num_open_elsewhere(self) -> int:
-        """How many requests other routers have in flight, as far as we know."""
-        return sum(len(peer.work.open) for peer in self._peers.values())
-
     def learn_sessions(self, states: Mapping[int, SessionState], now_s: float) -> None:
         """Take over stored sessions; what we know ourselves is newer."""
         for session_hash, state in states.items():

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -22,7 +22,6 @@ from router.cluster.following import Following
 from router.cluster.link import PAUSE_S, Link
 from router.cluster.loader import load_snapshots
 from router.cluster.loops import (
-    FLUSH_S,
     DeltaWriter,
     LeaseKeeper,
     LogReader,
@@ -30,19 +29,17 @@ from router.cluster.loops import (
     publish_usage,
 )
 from router.cluster.membership import Memberships, Role
-from router.cluster.order_share import FULL_S, OrderShare
+from router.cluster.order_share import OrderShare
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.pool_share import PoolShare
+from router.cluster.record_share import RecordShare
 from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
-from router.errors import StoreError, StoreFull
-from router.experiments.runner import ExperimentRunner
+from router.errors import StoreError
 from router.index.cache_view import CacheView
-from router.messages import Delta, ReplicaRecord, StreamId
+from router.messages import Delta, StreamId
 from router.metrics import SharingState
-from router.replicas.registry import Registry
-from router.replicas.response_owners import ResponseOwners
 from router.supervisor import described, ignore
 from router.tenants import Accounts
 
@@ -51,7 +48,6 @@ logger = logging.getLogger(__name__)
 _Error = TypeVar("_Error", bound=BaseException)
 
 _SWEEP_S: Final = 2.0
-_SESSIONS_S: Final = 1.0
 _POOLS_S: Final = 0.2
 _LEAVE_S: Final = 0.5
 _STEADY_S: Final = 3.0  # up for so long is no accident
@@ -61,10 +57,7 @@ class Sharing:
     """See the module. `run` is its life; `link` says whether Redis is there.
 
     Args:
-        me: This router's name among the others, unique to the process.
         names: What candidates are called among routers.
-        apply_records: Makes the registry follow what is stored.
-        experiments: Their orders are shared as the registry's are.
         accounts: What tenants used; None: there are none.
         keeps_blocks: Whether blocks that other routers lead are kept here (index.mode local).
     """
@@ -73,19 +66,15 @@ class Sharing:
         self,
         store: RedisStore,
         *,
-        me: str,
         caches: CacheView,
         names: CandidateNames,
         peers: Peers,
         outbox: Outbox,
-        registry: Registry,
-        apply_records: Callable[[Mapping[str, ReplicaRecord]], None],
+        orders: OrderShare,
+        records: RecordShare,
         pools: Sequence[PoolShare],
         lease_s: float,
-        responses: ResponseOwners,
-        session_ttl_s: float,
         keeps_blocks: bool,
-        experiments: ExperimentRunner,
         accounts: Accounts | None = None,
         count_failure: Callable[[str], None] = ignore,
     ) -> None:
@@ -99,8 +88,8 @@ class Sharing:
         self._pools = pools
         self._accounts = accounts
         self._count_failure = count_failure
-        self._responses = responses
-        self._session_ttl_s = session_ttl_s
+        self._orders = orders
+        self._records = records
         self.following = Following(
             caches=caches,
             names=names,
@@ -108,14 +97,11 @@ class Sharing:
             link=self.link,
             outbox=outbox,
         )
-        self._orders = OrderShare(
-            store, registry=registry, experiments=experiments, apply_records=apply_records
-        )
         self.reader = LogReader(
             store,
             self.memberships,
             peers,
-            me=me,
+            me=peers.name,
             on_registered=self._orders.must_read.set,
             on_pool=self._apply_to_pools,
             on_consumed=accounts.receive if accounts is not None else _ignore,
@@ -224,8 +210,8 @@ class Sharing:
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
             tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
             tg.create_task(self._orders.run(), name="redis: registry")
-            tg.create_task(self._store_sessions(), name="redis: sessions")
-            tg.create_task(self._store_responses(), name="redis: responses")
+            tg.create_task(self._records.store_sessions(), name="redis: sessions")
+            tg.create_task(self._records.store_responses(), name="redis: responses")
             tg.create_task(self.following.repeat_suspicions(), name="redis: suspicions")
             tg.create_task(self._sweep(), name="redis: sweep")
             if self._accounts is not None:
@@ -244,27 +230,6 @@ class Sharing:
     async def join_routers(self) -> None:
         """Read what the other routers have in flight."""
         self._peers.join(await self._store.loads(), time.monotonic())
-
-    async def _store_sessions(self) -> None:
-        """Read the sessions there are, then store those that had a turn here."""
-        async for session_hash, state in self._store.records.sessions():
-            self._peers.learn_sessions({session_hash: state}, time.monotonic())
-        while True:
-            with suppress(StoreFull):  # their next turn stores them
-                while sessions := self._outbox.take_sessions():
-                    await self._store.records.put_sessions(sessions, self._session_ttl_s)
-            await asyncio.sleep(_SESSIONS_S)
-
-    async def _store_responses(self) -> None:
-        """Store which replicas issued the responses that came through here."""
-        while True:
-            try:
-                while owners := self._responses.unsaved():
-                    await self._store.records.put_response_owners(owners, self._session_ttl_s)
-                    self._responses.saved(owners)
-            except StoreFull:
-                await asyncio.sleep(FULL_S)
-            await asyncio.sleep(FLUSH_S)
 
     async def _merge_pools(self) -> None:
         """Merge directories with what Redis has, as models are found."""

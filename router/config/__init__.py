@@ -24,6 +24,7 @@ from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
 from router.config.replicas import (
     EventsConfig,
     ForwardConfig,
+    HealthConfig,
     MooncakeConfig,
     PoolConfig,
     ReplicaConfig,
@@ -45,6 +46,7 @@ __all__ = [
     "DiscoveryConfig",
     "EventsConfig",
     "ForwardConfig",
+    "HealthConfig",
     "IndexConfig",
     "LimitsConfig",
     "ListenConfig",

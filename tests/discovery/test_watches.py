@@ -112,7 +112,7 @@ async def test_a_removed_replica_finishes_its_answers() -> None:
     """New requests go elsewhere; when the last answer is out, nothing of it stays behind."""
     async with Engines(2, time_model=SLOW) as engines, on_stage(*engines) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
-        body = streamed(chat(words(1), max_tokens=20, ignore_eos=True))
+        body = streamed(chat(words(1), max_tokens=100, ignore_eos=True))
         async with stage.asking(body) as answer:
             name = answer.headers["x-warmroute-replica"]
             await remove(stage, name)
@@ -159,7 +159,7 @@ async def test_a_removed_replica_may_come_back() -> None:
 async def test_adding_back_stops_the_leaving() -> None:
     """While an answer still runs there: it never went."""
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
-        body = streamed(chat(words(1), max_tokens=20, ignore_eos=True))
+        body = streamed(chat(words(1), max_tokens=100, ignore_eos=True))
         async with stage.asking(body) as answer:
             await remove(stage, "r1")
             assert await add(stage, engine) == "r1"

@@ -113,7 +113,7 @@ class Stage:
 
 
 def test_an_engine_has_one_ready_beside_the_one_it_computes() -> None:
-    """What does not fit the window waits; a full candidate stops nobody else."""
+    """What does not fit the window waits; a full candidate stops no other."""
     stage = Stage()
     for name in ("a1", "a2", "a3"):
         stage.ask(name, 100)
@@ -427,7 +427,7 @@ def test_with_a_pool_that_has_what_is_asked_for_caches_may_overflow(
 
 
 def test_of_a_full_queue_the_lowest_priority_is_refused_first() -> None:
-    """Nobody is refused for one of the same priority; batch goes before interactive ones."""
+    """No request is refused for one of the same priority; batch goes before interactive ones."""
     stage = Stage(window=0)
     stage.num_waiting = {A: 1, B: 1}
     stage.ask("high", 9_000, tenant="high", priority=2)

@@ -22,6 +22,8 @@ import pytest
 
 from policies.view import CandidateId
 from router.cluster import (
+    OrderShare,
+    RecordShare,
     Role,
     Sharing,
     loader,
@@ -285,19 +287,26 @@ class Node:
         self.store = SteppedStore(config, router=name, gate=self.snapshots)
         self.sharing = Sharing(
             self.store,
-            me=name,
             caches=self.caches,
             names=self.names,
             peers=self.peers,
             outbox=self.outbox,
-            registry=registry,
-            apply_records=lambda _: None,
+            orders=OrderShare(
+                self.store,
+                registry=registry,
+                experiments=ExperimentRunner(Metrics()),
+                apply_records=lambda _: None,
+            ),
+            records=RecordShare(
+                self.store,
+                peers=self.peers,
+                outbox=self.outbox,
+                responses=ResponseOwners(),
+                ttl_s=60.0,
+            ),
             pools=(),
             lease_s=60.0,
-            responses=ResponseOwners(),
-            session_ttl_s=60.0,
             keeps_blocks=keeps_blocks,
-            experiments=ExperimentRunner(Metrics()),
         )
         self.sources = {
             c: PlayedSource(engine, self.index, self.replays) for c, engine in engines.items()

@@ -1,0 +1,113 @@
+"""What is found out about the models of one replica, beside its health: tokenizers, ids, dates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from router.config import Config
+from router.discovery.dates import DateWatch
+from router.discovery.engine_api import EngineApi
+from router.discovery.hand_over_probe import WrongIds, takes_ids
+from router.discovery.prompter_loader import PrompterLoader
+from router.discovery.served_models import ServedModels
+from router.errors import RouterError, UpstreamError
+from router.replicas.replica import Replica
+from router.tokens import NeedsEngine, Prompters
+from router.tokens.hand_over import HandOver
+
+logger = logging.getLogger(__name__)
+
+_ASK_AGAIN_S: Final = 30.0
+_LOADING_S: Final = 0.2  # pause between looks whether a tokenizer is loaded
+
+
+class ModelWatch:
+    """Finds it out, and forgets it with the process."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        engine_api: EngineApi,
+        prompters: Prompters,
+        loader: PrompterLoader,
+        hand_over: HandOver,
+        served_models: ServedModels,
+    ) -> None:
+        self._interval_s = config.health.interval_s
+        self._start_dates = config.tokens.start_dates
+        self._engine_api = engine_api
+        self._prompters = prompters
+        self._loader = loader
+        self._hand_over = hand_over
+        self._served_models = served_models
+
+    def lora_paths(self, replica: Replica) -> Mapping[str, str]:
+        """Return where its adapters are, by name; read live."""
+        return self._served_models.lora_paths(replica)
+
+    def begin(self, replica: Replica, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Load what its models need, and start the tasks that ask it about them."""
+        self._loader.load(replica)
+        name = replica.name
+        return [
+            group.create_task(self._ask_about_ids(replica), name=f"hand over {name}"),
+            *(
+                group.create_task(self._watch_date(m.id, replica), name=f"date of {m.id}")
+                for m in replica.models
+                if m.parent is None and m.id not in self._start_dates
+            ),
+        ]
+
+    def forget(self, name: str) -> None:
+        """Forget what was found out about a replica: it is gone, or another process."""
+        self._hand_over.forget(name)
+        self._served_models.forget(name)
+
+    async def _ask_about_ids(self, replica: Replica) -> None:
+        """Find out whether the replica takes token ids, where its models' are proven."""
+        models = [model.id for model in replica.models if model.parent is None]
+        pause_s = self._interval_s
+        while True:
+            await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
+            pause_s = self._interval_s
+            for model, path in self._hand_over.to_probe(replica.name, models, time.monotonic()):
+                prompter = self._prompters.get(model)
+                assert prompter is not None
+                try:
+                    takes = await takes_ids(
+                        self._engine_api,
+                        replica.name,
+                        replica.url,
+                        model=model,
+                        path=path,
+                        prompter=prompter,
+                    )
+                except WrongIds:
+                    self._hand_over.suspend(model, "ids", time.monotonic())
+                except UpstreamError as exc:
+                    fields = {"replica": replica.name, "reason": exc.message}
+                    logger.warning("not known yet whether it takes token ids", extra=fields)
+                    pause_s = _ASK_AGAIN_S
+                except (NeedsEngine, RouterError):
+                    self._hand_over.observe_probe(replica.name, model, path, takes=False)
+                else:
+                    self._hand_over.observe_probe(replica.name, model, path, takes=takes)
+
+    async def _watch_date(self, model: str, replica: Replica) -> None:
+        """Watch the date in a model's prompts, if there is one."""
+        while True:
+            prompter = self._prompters.get(model)
+            if prompter is not None:
+                break
+            await asyncio.sleep(_LOADING_S)
+        if prompter.is_dated:
+            watch = DateWatch(
+                model, prompter, replica=replica.name, url=replica.url, api=self._engine_api
+            )
+            await watch.run()

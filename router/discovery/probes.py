@@ -1,0 +1,135 @@
+"""Probes of replicas: their health, their load, and whether it is still the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from router.config import HealthConfig
+from router.discovery.engine_api import EngineApi, EngineFacts, RankLoads
+from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
+from router.errors import NotAsked, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from router.replicas.fleet import EngineLoad, Fleet
+from router.replicas.health import ProbeFailure
+from router.replicas.replica import Replica, candidates_of
+from router.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+
+class Probes:
+    """Asks replicas how they are; what it finds goes into the fleet."""
+
+    def __init__(
+        self,
+        health: HealthConfig,
+        *,
+        engine_api: EngineApi,
+        fleet: Fleet,
+        upstream: Upstream,
+        served_models: ServedModels,
+        sleepers: Sleepers,
+    ) -> None:
+        self._health = health
+        self._engine_api = engine_api
+        self._fleet = fleet
+        self._upstream = upstream
+        self._served_models = served_models
+        self._sleepers = sleepers
+
+    async def run(self, replica: Replica, facts: EngineFacts) -> None:
+        """Probe health and load until another process answers at the replica's address."""
+        name, health = replica.name, self._health
+        load_due_s = time.monotonic()
+        self._sleepers.forget(name)
+        self._sleepers.note(name, facts.sleep, load_due_s)
+        was_up = True
+        while True:
+            await asyncio.sleep(health.interval_s * random.uniform(0.9, 1.1))
+            try:
+                await self._engine_api.ping(name, replica.url)
+            except NotAsked:
+                continue
+            except UpstreamError as exc:
+                is_up = self.is_up_after(name, exc)
+                if was_up and not is_up:
+                    was_up = False
+                    logger.warning("replica down", extra={"replica": name, "reason": exc.message})
+                continue
+            if time.monotonic() >= load_due_s or not was_up:
+                asked_s = time.monotonic()
+                load_due_s = asked_s + health.load_interval_s
+                load = await self._engine_api.load(
+                    name,
+                    replica.url,
+                    names_sources=facts.names_sources,
+                    shows_pause=facts.shows_pause,
+                )
+                if not was_up and (load is None or load.started_s is None):
+                    return  # it may be another process: ask for everything
+                if load is not None:
+                    if _is_another(load, facts):
+                        return
+                    if load.rank_numbers and load.rank_numbers != facts.rank_numbers:
+                        fields = {"replica": name, "ranks": len(load.rank_numbers)}
+                        logger.warning("replica has other ranks now", extra=fields)
+                        return  # scaled: ranks that went are dropped, those that came are found
+                    if load.sleep is not None:
+                        self._sleepers.note(name, load.sleep, asked_s)
+                    for candidate in candidates_of(replica):
+                        rank = candidate.rank or 0
+                        self._fleet.note_engine_load(
+                            candidate.id,
+                            EngineLoad(
+                                num_running=load.num_running.get(rank, 0),
+                                num_waiting=load.num_waiting.get(rank, 0),
+                                kv_usage=load.kv_usage.get(rank),
+                                token_s=load.token_s.get(rank, 0.0),
+                                num_tokens=load.num_tokens.get(rank, 0),
+                                at_s=time.monotonic(),
+                            ),
+                        )
+                if not await self._serves_the_same(name):
+                    return
+            self._fleet.probe_ok(name, time.monotonic())
+            if not was_up:
+                was_up = True
+                logger.info("replica up again", extra={"replica": name})
+
+    async def _serves_the_same(self, name: str) -> bool:
+        """Refresh the adapters; False: its base models are others, so it is another process."""
+        try:
+            return await self._served_models.refresh(name)
+        except UpstreamError:
+            return True  # health is judged by probes
+
+    def is_up_after(self, name: str, failure: UpstreamError) -> bool:
+        """Count a failed probe; if the replica is down by it, waiting requests move on at once."""
+        now_s = time.monotonic()
+        self._fleet.probe_failed(name, _probe_failure(failure), now_s, jitter=random.random())
+        is_up = self._fleet.is_up(name, now_s)
+        if not is_up:
+            self._upstream.abort(name)
+        return is_up
+
+
+def _is_another(load: RankLoads, facts: EngineFacts) -> bool:
+    """Return whether another process answers: it started later, or has another cache.
+
+    Not every engine says when it started: with several API servers vLLM's metrics do not.
+    """
+    has_shapes = bool(load.cache_shapes and facts.cache_shapes)
+    return load.started_s != facts.started_s or (
+        has_shapes and load.cache_shapes != facts.cache_shapes
+    )
+
+
+def _probe_failure(error: UpstreamError) -> ProbeFailure:
+    if isinstance(error, UpstreamUnreachable):
+        return ProbeFailure.REFUSED
+    if isinstance(error, UpstreamTimeout):
+        return ProbeFailure.TIMEOUT
+    return ProbeFailure.BAD_STATUS

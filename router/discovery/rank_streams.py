@@ -1,0 +1,145 @@
+"""The event streams of one replica's ranks: made when it is found, followed until it is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from router.cluster import Sharing
+from router.cluster.candidate_source import CandidateSource
+from router.config import Config, ReplicaConfig
+from router.discovery.engine_api import EngineFacts
+from router.errors import ConfigError
+from router.index.cache_view import CacheView
+from router.index.last_block import LastBlock
+from router.kv_events.follower import follow
+from router.kv_events.stream import RankStream
+from router.kv_events.subscriber import EventSource
+from router.pool.pools import Pool
+from router.replicas.replica import Candidate, Replica, candidates_of
+from router.supervisor import keep_running
+
+logger = logging.getLogger(__name__)
+
+
+class RankStreams:
+    """Makes and follows them.
+
+    Args:
+        sharing: What several routers share; None: there is only this one.
+        count_failure: Takes the kind of a follower that failed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        caches: CacheView,
+        pools: Mapping[str, Pool],
+        sharing: Sharing | None,
+        count_failure: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._caches = caches
+        self._pools = pools
+        self._sharing = sharing
+        self._count_failure = count_failure
+
+    def make(
+        self,
+        replica: Replica,
+        facts: EngineFacts,
+        *,
+        configured: ReplicaConfig,
+        lora_paths: Mapping[str, str],
+    ) -> list[CandidateSource]:
+        """Create each rank's stream; nothing is known of its cache yet."""
+        endpoints = facts.endpoints(self._config.events, configured)
+        sources = [
+            self._candidate_source(candidate, replica, endpoints.get(rank), lora_paths)
+            for rank, candidate in enumerate(candidates_of(replica))
+        ]
+        eagle = configured.eagle
+        for source in sources:
+            last_block = None
+            if eagle or (eagle is None and facts.speculates):
+                last_block = LastBlock(eagle, speculates=facts.speculates)
+            self._caches.add(source.candidate, source.rank_stream(), last_block)
+        return sources
+
+    async def follow(self, source: CandidateSource) -> None:
+        """Keep a candidate's blocks known, from its engine or other routers, until cancelled."""
+        if not source.has_events:
+            return
+        await keep_running(
+            partial(self._follow_once, source),
+            follower="events",
+            count=self._count_failure,
+            on_failure=partial(self._restart_stream, source),
+            subject={"candidate": source.candidate},
+        )
+
+    def restarted(self, source: CandidateSource) -> None:
+        """Let other routers know that a candidate's engine is a new process."""
+        if self._sharing is not None:
+            self._sharing.following.restarted(source.candidate)
+
+    def have_history(self, replica: Replica) -> bool:
+        """Return whether all that can be read of the past of its ranks was read."""
+        streams = [self._caches.stream(c.id) for c in candidates_of(replica)]
+        return all(stream is None or stream.has_history for stream in streams)
+
+    def drop(self, replica: Replica) -> None:
+        """Forget its ranks and their blocks."""
+        for candidate in candidates_of(replica):
+            self._caches.drop(candidate.id)
+
+    def _candidate_source(
+        self,
+        candidate: Candidate,
+        replica: Replica,
+        endpoint: EventSource | None,
+        lora_paths: Mapping[str, str],
+    ) -> CandidateSource:
+        return CandidateSource(
+            candidate.id,
+            self._caches.index,
+            url=replica.url,
+            endpoint=endpoint,
+            replay_timeout_s=self._config.events.replay_timeout_s,
+            block_size=replica.block_size,
+            capacity_blocks=replica.num_blocks,
+            seeds=self._config.hash.seeds,
+            lora_paths=lora_paths,
+            pool_stored=(
+                partial(
+                    self._pools[replica.pool].catalog.stored,
+                    replica.base_model,
+                    candidate=candidate.id,
+                )
+                if replica.pool is not None
+                else None
+            ),
+        )
+
+    async def _follow_once(self, source: CandidateSource) -> None:
+        try:
+            if self._sharing is not None:
+                await self._sharing.following.follow(source)
+                return
+            stream = self._caches.stream(source.candidate)
+            assert isinstance(stream, RankStream)
+            await follow(stream, source.events())
+        except ConfigError as exc:  # its endpoint is none: that stays so until it restarts
+            logger.warning(
+                "event stream not usable: routing to it is approximate",
+                extra={"candidate": source.candidate, "reason": str(exc)},
+            )
+
+    def _restart_stream(self, source: CandidateSource, reason: str) -> None:
+        """Forget a candidate's blocks: its follower failed, perhaps in the middle of a change."""
+        stream = source.rank_stream()
+        stream.failed(f"its follower failed: {reason}")
+        self._caches.hand_over(source.candidate, stream)
+        self._caches.index.clear(source.candidate)
