@@ -51,7 +51,7 @@ types:
 floors:
 	$(BIN)/lint-imports
 
-WITH_ENGINES = $(BIN)/python -m pytest tests/engines -n 2 --dist loadfile -o timeout=900 -o timeout_method=signal $(ARGS)
+WITH_ENGINES = $(BIN)/python -m pytest tests/engines -n 2 --dist loadfile --no-loadscope-reorder -o timeout=900 -o timeout_method=signal $(ARGS)
 test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engines on first use)
 	bash tests/engines/install.sh
 	bash tests/engines/install_clients.sh
