@@ -25,7 +25,9 @@ from router.kv_events.stream import RankStream
 logger = logging.getLogger(__name__)
 
 _SUSPICION_S: Final = 1.0  # a suspicion is sent so often until it is gone
-_SETTLE_S: Final = 1.0  # how long a candidate waits for Redis before it is followed without
+_SETTLE_S: Final = 5.0
+"""How long a candidate waits for Redis before it is followed without; a Redis that refuses is not
+waited for. Who begins without reads what the engine can replay, and has to write it all."""
 
 
 class Following:

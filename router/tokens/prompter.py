@@ -424,8 +424,8 @@ class Prompter:
         For a sample. The verdict is for `observe_proof`, on the loop. Prompts of ids prove
         nothing: True.
 
-        Raises: as `plan_chat` and `plan_completion`, but not where the tokenizer is suspect: that may
-        end by it.
+        Raises: as `plan_chat` and `plan_completion`, but not where the tokenizer is suspect: it may
+        not be any more after this.
         """
         if isinstance(request, ChatRequest):
             text: str | TokenIds = self._rendered(request, by_the_book=True)

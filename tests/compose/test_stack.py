@@ -273,9 +273,24 @@ def test_redis_killed_is_not_missed(stack: Stack, front: str, http: httpx.Client
     def shared(value: float) -> Callable[[], bool]:
         return lambda: all(metric(url, "warmroute_redis_up") == value for url in routers)
 
+    def num_blocks(replica: str) -> list[float]:
+        name = f'warmroute_index_blocks{{replica="{replica}",tier="gpu"}}'
+        return [metric(url, name) for url in routers]
+
+    before = {replica: num_blocks(replica) for replica in ("replica-1", "replica-2")}
     session = Session(MODEL, "A story about a server that forgets. " * 120)
     first = session.turn(front, http)
     wait_until_known(stack, session, first.replica)
+    # By the engine's word: for a second after an answer its claim alone would do, and it is no
+    # place from which a router could go on.
+    num_new = (first.num_prompt_tokens - first.num_cached_tokens) // BLOCK_SIZE
+    wait_until(
+        lambda: all(
+            now >= then + num_new
+            for now, then in zip(num_blocks(first.replica), before[first.replica], strict=True)
+        ),
+        "both routers have its events",
+    )
     stack.kill("redis")
     try:
         wait_until(shared(0.0), "the routers notice")
