@@ -9,6 +9,7 @@ RouterError                    status  code
 │   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
 │   ├── QueueFull               429    queue_full               (Retry-After)
 │   ├── DeadlineUnmet           429    deadline_unmet           (Retry-After)
+│   ├── TbtUnmet                429    tbt_unmet                (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
 │   ├── ExpectationFailed       417    expectation_failed
@@ -131,6 +132,18 @@ class DeadlineUnmet(ClientError):
     def __init__(self, *, retry_after_s: float) -> None:
         # No prediction in it: that would say what is cached.
         super().__init__("The first token would come after the deadline; send it again later.")
+        self.retry_after_s = retry_after_s
+
+
+class TbtUnmet(ClientError):
+    """Answers are slower than they may be, and stay so; see router.scheduling.queue."""
+
+    status = 429
+    code = "tbt_unmet"
+    type = "RateLimitError"
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        super().__init__("The answer would come too slowly; send it again later.")
         self.retry_after_s = retry_after_s
 
 

@@ -18,8 +18,9 @@ from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.view import CandidateCost, CandidateId, ReplicaView
 from router.replicas.cost_fit import PRIOR
+from router.replicas.fleet import Fleet
 from router.replicas.working_sets import WorkingSets
-from router.scheduling.queue import Queue
+from router.scheduling.queue import Limit, Queue
 from router.scheduling.waiting import QueueRules, Waiting
 
 _NUM_WAITING: Final = 10_000
@@ -67,6 +68,7 @@ class Releases:
             self._working_sets,
             idle_s=lambda candidate, now_s: 0.0,
             capacity=lambda candidate: _CAPACITY,
+            answers=Fleet(),
         )
         for _ in range(num_waiting):
             self._add()
@@ -105,5 +107,5 @@ class Releases:
         self._working_sets.begin(waiting.session, candidate, waiting.num_tokens, 0, self._now_s)
         self._working_sets.end(waiting.session, self._now_s)
 
-    def _refuse(self, waiting: Waiting, choice: _Chosen, excess_ms: float) -> None:
+    def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
         raise AssertionError("no request has a deadline")

@@ -137,6 +137,7 @@ class Router:
                 self._fleet.working_sets,
                 idle_s=self._fleet.idle_s,
                 capacity=self._fleet.capacity_tokens,
+                answers=self._fleet,
             )
 
     def choose(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Choice:

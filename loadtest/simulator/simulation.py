@@ -32,8 +32,10 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
+from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
+TOO_LATE, TOO_SLOW = "too late", "too slow"  # messages of what a queue refuses
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
 _LOOK_EVERY_S = 0.1  # at turns that wait; nothing else may happen
 _FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time
@@ -179,12 +181,13 @@ class _Simulation:
                 is_batch=turn.is_batch,
                 deadline_s=None if turn.deadline_s is None else now_s + turn.deadline_s,
             )
-            if waiting.deadline_s is not None:
+            if router.queue.has_limits(waiting):
                 choice = self._choose(router, ask, now_s)
-                spare_ms = router.queue.expect(waiting, choice.prompt, now_s)
-                if spare_ms is not None and spare_ms < 0.0:
+                waiting.answers_at = choice.candidate.id
+                outlook = router.queue.expect(waiting, choice.prompt, now_s)
+                if outlook is not None and outlook.spare_ms < 0.0:
                     router.queue.remove(waiting)
-                    self._reject(waiting, now_s)
+                    self._reject(waiting, outlook.limit, now_s)
                     return
             self._release(router, now_s)
 
@@ -205,13 +208,14 @@ class _Simulation:
 
         def choose(waiting: Waiting) -> Choice:
             choice = waiting.item.choice = self._choose(router, waiting.item.ask, now_s)
+            waiting.answers_at = choice.candidate.id
             return choice.prompt
 
         queue.release(
             now_s,
             choose,
             lambda waiting, *_: self._send(router, waiting.item, waiting.item.choice, now_s),
-            lambda waiting, *_: self._reject(waiting, now_s),
+            lambda waiting, limit, _: self._reject(waiting, limit, now_s),
         )
         if queue and router not in self._looked_at:
             self._looked_at.add(router)
@@ -348,10 +352,12 @@ class _Simulation:
         for following, at_s in self._turns.after(turn, now_s):
             self._events.plan(at_s, Kind.TURN, partial(self._arrive, following))
 
-    def _reject(self, waiting: Waiting, now_s: float) -> None:
-        """Answer as a router does to what would miss its deadline; its session goes on."""
+    def _reject(self, waiting: Waiting, limit: Limit, now_s: float) -> None:
+        """Answer as a router does to what would miss a limit; its session goes on."""
         arrival: _Arrival = waiting.item
-        self._fail(arrival.turn, arrival.at_s, now_s, 429, "too late")
+        self._fail(
+            arrival.turn, arrival.at_s, now_s, 429, TOO_LATE if limit == "deadline" else TOO_SLOW
+        )
 
     def _refuse(self, turn: Turn, now_s: float, why: str) -> None:
         """Answer as an engine does to what it can never hold."""

@@ -1,4 +1,4 @@
-"""What Mooncake's three rules refuse where halves are overloaded, and how their load swings.
+"""What is refused where halves are overloaded: by Mooncake's three rules, and by our queue.
 
     python -m loadtest.studies.overload --trace conversation_trace.jsonl --out docs
 
@@ -7,12 +7,16 @@ requests of a trace, replayed twice as fast as it was recorded. That trace is no
 FAST'25's conversation trace. How fast their decode instances were is not said: data-sheet A800s of
 the simulator are never near the limit at this pace, so here they are slowed down until the baseline
 refuses about as many as theirs did. What the rules do then is not fitted.
+
+The queue has the same limits: a deadline for first tokens, `queue.tbt_ms` between tokens. It knows
+what a router does: engines' metrics, every 5 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -30,23 +34,29 @@ from loadtest.emulator.time_model import TimeModel
 from loadtest.extras import need
 from loadtest.markdown import table
 from loadtest.pictures.look import draw
-from loadtest.simulator import Halves, PoolSetup, Setup, simulate
+from loadtest.simulator import Halves, PoolSetup, Setup, Simulated, simulate
 from loadtest.simulator.published import A800X8_70B, POOL_SPEED
-from loadtest.simulator.rejection import LoadSample
+from loadtest.simulator.rejection import LoadSample, Overload
 from loadtest.simulator.setup import Rejection
+from loadtest.simulator.simulation import TOO_LATE, TOO_SLOW
 from loadtest.studies.measured import interrupt_on_sigterm, measured
 from loadtest.timing import Timing
 from loadtest.traces import read_workload
 from loadtest.workload import Workload
 from policies import create
+from router.scheduling.waiting import QueueRules
 
 RULES: Final = (
     ("baseline", Rejection(rule="after_prefill"), 4183),
     ("early rejection", Rejection(rule="on_arrival"), 3771),
     ("early rejection, prediction", Rejection(rule="predicted"), 3589),
     ("first tokens alone", Rejection(rule="prompts"), None),
+    ("our queue", QueueRules(tbt_ms=100.0), None),
 )
 """Name, rule, and how many of 23,000 it refused there; None: it is no rule of theirs."""
+
+_SLO: Final = Rejection(rule="prompts")  # the limits of all
+_LOAD_INTERVAL_S: Final = 5.0  # between readings of engines' metrics, which the queue needs
 
 NUM_PUBLISHED: Final = 23_000
 
@@ -90,8 +100,8 @@ class OverloadRun(Struct, frozen=True, kw_only=True):
     rule: str
     case: Case
     num_turns: int
-    num_late_prompts: int  # refused on arrival: the prompt would be computed too late
-    num_slow_answers: int  # refused on arrival: the answer would be too slow
+    num_late_prompts: int  # refused before it was sent: the prompt would be computed too late
+    num_slow_answers: int  # refused before it was sent: the answer would be too slow
     num_wasted: int  # refused after their prompt was computed
     num_wasted_tokens: int
     num_answered_tokens: int  # prompts' of those that were answered
@@ -113,22 +123,24 @@ def slowed(slowness: float) -> TimeModel:
     )
 
 
-def setup_of(rule: Rejection, slowness: float, num_each: int = NUM_EACH) -> Setup:
+def setup_of(rule: Rejection | QueueRules, slowness: float, num_each: int = NUM_EACH) -> Setup:
     """Describe the fleet: halves, a pool between prefill instances, KV from peer to peer."""
+    has_queue = isinstance(rule, QueueRules)
     return Setup(
         num_replicas=0,
         halves=Halves(num_prefill=num_each, num_decode=num_each, by_peers=True, always_apart=True),
         pool=PoolSetup(speed=POOL_SPEED),
         time_model=slowed(slowness),
         load=None,
-        load_interval_s=math.inf,
-        rejection=rule,
+        load_interval_s=_LOAD_INTERVAL_S if has_queue else math.inf,
+        rejection=None if isinstance(rule, QueueRules) else rule,
+        queue=rule if isinstance(rule, QueueRules) else None,
     )
 
 
 def run(
     workload: Workload,
-    rule: tuple[str, Rejection],
+    rule: tuple[str, Rejection | QueueRules],
     case: Case,
     *,
     num_each: int = NUM_EACH,
@@ -138,7 +150,7 @@ def run(
     name, rejection = rule
     turns = tuple(
         [
-            replace(turn, arrival_s=turn.arrival_s / case.pace)
+            replace(turn, arrival_s=turn.arrival_s / case.pace, deadline_s=_SLO.slo_ttft_s)
             for turn in workload.turns
             if case.longest is None or turn.num_input_tokens <= case.longest
         ]
@@ -147,12 +159,11 @@ def run(
     found = simulate(
         replace(workload, turns=turns), create("mooncake"), setup, label=name, advance=advance
     )
-    overload = found.overload
-    assert overload is not None
+    overload = found.overload or _of_queue(found)
     good = [
         turn.ttft_s is not None
-        and turn.ttft_s <= rejection.slo_ttft_s
-        and (turn.tbt_mean_s or 0.0) <= rejection.slo_tbt_s
+        and turn.ttft_s <= _SLO.slo_ttft_s
+        and (turn.tbt_mean_s or 0.0) <= _SLO.slo_tbt_s
         for turn in found.run.turns
     ]
     return OverloadRun(
@@ -166,6 +177,18 @@ def run(
         num_answered_tokens=found.num_prompt_tokens,
         num_good=sum(good),
         samples=overload.samples,
+    )
+
+
+def _of_queue(found: Simulated) -> Overload:
+    """Count what a queue has refused."""
+    why = Counter(turn.error_message for turn in found.run.turns)
+    return Overload(
+        num_late_prompts=why[TOO_LATE],
+        num_slow_answers=why[TOO_SLOW],
+        num_wasted=0,
+        num_wasted_tokens=0,
+        samples=(),
     )
 
 
@@ -202,8 +225,8 @@ def report(runs: Sequence[OverloadRun]) -> str:
         cells = [_refused(ours[name], first) if name in ours else "" for name in published]
         rows.append([f"ours, {case.name}", *cells])
     parts = [
-        f"**Refused.** In each cell: share of all requests, and over the baseline's. Ours: "
-        f"{runs[0].num_turns:,} requests.",
+        "**Refused**, as a share of all requests, and over the baseline's; ours also those "
+        f"answered within both limits. Ours: {runs[0].num_turns:,} requests.",
         table(["", *published], rows),
     ]
     main = [each for each in runs if each.case == runs[0].case]
@@ -212,9 +235,9 @@ def report(runs: Sequence[OverloadRun]) -> str:
         "tokens answered", "within both limits", "prefill load", "decode load", "correlation",
     )  # fmt: skip
     parts += [
-        f"**Where and how**, {main[0].case.name}: refused when they come, or after their prompt "
-        "was computed; prompt tokens of these, and of all that were answered; answered within both "
-        "limits; mean load and its standard deviation, and how the "
+        f"**Where and how**, {main[0].case.name}: refused before they were sent, or after their "
+        "prompt was computed; prompt tokens of these, and of all that were answered; answered "
+        "within both limits; mean load and its standard deviation, and how the "
         f"loads of both halves go together, over means of {_BIN_S:g} s.",
         table(header, [_row(each) for each in main]),
     ]
@@ -239,12 +262,15 @@ def read(trace: Path, num: int) -> Workload:
 
 def _refused(each: OverloadRun, first: OverloadRun | None) -> str:
     ratio = f", {each.num_refused / first.num_refused:.2f}" if first and first.num_refused else ""
-    return f"{each.num_refused / each.num_turns:.1%}{ratio}"
+    good = each.num_good / each.num_turns
+    return f"{each.num_refused / each.num_turns:.1%}{ratio}; {good:.1%}"
 
 
 def _row(each: OverloadRun) -> tuple[str, ...]:
     means = binned(each.samples)
-    loads = [f"{fmean(means[:, n]):.2f} ± {pstdev(means[:, n]):.2f}" for n in (1, 2)]
+    loads = ["", ""]
+    if len(means):
+        loads = [f"{fmean(means[:, n]):.2f} ± {pstdev(means[:, n]):.2f}" for n in (1, 2)]
     return (
         each.rule,
         f"{each.num_late_prompts:,}",
@@ -254,7 +280,7 @@ def _row(each: OverloadRun) -> tuple[str, ...]:
         f"{each.num_answered_tokens / 1e6:.1f}M",
         f"{each.num_good:,}",
         *loads,
-        f"{correlation(each.samples):+.2f}",
+        f"{correlation(each.samples):+.2f}" if each.samples else "",
     )
 
 

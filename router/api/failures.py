@@ -18,6 +18,7 @@ from router.errors import (
     RateLimited,
     RouterError,
     ShuttingDown,
+    TbtUnmet,
 )
 
 _ANTHROPIC_TYPES = {
@@ -68,7 +69,7 @@ def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the answer."""
     if isinstance(error, NoReplicaAvailable):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
-    if isinstance(error, QueueFull | DeadlineUnmet):
+    if isinstance(error, QueueFull | DeadlineUnmet | TbtUnmet):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, RateLimited):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}

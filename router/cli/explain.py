@@ -102,8 +102,17 @@ def _queued(queue: dict[str, Any]) -> str:
             f"; first token expected in {queue['expected_ttft_ms']:,.0f} ms, "
             f"wanted in {queue['deadline_ms']:,.0f} ms"
         )
+    if queue.get("tbt_limit_ms") is not None and queue["expected_tbt_ms"] is not None:
+        others += (
+            f"; tokens expected {queue['expected_tbt_ms']:,.1f} ms apart, "
+            f"limit {queue['tbt_limit_ms']:,.1f} ms"
+        )
     name = f"{queue['class']}, " if queue.get("class") is not None else ""
     if queue["goes_at_once"]:
         return f"queue: {name}would go at once ({queue['why'].replace('_', ' ')}); {others}"
-    what = {"window": "the window to open", "room": "room in the cache"}[queue["why"]]
+    what = {
+        "window": "the window to open",
+        "tbt": "answers to end",
+        "room": "room in the cache",
+    }[queue["why"]]
     return f"queue: {name}would wait for {what}; {others}"

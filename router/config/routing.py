@@ -161,6 +161,15 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = None
     batch_deadline_s: Annotated[Seconds | None, Meta(description="the same for class batch")] = None
+    tbt_ms: Annotated[
+        Annotated[float, Meta(gt=0, le=60_000)] | None,
+        Meta(
+            description="a prompt waits while the tokens of its answer are predicted to be "
+            "further apart than this, and is answered 429 where it would for longer than "
+            "queue.max_wait_s (batch: queue.batch_max_wait_s) or its deadline; none: they may be "
+            "as far apart as they are"
+        ),
+    ] = None
     max_requests: Annotated[
         Count, Meta(description="prompts that may wait; further ones are answered 429")
     ] = 10_000

@@ -49,13 +49,15 @@ class Explainer:
         }
         room = self._pipeline.steps.room
         if room.takes(job):
-            verdict, expected_ms = room.judge(job, choice)
+            verdict, outlook, tbt_ms = room.judge(job, choice)
             explained["queue"] = {
                 "goes_at_once": verdict.goes,
                 "why": verdict.why,
                 "class": job.service_class,
                 "deadline_ms": job.deadline_ms,
-                "expected_ttft_ms": expected_ms,
+                "expected_ttft_ms": outlook.ttft_ms,
+                "tbt_limit_ms": room.tbt_limit_ms,
+                "expected_tbt_ms": tbt_ms,
                 "num_waiting": room.num_waiting,
             }
         if choice.plan is not None:

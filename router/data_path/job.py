@@ -102,6 +102,7 @@ class Job(Struct, kw_only=True):
     service_class: ServiceClass | None = None  # None: no prompt of it waits
     deadline_ms: float | None = None  # from its arrival to its first token; None: whenever
     expected_ttft_ms: float | None = None  # so predicted when it came; None: it has no deadline
+    expected_tbt_ms: float | None = None  # so predicted when it was let go; None: no limit
     waited_ms: float = 0.0  # until it was let go to a replica
     released: str | None = None  # why it was: `Verdict.why`; None: it has not waited
     tokenized_s: float = 0.0

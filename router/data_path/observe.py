@@ -326,6 +326,7 @@ def _record_of(
         service_class=job.service_class,
         deadline_ms=job.deadline_ms,
         expected_ttft_ms=job.expected_ttft_ms,
+        expected_tbt_ms=job.expected_tbt_ms,
         waited_ms=job.waited_ms,
         released=job.released,
         predicted_ttft_ms=predicted_ttft_ms,

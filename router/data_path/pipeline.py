@@ -197,7 +197,7 @@ class Pipeline:
         """Choose and book; where requests wait, when there is room.
 
         Raises:
-            RouterError: as `choose` and `Admission.admit`; QueueFull, DeadlineUnmet.
+            RouterError: as `choose` and `Admission.admit`; QueueFull, DeadlineUnmet, TbtUnmet.
         """
         steps = self.steps
         if not steps.room.takes(job):

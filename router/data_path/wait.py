@@ -26,12 +26,12 @@ from router.data_path.admit import Admission
 from router.data_path.decide import Decider
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.service import class_of, deadline_ms_of
-from router.errors import DeadlineUnmet, QueueFull
+from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.recent import RecentRate
 from router.scheduling.classes import BATCH, INTERACTIVE
-from router.scheduling.queue import Queue, Verdict
+from router.scheduling.queue import Limit, Outlook, Queue, Verdict
 from router.scheduling.waiting import QueueRules, Waiting
 from router.tenants import Tenant
 
@@ -73,12 +73,14 @@ class WaitingRoom:
             max_wait_s=config.max_wait_s,
             batch_max_wait_s=config.batch_max_wait_s,
             quantum_s=config.quantum_s,
+            tbt_ms=config.tbt_ms,
         )
         self._queue: Queue[Choice] = Queue(
             self._rules,
             fleet.working_sets,
             idle_s=fleet.idle_s,
             capacity=fleet.capacity_tokens,
+            answers=fleet,
         )
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
@@ -95,6 +97,11 @@ class WaitingRoom:
     def num_waiting(self) -> int:
         """Count those who wait."""
         return len(self._queue)
+
+    @property
+    def tbt_limit_ms(self) -> float | None:
+        """Return how far apart an answer's tokens may be; None: there is no limit."""
+        return self._rules.tbt_ms
 
     def is_on(self, job: Job) -> bool:
         """Return whether prompts wait: its arm says so, or else the configuration."""
@@ -131,7 +138,7 @@ class WaitingRoom:
 
         Raises:
             QueueFull: too many wait already, or too many came while it waited.
-            DeadlineUnmet: its first token would come too late.
+            DeadlineUnmet, TbtUnmet: its first token would come too late, or its answer too slowly.
             RouterError: it cannot be placed, as `Decider.decide` and `Admission.admit` say.
         """
         now_s = monotonic()
@@ -154,7 +161,7 @@ class WaitingRoom:
             deadline_s=_deadline_s(job),
             rules=self._rules_of(job),
         )
-        if waiting.deadline_s is not None:
+        if self._queue.has_limits(waiting):
             self._expect(waiting, now_s)
         self._release()
         try:
@@ -168,12 +175,12 @@ class WaitingRoom:
         self._observe(job, "released", job.waited_ms / 1e3)
         return placement
 
-    def judge(self, job: Job, choice: Choice) -> tuple[Verdict, float]:
+    def judge(self, job: Job, choice: Choice) -> tuple[Verdict, Outlook, float | None]:
         """Return whether a request that comes now would go at once to where it was chosen to go.
 
-        And when its first token is expected, in ms from now.
+        And its outlook, and the time between its answer's tokens in ms, None: not known.
         """
-        now_s = monotonic()
+        now_s, prompt = monotonic(), choice.prompt
         asked = Waiting(
             item=None,
             session=job.session_hash,
@@ -183,9 +190,14 @@ class WaitingRoom:
             priority=_priority(job.tenant),
             is_spent=self._queue.is_spent(_name(job.tenant), _priority(job.tenant)),
             rules=self._rules_of(job),
+            deadline_s=_deadline_s(job),
+            answers_at=choice.candidate.id,
         )
-        expected_ms, _ = self._queue.first_token_ms(asked, choice.prompt, now_s)
-        return self._queue.judge(asked, choice.prompt, now_s), expected_ms
+        return (
+            self._queue.judge(asked, prompt, now_s),
+            self._queue.outlook(asked, prompt, now_s),
+            self._queue.tbt_ms(asked, prompt, now_s),
+        )
 
     def _rules_of(self, job: Job) -> QueueRules | None:
         """Return the rules of a request's arm; None: the configuration's."""
@@ -224,39 +236,43 @@ class WaitingRoom:
         except Exception as exc:
             seat.placed.set_exception(exc)
             return None
+        waiting.answers_at = seat.choice.candidate.id
         return seat.choice.prompt
 
     def _expect(self, waiting: Waiting, now_s: float) -> None:
-        """Refuse a request that has just come if its deadline cannot be met."""
+        """Refuse a request that has just come if its limits cannot be kept."""
         choice = self._choose(waiting)
         if choice is None:
             self._queue.remove(waiting)  # it has failed
             return
-        spare_ms = self._queue.expect(waiting, choice, now_s)
-        if spare_ms is None:
+        outlook = self._queue.expect(waiting, choice, now_s)
+        if outlook is None:
             return
         job: Job = waiting.item.job
-        assert job.deadline_ms is not None
-        job.expected_ttft_ms = job.deadline_ms - spare_ms
-        if spare_ms < 0.0:
+        if job.deadline_ms is not None:
+            job.expected_ttft_ms = 1e3 * (now_s - job.inbound.arrived_s) + outlook.ttft_ms
+        if outlook.spare_ms < 0.0:
             self._queue.remove(waiting)
-            self._refuse(waiting, choice, -spare_ms)
+            self._refuse(waiting, outlook.limit, -outlook.spare_ms)
 
-    def _refuse(self, waiting: Waiting, choice: Choice, excess_ms: float) -> None:
-        """Refuse a request that would miss its deadline by so much."""
+    def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
+        """Refuse a request that would miss a limit by so much."""
         seat: _Seat = waiting.item
         if not seat.placed.done():
-            self._refused(seat.job, "deadline")
+            self._refused(seat.job, limit)
             retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, excess_ms / 1e3))
-            seat.placed.set_exception(DeadlineUnmet(retry_after_s=retry_after_s))
+            error = DeadlineUnmet if limit == "deadline" else TbtUnmet
+            seat.placed.set_exception(error(retry_after_s=retry_after_s))
 
     def _send(self, waiting: Waiting, choice: Choice, why: str) -> None:
         seat: _Seat = waiting.item
         job, now_s = seat.job, monotonic()
         job.waited_ms = (now_s - waiting.since_s) * 1e3
         job.released = why
+        assert seat.choice is not None
+        if self._rules.tbt_ms is not None:
+            job.expected_tbt_ms = self._queue.tbt_ms(waiting, choice, now_s)
         try:
-            assert seat.choice is not None
             placement = self._admission.admit(job, seat.choice)
         except Exception as exc:
             seat.placed.set_exception(exc)

@@ -111,7 +111,8 @@ class Metrics:
     queue_refused: Annotated[Counter, Spec("warmroute_queue_refused", "class reason",
         "Prompts that the router's queue refused, by class and reason: full (of too many that "
         "wait), displaced (by one of a higher class or priority that came into a full queue), "
-        "deadline (its first token would come too late)")]
+        "deadline (its first token would come too late), tbt (its answer would be too slow for "
+        "longer than it may wait, queue.tbt_ms)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
         "Prompts that the router's queue let go, by why: room, pool (what falls out of a "
         "cache is read again soon), idle (an engine had compute to spare), waited_out "

@@ -130,6 +130,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     service_class: str | None = None  # interactive | batch; None: it never waits (queue.mode off)
     deadline_ms: float | None = None  # from arrival to first token, as asked; None: whenever
     expected_ttft_ms: float | None = None  # from its arrival, its wait included; None: no deadline
+    expected_tbt_ms: float | None = None  # between its tokens; None: no limit, or not known
     waited_ms: float = 0.0  # in the router, for room (queue.mode on)
     released: str | None = None  # why it was let go: room | pool | idle | waited_out; None: was not
     predicted_ttft_ms: float | None

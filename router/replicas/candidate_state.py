@@ -24,6 +24,7 @@ from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
 from router.replicas.recent import RecentSum
 from router.replicas.replica import Candidate
+from router.replicas.step_fit import StepFit
 
 _MEAN_DECAY = 0.9
 LATELY_S = 300.0
@@ -186,22 +187,56 @@ class CandidateState:
     def _is_decoder(self) -> bool:
         return self.candidate.replica.role == "decode"
 
+    @property
+    def _steps(self) -> StepFit:
+        return self.fit.steps if self._is_decoder else self.fit.mixed_steps
+
     def _with_decoding(self, view: ReplicaView, now_s: float) -> ReplicaView:
         """Add what only matters of replicas that decode: free KV, time between tokens."""
-        capacity, reading, num_used = self.candidate.capacity_tokens, self.engine_load, 0.0
-        if capacity is not None:
-            num_used = self.ledger.num_tokens
-            if reading is not None and now_s < reading.at_s + ENGINE_LOAD_MAX_AGE_S:
-                if reading.kv_usage is not None:
-                    num_used += reading.kv_usage * capacity - self._num_tokens_read
+        capacity, num_used = self.candidate.capacity_tokens, self._num_used_tokens(now_s)
         num_decoding = view.num_requests - view.num_waiting
         return replace(
             view,
             num_free_tokens=None
             if capacity is None
             else max(0, min(capacity, round(capacity - num_used))),
-            tbt_ms=self.fit.steps.predict_ms(num_decoding + 1, max(0.0, num_used)),
+            tbt_ms=self._steps.predict_ms(num_decoding + 1, num_used),
         )
+
+    def _num_used_tokens(self, now_s: float) -> float:
+        """Return the tokens whose KV requests in flight use; 0.0 where a cache's size is unknown.
+
+        What answers have grown by is in the engine's last reading.
+        """
+        capacity, reading = self.candidate.capacity_tokens, self.engine_load
+        if capacity is None:
+            return 0.0
+        num_used: float = self.ledger.num_tokens
+        if reading is not None and now_s < reading.at_s + ENGINE_LOAD_MAX_AGE_S:
+            if reading.kv_usage is not None:
+                num_used += reading.kv_usage * capacity - self._num_tokens_read
+        return max(0.0, num_used)
+
+    def tbt_ms(self, num_tokens: int, now_s: float) -> float | None:
+        """Predict the time between tokens when a prompt of `num_tokens` has been computed.
+
+        All that are in flight here will be decoding then. None: nothing is, or too little is known.
+        """
+        num_requests = self.ledger.num_requests
+        if now_s < self._foreign_until_s:
+            num_requests += self._foreign.num_requests
+        if not num_requests:
+            return None
+        num_used = self._num_used_tokens(now_s)
+        return self._steps.predict_ms(num_requests + 1, num_used + num_tokens)
+
+    @property
+    def ends_per_s(self) -> float:
+        """How many answers end here in a second; 0.0: none has ended yet."""
+        ledger = self.ledger
+        if not ledger.answer_s:
+            return 0.0
+        return (ledger.num_requests - ledger.num_waiting) / ledger.answer_s
 
     def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
         """Book a request, ours or another router's; see `Ledger.admit`.
@@ -259,8 +294,7 @@ class CandidateState:
     def note_engine_load(self, load: EngineLoad) -> None:
         """Take over a reading of the engine's own figures."""
         self._view = None
-        if self._is_decoder:
-            self._observe_steps(load)
+        self._observe_steps(load)
         self.engine_load = load
         num_foreign = max(0, load.num_running + load.num_waiting - self.ledger.num_requests)
         # The engine calls a request running while it is still prefilled; the ledger, waiting.
@@ -278,7 +312,7 @@ class CandidateState:
         if last is None or load.num_tokens - last.num_tokens < _MIN_TOKENS:
             return
         usage = ((last.kv_usage or 0.0) + (load.kv_usage or 0.0)) / 2
-        self.fit.steps.observe(
+        self._steps.observe(
             (last.num_running + load.num_running) / 2,
             usage * (self.candidate.capacity_tokens or 0),
             1000.0 * (load.token_s - last.token_s) / (load.num_tokens - last.num_tokens),

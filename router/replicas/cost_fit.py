@@ -133,6 +133,7 @@ class CostFit:
         "_theta",
         "_trusted_after",
         "_ttft_ms",
+        "mixed_steps",
         "model",
         "num_observations",
         "steps",
@@ -151,6 +152,7 @@ class CostFit:
         self._ttft_ms = np.zeros(_WINDOW)
         self.num_observations = 0
         self.steps = StepFit()  # of replicas of role decode
+        self.mixed_steps = StepFit()  # of those that compute prompts between
         self._error_ms: float | None = None
         self._fetch_error_ms: float | None = None
         self._next_elsewhere_s = 0.0

@@ -402,6 +402,27 @@ class Fleet:
             state.first_token(lease, now_s, ttft_ms)
             self.on_change()
 
+    def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
+        """Predict the time between tokens of an answer when its prompt has been computed.
+
+        None: the candidate has nothing in flight, or too little is known of it.
+        """
+        state = self._states.get(candidate)
+        return state.tbt_ms(num_tokens, now_s) if state is not None else None
+
+    def ends_per_s(self, candidate: CandidateId) -> float:
+        """Return how many answers end in a second at all that answer what a candidate does."""
+        state = self._states.get(candidate)
+        if state is None:
+            return 0.0
+        replica = state.candidate.replica
+        return sum(
+            each.ends_per_s
+            for each in self._states.values()
+            if each.candidate.replica.role == replica.role
+            and each.candidate.replica.base_model == replica.base_model
+        )
+
     # Probes and readings
 
     def probe_ok(self, name: str, now_s: float) -> None:

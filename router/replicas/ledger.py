@@ -29,6 +29,7 @@ _LATE_RATIO = 0.1
 longer an engine hangs, the longer the queue it shows."""
 
 BUSY_S = 60.0  # time constant of `busy`
+_ANSWER_DECAY = 0.95  # half of the weight of `answer_s` lies on the last 14 answers
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):
@@ -94,6 +95,7 @@ class Ledger:
         "_head_s",
         "_mtoken2",
         "_waiting",
+        "answer_s",
         "busy",
         "idle_since_s",
         "num_queued_tokens",
@@ -103,13 +105,14 @@ class Ledger:
     def __init__(self) -> None:
         self.busy = RecentShare(BUSY_S)  # time with a prefill at work
         self._waiting: OrderedDict[int, Lease] = OrderedDict()
-        self._decoding: set[int] = set()
+        self._decoding: dict[int, float] = {}  # since when
         self._head: Lease | None = None
         self._head_s = 0.0
         self._mtoken2 = 0.0
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
         self.idle_since_s: float | None = -inf  # no prefill has been at work; None: one is
+        self.answer_s: float | None = None  # from a first token to an end, of late; None: none yet
 
     @property
     def num_requests(self) -> int:
@@ -174,15 +177,18 @@ class Ledger:
         """Move a lease from waiting to decoding; False if it was not waiting."""
         if not self._leave_queue(lease, now_s):
             return False
-        self._decoding.add(lease.number)
+        self._decoding[lease.number] = now_s
         return True
 
     def end(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back, in any state; False if that was done before."""
         if not self._leave_queue(lease, now_s):
-            if lease.number not in self._decoding:
+            since_s = self._decoding.pop(lease.number, None)
+            if since_s is None:
                 return False
-            self._decoding.remove(lease.number)
+            took_s = max(0.0, now_s - since_s)
+            before_s = took_s if self.answer_s is None else self.answer_s
+            self.answer_s = before_s + (1.0 - _ANSWER_DECAY) * (took_s - before_s)
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
 

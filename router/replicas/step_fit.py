@@ -4,7 +4,8 @@
 
 `running` requests are decoded in one step, which reads the KV of all their `tokens`. Each reading
 is the mean of some seconds (vllm:inter_token_latency_seconds, two readings of it), at the mean of
-both readings' load. Only replicas of role decode are asked: prompts make steps longer elsewhere.
+both readings' load. Where prompts are computed between, steps are longer: replicas of role decode
+have a fit of their own, and for others it is the mean with as many prompts between as of late.
 
 How: weighted least squares with forgetting on relative errors; a coefficient that comes out
 negative is left out. A small ridge divides the time where load hardly varies.

@@ -20,8 +20,12 @@ short ones do not wait for long ones, and long ones not for ever. One that has w
 `max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
 
 A request with a deadline is refused as soon as its first token is predicted to come later: when it
-comes, from time to time while it waits, and before it is sent. But an engine that has nothing to do
-takes it: only a try can tell that the prediction was wrong.
+comes, from time to time while it waits, and before it is sent. With a limit on the time between
+tokens one waits whose answer would be slower, at the load of the moment when its prompt has been
+computed: all that is in flight where it is answered decodes then. It is refused as soon as it is
+predicted to wait so for longer than `max_wait_s` (batch: `batch_max_wait_s`), or past its deadline:
+until as many answers have ended as requests are in front of it, and one more. But an engine that
+has nothing to do takes it: only a try can tell that the prediction was wrong.
 
 Arms of an experiment may have another window, fill and patience. They say when a request of the
 arm may go; what is in a window, and what lives in a cache, is of all arms.
@@ -36,8 +40,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from operator import attrgetter
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId
 from router.replicas.working_sets import WorkingSets
@@ -45,6 +50,7 @@ from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
     BATCH_RANK,
+    Answers,
     Choice,
     Group,
     QueueRules,
@@ -63,17 +69,33 @@ _NUM_CHECKS: Final = 4  # of deadlines, in a release
 _CHECK_AGAIN_S: Final = 0.05  # at the soonest
 _POOL_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
 _number = attrgetter("number")
+_since = attrgetter("since_s")
 
 
 class Verdict(NamedTuple):
     """Whether a request may go, and why.
 
     `why` it goes: room, pool (what falls out is read again soon), idle (compute to spare),
-    waited_out; what it waits for: window, room.
+    waited_out; what it waits for: window, tbt (answers there are slow), room.
     """
 
     goes: bool
     why: str
+
+
+Limit = Literal["deadline", "tbt"]
+
+
+class Outlook(NamedTuple):
+    """What is predicted of a request that waits.
+
+    `ttft_ms` is from now. `spare_ms`: by how much it will keep its limits; negative: it will not,
+    and is refused for `limit`.
+    """
+
+    ttft_ms: float
+    spare_ms: float
+    limit: Limit
 
 
 C = TypeVar("C", bound=Choice)
@@ -91,10 +113,11 @@ class Queue(Generic[C]):
         working_sets: What lives where.
         idle_s: For how long a candidate has computed no prompt; 0.0: it does.
         capacity: A candidate's cache in tokens; None: not known, and everything fits.
+        answers: How fast candidates answer.
     """
 
-    __slots__ = ("_by_tenant", "_capacity", "_checks", "_forecast", "_groups", "_idle_s",
-                 "_max_wait_s", "_num_added", "_num_at", "_num_batch", "_num_changed",
+    __slots__ = ("_answers", "_by_tenant", "_capacity", "_checks", "_forecast", "_groups",
+                 "_idle_s", "_max_wait_s", "_num_added", "_num_at", "_num_batch", "_num_changed",
                  "_pooled_ratio", "_rules", "_shares", "_waiting", "_widest",
                  "_working_sets")  # fmt: skip
 
@@ -105,6 +128,7 @@ class Queue(Generic[C]):
         *,
         idle_s: Callable[[CandidateId, float], float],
         capacity: Callable[[CandidateId], int | None],
+        answers: Answers,
     ) -> None:
         self._rules = rules
         self._widest = rules.window  # of those of all who have waited
@@ -112,6 +136,7 @@ class Queue(Generic[C]):
         self._working_sets = working_sets
         self._idle_s = idle_s
         self._capacity = capacity
+        self._answers = answers
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
         # By priority, tenant and number; none empty.
@@ -181,31 +206,86 @@ class Queue(Generic[C]):
         shares = self._shares.get(priority)
         return shares is not None and shares.is_spent(tenant)
 
-    def expect(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
-        """Predict by how many ms a request that has just come will keep its deadline.
+    def has_limits(self, waiting: Waiting) -> bool:
+        """Return whether a request may be refused for what is predicted of it."""
+        return waiting.deadline_s is not None or self._rules.tbt_ms is not None
 
-        Negative: it will not, and is to be refused; it is still in the queue. None: it has no
-        deadline, or goes to an engine that has nothing to do.
+    def expect(self, waiting: Waiting, choice: C, now_s: float) -> Outlook | None:
+        """Predict whether a request that has just come will keep its limits.
+
+        If not, it is to be refused; it is still in the queue. None: it has no limits, or goes to
+        an engine that has nothing to do.
         """
-        if waiting.deadline_s is None:
+        if not self.has_limits(waiting):
             return None
         self._put(waiting, choice)
         if self._is_taken_anyway(waiting, choice, now_s):
             self._check_again(waiting, 0.0, now_s)
             return None
-        expected_ms, wait_ms = self.first_token_ms(waiting, choice, now_s)
-        spare_ms = 1e3 * (waiting.deadline_s - now_s) - expected_ms
-        if spare_ms >= 0.0:
-            waiting.expected_ms = wait_ms
-            self._check_again(waiting, spare_ms, now_s)
-        return spare_ms
+        outlook = self.outlook(waiting, choice, now_s)
+        if outlook.spare_ms >= 0.0:
+            if waiting.deadline_s is not None:
+                _, waiting.expected_ms = self._first_token_ms(waiting, choice, now_s)
+            self._check_again(waiting, outlook.spare_ms, now_s)
+        return outlook
 
-    def first_token_ms(self, waiting: Waiting, choice: C, now_s: float) -> tuple[float, float]:
+    def outlook(self, waiting: Waiting, choice: C, now_s: float) -> Outlook:
+        """Predict when a request has its first token, and whether it keeps its limits."""
+        ttft_ms, _ = self._first_token_ms(waiting, choice, now_s)
+        spare_ms = inf
+        limit: Limit = "deadline"
+        wait_ms = self._answer_wait_ms(waiting, choice, now_s)
+        if self._rules.tbt_ms is not None:
+            max_wait_s = self._max_wait_s[waiting.is_batch]
+            left_ms = 1e3 * (waiting.since_s + max_wait_s - now_s)
+            spare_ms = max(0.0, left_ms)  # of an answer that is quick enough so far
+            if wait_ms is not None:
+                [own] = [cost for cost in choice.costs() if cost.id == choice.view.id]
+                ttft_ms = max(ttft_ms, wait_ms + own.ttft_ms)
+                spare_ms, limit = left_ms - wait_ms, "tbt"
+        if waiting.deadline_s is not None:
+            spare_ms = min(spare_ms, 1e3 * (waiting.deadline_s - now_s) - ttft_ms)
+        return Outlook(ttft_ms, spare_ms, limit)
+
+    def _first_token_ms(self, waiting: Waiting, choice: C, now_s: float) -> tuple[float, float]:
         """Predict the time to a first token from now, and what of it is a wait here."""
         lives_there = self._lives_at(waiting, choice.view.id)
         return self._forecast.first_token_ms(
             self._groups, waiting, choice, lives_there=lives_there, now_s=now_s
         )
+
+    def _answer_wait_ms(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
+        """Predict how long a request waits until answers are quick enough; None: they are.
+
+        Until so many have ended as are in front of it, and one more.
+        """
+        if not self._is_slow(waiting, choice, now_s):
+            return None
+        per_s = self._answers.ends_per_s(waiting.answers_at or choice.view.id)
+        if not per_s:
+            return 0.0  # not known
+        offered = {cost.id for cost in choice.costs()}
+        num_ahead, own_rank = 0, waiting.rank
+        for (candidate, rank, _, _), group in self._groups.items():
+            if candidate in offered and rank < own_rank:
+                num_ahead += len(group)
+            elif candidate in offered and rank == own_rank:
+                num_ahead += bisect_left(group, waiting.since_s, key=_since)
+        return 1e3 * (num_ahead + 1) / per_s
+
+    def _is_slow(self, waiting: Waiting, choice: C, now_s: float) -> bool:
+        """Return whether a request that goes now would be answered too slowly."""
+        limit_ms = self._rules.tbt_ms
+        tbt_ms = self.tbt_ms(waiting, choice, now_s) if limit_ms is not None else None
+        return limit_ms is not None and tbt_ms is not None and tbt_ms > limit_ms
+
+    def tbt_ms(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
+        """Predict the time between tokens of a request that goes now, from its first one on.
+
+        None: nothing else is in flight where it is answered, or too little is known.
+        """
+        candidate = waiting.answers_at or choice.view.id
+        return self._answers.tbt_ms(candidate, waiting.num_tokens, now_s)
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request: it is sent, or its client has left. Once more has no effect."""
@@ -244,17 +324,17 @@ class Queue(Generic[C]):
         now_s: float,
         choose: Callable[[Waiting], C | None],
         send: Callable[[Waiting, C, str], None],
-        refuse: Callable[[Waiting, C, float], None],
+        refuse: Callable[[Waiting, Limit, float], None],
     ) -> None:
-        """Send all that may go, and refuse those whose deadlines cannot be met any more.
+        """Send all that may go, and refuse those whose limits cannot be kept any more.
 
         Args:
             now_s: Now.
             choose: Places a request by what is known now; None: it is of no concern any more.
             send: Takes a request, the candidate chosen and why it may go, and books it; it has left
                 the queue then.
-            refuse: Takes a request that has left the queue so, the candidate that it would have
-                gone to, and by how many milliseconds it would miss its deadline.
+            refuse: Takes a request that has left the queue so, for which limit (see `Outlook`),
+                and after how many milliseconds more it might have been kept.
         """
         self._working_sets.expire(now_s)
         self._check_deadlines(now_s, choose, refuse)
@@ -284,7 +364,7 @@ class Queue(Generic[C]):
                     self._forecast.learn(waiting, now_s)
                     excess_ms = self._excess_ms(waiting, choice, now_s)
                     if excess_ms > 0.0 and view.num_requests:
-                        refuse(waiting, choice, excess_ms)
+                        refuse(waiting, "deadline", excess_ms)
                         continue
                     self._charge(waiting)
                     self._look_at_pool(waiting, choice)
@@ -295,6 +375,8 @@ class Queue(Generic[C]):
                 if verdict.why == "window" and is_widest and view.id not in full:
                     full.add(view.id)
                     continue
+                if verdict.why == "tbt":
+                    waiting.expected_ms = None  # of prompts in front of it, this wait says nothing
                 num_tries[waiting.level] += 1
                 if num_tries.total() >= _NUM_ALL_TRIES:
                     break
@@ -315,6 +397,8 @@ class Queue(Generic[C]):
         rules = self._rules_of(waiting)
         if view.num_waiting > rules.window:
             return Verdict(False, "window")
+        if self._is_slow(waiting, choice, now_s):
+            return Verdict(False, "tbt")
         capacity = self._capacity(view.id)
         session, working_sets = waiting.session, self._working_sets
         if capacity is None or session is None:
@@ -353,9 +437,9 @@ class Queue(Generic[C]):
         self,
         now_s: float,
         choose: Callable[[Waiting], C | None],
-        refuse: Callable[[Waiting, C, float], None],
+        refuse: Callable[[Waiting, Limit, float], None],
     ) -> None:
-        """Refuse those whose deadlines cannot be met any more; a few are looked at."""
+        """Refuse those whose limits cannot be kept any more; a few are looked at."""
         for _ in range(_NUM_CHECKS):
             while self._checks and self._checks[0][1] not in self._waiting:
                 heappop(self._checks)
@@ -370,15 +454,13 @@ class Queue(Generic[C]):
             if self._is_taken_anyway(waiting, choice, now_s):
                 self._check_again(waiting, 0.0, now_s)  # if it does not go in this release
                 continue
-            assert waiting.deadline_s is not None
-            expected_ms, _ = self.first_token_ms(waiting, choice, now_s)
-            excess_ms = 1e3 * (now_s - waiting.deadline_s) + expected_ms
-            if excess_ms <= 0.0:
-                self._check_again(waiting, -excess_ms, now_s)
+            outlook = self.outlook(waiting, choice, now_s)
+            if outlook.spare_ms >= 0.0:
+                self._check_again(waiting, outlook.spare_ms, now_s)
                 continue
             self.remove(waiting)
             self._forecast.learn(waiting, now_s)
-            refuse(waiting, choice, excess_ms)
+            refuse(waiting, outlook.limit, -outlook.spare_ms)
 
     def _check_again(self, waiting: Waiting, spare_ms: float, now_s: float) -> None:
         """Plan to look at a deadline when half of the time is gone that there is to spare."""

@@ -36,6 +36,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     max_wait_s: float = 60.0
     batch_max_wait_s: float = 600.0
     quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
+    tbt_ms: float | None = None  # that an answer's tokens may be apart; None: any time
 
 
 class Choice(Protocol):
@@ -51,6 +52,21 @@ class Choice(Protocol):
 
     def costs(self) -> tuple[CandidateCost, ...]:
         """Return what each candidate would cost, the waits in the router left out."""
+        ...
+
+
+class Answers(Protocol):
+    """How fast candidates answer."""
+
+    def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
+        """Predict the time between tokens of an answer when its prompt has been computed.
+
+        None: the candidate has nothing in flight, or too little is known of it.
+        """
+        ...
+
+    def ends_per_s(self, candidate: CandidateId) -> float:
+        """Return how many answers end in a second at all that answer what a candidate does."""
         ...
 
 
@@ -70,6 +86,7 @@ class Waiting(Struct):
     number: int = 0  # in the order of arrival
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
+    answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
     group: Group = (None, 0, True, 0)
     expected_ms: float | None = None  # its wait, as predicted when it came
     rules: QueueRules | None = None  # of its arm of an experiment; None: the queue's own

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ import orjson
 import pytest
 from aiohttp import web
 
+from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.time_model import TimeModel
 from policies.view import CandidateId, ReplicaView
 from router.config import QueueConfig
 from router.data_path.service import DEADLINE_HEADER
@@ -22,6 +25,7 @@ from router.experiments.definition import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
+from tests.cli.test_commands import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
@@ -499,6 +503,68 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early(tmp_path: Path) ->
     assert 0 < kept.expected_ttft_ms < 600_000
 
 
+@asynccontextmanager
+async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyncio.Task[Reply]]]:
+    """Run a router before an engine that decodes 5 ms a token, until its metrics have shown that.
+
+    One request has been answered, and one is being answered for minutes, or until it is cancelled.
+    """
+    metrics = {"health__load_interval_s": 0.1}
+    async with (
+        Engines(1, time_model=TimeModel(base_ms=5.0)) as (engine,),
+        on_stage(engine, queue__mode="on", **metrics, **settings) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        assert (await asking.ask("short", max_tokens=2, ignore_eos=True)).status == 200
+        long = asking.ask("long", max_tokens=30_000, ignore_eos=True)
+        fleet = stage.router.fleet
+        await stage.until(lambda: fleet.tbt_ms(CandidateId("r1"), 10, time.monotonic()) is not None)
+        yield stage, engine, long
+        long.cancel()
+
+
+async def test_who_would_be_answered_slowly_waits_until_an_answer_ends(tmp_path: Path) -> None:
+    """An engine alone takes it, however slow it is; a quick answer's record has what it was."""
+    file = tmp_path / "request.json"
+    body = streamed(chat(words(9)))
+    file.write_bytes(orjson.dumps(body))
+    async with decoding(queue__tbt_ms=0.5, queue__max_wait_s=3600.0) as (stage, engine, long):
+        async with asyncio.TaskGroup() as tg:
+            waits = tg.create_task(stage.ask(body))
+            await stage.until(lambda: num_waiting(stage) == 1)
+            found = await explain(str(file), "--admin", stage.admin_url)
+            assert num_running(engine) == 1
+            long.cancel()
+        assert (await waits).status == 200
+    assert "would wait for answers to end; 1 waiting; tokens expected" in found.stdout
+    assert "ms apart, limit 0.5 ms" in found.stdout
+
+    records = tmp_path / "decisions.jsonl"
+    async with decoding(queue__tbt_ms=60_000.0, log__decisions=records) as (stage, _, long):
+        assert (await stage.ask(body)).status == 200
+    assert max(each.expected_tbt_ms or 0.0 for each in records_in(records)) > 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/chat/completions", "RateLimitError"), ("/v1/messages", "rate_limit_error")],
+)
+async def test_an_answer_that_stays_slow_is_refused(path: str, kind: str) -> None:
+    """In the API's own shape, when it has waited as long as it may, or is predicted to."""
+    body = streamed(chat(words(9), max_tokens=5))
+    async with decoding(queue__tbt_ms=0.5, queue__max_wait_s=0.3) as (stage, engine, _):
+        refused = await stage.ask(body, path)
+        assert num_running(engine) == 1
+
+        assert (refused.status, refused.error["type"]) == (429, kind)
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert stage.metric("warmroute_refused_total", code="tbt_unmet") == 1
+        refused_total = "warmroute_queue_refused_total"
+        assert stage.metric(refused_total, reason="tbt", **{"class": "interactive"}) == 1
+        assert stage.metric("warmroute_waiting_requests") == 0
+
+
 async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     """What it had in flight is tried again without another wait."""
     gates = [Gate(), Gate()]
@@ -595,7 +661,9 @@ def room_of(placing: Placing) -> WaitingRoom:
 
 def a_job(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
-    choice = SimpleNamespace(view=view, num_pooled_tokens=None)
+    choice = SimpleNamespace(
+        view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None
+    )
     choice.prompt = choice
     return SimpleNamespace(
         session_hash=None,

@@ -483,6 +483,29 @@ def test_free_kv_is_what_no_request_in_flight_uses() -> None:
     assert view_of(fleet, 31.0).num_free_tokens == 1600
 
 
+def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
+    """Of all replicas of its role and model; unknown until one has ended. None when idle."""
+    fleet, one = decoder()
+    fleet.add(replace(one, name="b", url="http://b"))
+    fleet.add(replace(one, name="c", url="http://c", role="both"))
+    assert fleet.ends_per_s(A) == 0.0
+    for name in ("a", "b", "c"):
+        lease = fleet.admit(
+            CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 0.0
+        )
+        fleet.first_token(lease, 1.0)
+        fleet.end(lease, 3.0, Outcome.OK)
+        for _ in range(3):
+            lease = fleet.admit(
+                CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 3.0
+            )
+            fleet.first_token(lease, 4.0)
+
+    assert fleet.ends_per_s(A) == pytest.approx(3 / 2.0 + 3 / 2.0)
+    assert fleet.ends_per_s(CandidateId("gone")) == 0.0
+    assert fleet.tbt_ms(CandidateId("gone"), 1, 5.0) is None
+
+
 def test_the_time_between_tokens_is_learned_from_readings_of_replicas_that_decode() -> None:
     """The mean of the seconds between two of them; counters that go back teach nothing."""
     fleet, one = decoder()
@@ -506,6 +529,9 @@ def test_the_time_between_tokens_is_learned_from_readings_of_replicas_that_decod
         lease = fleet.admit(A, Booking(num_uncached_tokens=100, num_cached_tokens=33), 90.0)
         fleet.first_token(lease, 91.0)
     assert view_of(fleet, 100.0).tbt_ms == pytest.approx(20.0, rel=0.01)
+    # All in flight will decode when a prompt has been computed: 3 and it, of 133 tokens each.
+    assert fleet.tbt_ms(A, 1, 100.0) == pytest.approx(20.0, rel=0.01)
     fleet.add(replace(one, role="both"))
     assert view_of(fleet, 200.0).tbt_ms is None
+    assert fleet.tbt_ms(A, 1, 200.0) is None  # learned apart: prompts make steps longer there
     assert view_of(fleet, 200.0).num_free_tokens is None

@@ -11,7 +11,7 @@ from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
 from router.replicas.working_sets import WorkingSets
-from router.scheduling.queue import Queue
+from router.scheduling.queue import Limit, Outlook, Queue
 from router.scheduling.waiting import QueueRules, Waiting
 
 A, B = CandidateId("a"), CandidateId("b")
@@ -47,6 +47,9 @@ class Stage:
         self.refused: list[str] = []
         self.queue_ms = {A: 0.0, B: 0.0}
         self.num_requests = {A: 1, B: 1}
+        self.tbt: dict[CandidateId, float | None] = {A: None, B: None}
+        self.ends = 0.0  # answers that end in a second
+        self.limits: list[str] = []  # that those refused would have missed
         self.why: list[str] = []
         self.num_choices = 0
         self.queue: Queue[Chosen] = Queue(
@@ -54,7 +57,14 @@ class Stage:
             self.sets,
             idle_s=lambda candidate, now_s: self.idle_s[candidate],
             capacity=lambda candidate: CAPACITY,
+            answers=self,
         )
+
+    def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
+        return self.tbt[candidate]
+
+    def ends_per_s(self, candidate: CandidateId) -> float:
+        return self.ends
 
     def ask(self, name: str, num_tokens: int, *, session: int | None = None, at_s: float = 0.0,
             to: CandidateId = A, cached: int = 0, batch: bool = False, tenant: str = "",
@@ -70,7 +80,13 @@ class Stage:
     def expect(self, name: str, num_tokens: int, within_s: float, *, at_s: float = 0.0,
                **kwargs: Any) -> float | None:  # fmt: skip
         """Let a request come as routers do; return by how many ms it keeps its deadline."""
-        waiting = self.ask(name, num_tokens, at_s=at_s, deadline_s=at_s + within_s, **kwargs)
+        outlook = self.outlook(name, num_tokens, at_s=at_s, deadline_s=at_s + within_s, **kwargs)
+        return outlook.spare_ms if outlook is not None else None
+
+    def outlook(self, name: str, num_tokens: int, *, at_s: float = 0.0,
+                **kwargs: Any) -> Outlook | None:  # fmt: skip
+        """Let a request come as routers do; return what is predicted of it."""
+        waiting = self.ask(name, num_tokens, at_s=at_s, **kwargs)
         choice = self._choose(waiting)
         assert choice is not None
         return self.queue.expect(waiting, choice, at_s)
@@ -82,7 +98,7 @@ class Stage:
             now_s,
             self._choose,
             lambda waiting, choice, why: self._send(waiting, why, now_s),
-            lambda waiting, choice, excess_ms: self.refused.append(waiting.item),
+            self._refuse,
         )
         return self.sent[before:]
 
@@ -101,6 +117,11 @@ class Stage:
                                   queue_ms=self.queue_ms[to],
                                   num_waiting=self.num_waiting[to])  # fmt: skip
         return Chosen(view, waiting.num_tokens, self.pooled.get(waiting.item))
+
+    def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
+        assert excess_ms > 0.0
+        self.refused.append(waiting.item)
+        self.limits.append(limit)
 
     def _send(self, waiting: Waiting, why: str, now_s: float) -> None:
         self.why.append(why)
@@ -648,3 +669,79 @@ def test_no_deadline_is_missed_in_the_queue(
         deadline_s = waiting[name].deadline_s
         assert deadline_s is None or at_s + waiting[name].num_tokens / 1e3 <= deadline_s + 1e-6
     assert all(waiting[name].deadline_s is not None for name in stage.refused)
+
+
+def test_answers_that_would_be_slow_wait_until_they_would_not() -> None:
+    """Where they would be quick enough, or that is not known, nobody waits."""
+    stage = Stage(tbt_ms=50.0)
+    stage.tbt = {A: 50.1, B: 50.0}
+    stage.outlook("slow", 100)
+    stage.outlook("quick", 100, to=B)
+    assert stage.release() == ["quick"]
+    stage.tbt[A] = 49.0
+    assert stage.release(1.0) == ["slow"]
+    stage.tbt[A] = None
+    stage.outlook("not known", 100, at_s=1.0)
+    assert stage.release(1.0) == ["not known"]
+    assert stage.refused == []
+
+
+def test_without_a_limit_answers_may_be_slow() -> None:
+    """As ever."""
+    stage = Stage()
+    stage.tbt[A] = 1e6
+    assert stage.outlook("any", 100) is None
+    assert stage.release() == ["any"]
+
+
+def test_an_answer_that_stays_slow_for_too_long_is_refused_when_it_comes() -> None:
+    """One goes when one ends, so they wait for those in front of them and for one more."""
+    stage = Stage(tbt_ms=50.0, max_wait_s=10.0, batch_max_wait_s=30.0)
+    stage.tbt[A], stage.ends = 60.0, 0.5
+    spare = []
+    for number in range(6):
+        outlook = stage.outlook(f"{number}", 100, at_s=0.01 * number)
+        assert outlook is not None
+        spare.append(outlook.spare_ms)
+    batch = stage.outlook("batch", 100, batch=True, at_s=0.1)
+    urgent = stage.outlook("urgent", 100, deadline_s=5.0, at_s=0.1)
+
+    assert spare == pytest.approx([8_000, 6_000, 4_000, 2_000, 0.0, -2_000])
+    assert batch is not None
+    assert batch.spare_ms == pytest.approx(30_000 - 14_000)
+    assert urgent is not None
+    assert urgent.spare_ms == pytest.approx(4_900 - 14_000 - 100)
+    assert (urgent.limit, urgent.ttft_ms) == ("tbt", pytest.approx(14_100))
+
+
+def test_an_answer_that_waited_for_as_long_as_it_may_is_refused() -> None:
+    """Whatever was predicted; one that waits for room is not, though answers were slow before."""
+    stage = Stage(tbt_ms=50.0, max_wait_s=10.0, patience=1e9)
+    stage.lives(1, A, 9_000, 0.0)
+    stage.tbt[A] = 60.0  # and nobody knows when answers end
+    stage.outlook("slow", 100)
+    for now_s in (5.0, 9.0, 9.9):
+        assert stage.release(now_s) == []
+    assert stage.refused == []
+    assert stage.release(10.1) == []
+    assert (stage.refused, stage.limits) == (["slow"], ["tbt"])
+
+    stage.lives(1, A, 9_000, 20.0)
+    stage.outlook("roomless", 2_000, session=2, at_s=20.0)
+    stage.tbt[A] = 40.0
+    for now_s in (21.0, 25.0, 29.9):
+        assert stage.release(now_s) == []
+    assert stage.release(30.1) == ["roomless"]
+    assert stage.why == ["waited_out"]
+    assert stage.refused == ["slow"]
+
+
+def test_where_a_prompt_is_answered_elsewhere_that_counts() -> None:
+    """Not how fast the replica is that computes it."""
+    stage = Stage(tbt_ms=50.0)
+    stage.tbt = {A: 10.0, B: 60.0}
+    waiting = stage.ask("apart", 100)
+    waiting.answers_at = B
+    assert stage.release() == []
+    stage.tbt[B] = 40.0
+    assert stage.release() == ["apart"]

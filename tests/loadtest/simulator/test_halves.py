@@ -193,6 +193,29 @@ def test_a_deadline_counts_the_prompts_queue() -> None:
     assert all((t.ttft_s or 0.0) < 2.5 for t in answered)
 
 
+def test_answers_wait_until_they_are_quick_enough() -> None:
+    """Once engines have shown how fast they decode: then no more begin at once than may."""
+    given = [
+        turn(n, 0.2 * n, tuple(range(20 * n, 20 * n + 3)), num_output_tokens=400)
+        for n in range(300)
+    ]
+    times = TimeModel(base_ms=5.0, ms_per_prefill_token=0.01, ms_per_decode=1.0)
+
+    def late(limit_ms: float | None) -> list[float]:
+        setup = replace(SPLIT, time_model=times, queue=QueueRules(tbt_ms=limit_ms, max_wait_s=20.0))
+        found = simulate(workload(*given), create("kv_aware"), setup)
+        answered = [t for t in found.run.turns if t.status == 200]
+        refused = [t for t in found.run.turns if t.status != 200]
+        assert {t.error_message for t in refused} <= {"too slow"}
+        assert len(answered) >= 100
+        assert bool(refused) is (limit_ms is not None)
+        return sorted(t.tbt_mean_s or 0.0 for t in answered if t.start_s > 27.0)
+
+    free, held = late(None), late(12.0)
+    assert free[len(free) // 2] > 0.013
+    assert held[-1] < 0.013
+
+
 def test_a_half_needs_the_other() -> None:
     """As the live router refuses a role without a partner."""
     with pytest.raises(ValueError, match="0 prefill and 2 decode replicas: each needs the other"):

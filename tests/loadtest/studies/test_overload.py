@@ -32,10 +32,10 @@ def test_refused_side_by_side_with_the_paper() -> None:
     found = report([RUN, other])
 
     assert (
-        "| published, 8P+8D at twice the pace | 18.2%, 1.00 | 16.4%, 0.90 | 15.6%, 0.86 |  |"
+        "| published, 8P+8D at twice the pace | 18.2%, 1.00 | 16.4%, 0.90 | 15.6%, 0.86 |  |  |"
         in found
     )
-    assert f"| ours, {CASE.name} | 20.0%, 1.00 | 15.0%, 0.75 |  |  |" in found
+    assert f"| ours, {CASE.name} | 20.0%, 1.00; 70.0% | 15.0%, 0.75; 70.0% |  |  |  |" in found
     assert "| baseline | 10 | 0 | 190 | 2.0M | 8.0M | 700 |" in found
 
 
