@@ -46,7 +46,7 @@ from loadtest.workload import Workload
 from policies import create
 from router.scheduling.waiting import QueueRules
 
-RULES: Final = (
+RULES: Final[tuple[tuple[str, Rejection | QueueRules, int | None], ...]] = (
     ("baseline", Rejection(rule="after_prefill"), 4183),
     ("early rejection", Rejection(rule="on_arrival"), 3771),
     ("early rejection, prediction", Rejection(rule="predicted"), 3589),
