@@ -14,6 +14,7 @@ from loadtest.engines.process import Process, read_metric
 from loadtest.engines.vllm import MAX_MODEL_LEN, NUM_BLOCKS, TOOL_OPTIONS, Engine, engine_python
 
 MASTER_READY_S: Final = 30.0
+_CLUSTER: Final = "warmroute"  # in etcd, of masters and their clients
 
 
 class Master(Process):
@@ -23,13 +24,22 @@ class Master(Process):
         lease_ms: How long an object that an engine looked up is safe from eviction.
         watermark: Share of the segments' memory from which on it evicts. (A segment has 16 MiB
             at least, 1,024 blocks of the tiny model.)
+        etcd: `HOST:PORT` of the etcd by which masters of one pool choose the one that serves;
+            None: it is the only one.
     """
 
-    __slots__ = ("_metadata_port", "_rpc_port")
+    __slots__ = ("_etcd", "_metadata_port", "_rpc_port")
 
     def __init__(
-        self, log_dir: Path, *, lease_ms: int = 2_000, watermark: float = 0.95, ratio: float = 0.05
+        self,
+        log_dir: Path,
+        *,
+        lease_ms: int = 2_000,
+        watermark: float = 0.95,
+        ratio: float = 0.05,
+        etcd: str | None = None,
     ) -> None:
+        self._etcd = etcd
         self._rpc_port, self._metadata_port, port = free_port(), free_port(), free_port()
         command: list[str | Path] = [
             engine_python().parent / "mooncake_master",
@@ -39,6 +49,11 @@ class Master(Process):
             "--metrics_port", str(port), "--default_kv_lease_ttl", str(lease_ms),
             "--eviction_high_watermark_ratio", str(watermark), "--eviction_ratio", str(ratio),
         ]  # fmt: skip
+        if etcd is not None:
+            command += [
+                "--enable_ha=true", "--ha_backend_type", "etcd",
+                "--etcd_endpoints", f"http://{etcd}", "--cluster_id", _CLUSTER,
+            ]  # fmt: skip
         super().__init__(
             f"master-{port}",
             f"http://127.0.0.1:{port}",
@@ -103,11 +118,15 @@ class Master(Process):
             options: More of its command line.
         """
         config_path = log_dir / f"{name}-mooncake.json"
+        metadata = f"http://127.0.0.1:{self._metadata_port}/metadata"
+        address = f"127.0.0.1:{self._rpc_port}"
+        if self._etcd is not None:  # whichever master serves; no metadata may go with one
+            metadata, address = "P2PHANDSHAKE", f"etcd://{self._etcd}"
         config_path.write_text(
             json.dumps(
                 {
-                    "metadata_server": f"http://127.0.0.1:{self._metadata_port}/metadata",
-                    "master_server_address": f"127.0.0.1:{self._rpc_port}",
+                    "metadata_server": metadata,
+                    "master_server_address": address,
                     "global_segment_size": str(segment_bytes),
                     "local_buffer_size": str(64 << 20),
                     "protocol": "tcp",
@@ -134,5 +153,6 @@ class Master(Process):
                 "MC_TCP_BIND_ADDRESS": "127.0.0.1",
                 "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "127.0.0.1",
                 "MOONCAKE_CONFIG_PATH": str(config_path),
+                "MC_STORE_CLUSTER_ID": _CLUSTER,
             },
         )  # fmt: skip

@@ -51,6 +51,7 @@ missing_packages() {
         grep -qF "${entry%%:*} " <<<"$loadable" || echo "${entry#*:}"
     done
     command -v redis-server >/dev/null || echo redis-server
+    command -v etcd >/dev/null || echo etcd-server
 }
 
 install_packages() {
@@ -63,7 +64,9 @@ install_packages() {
     fi
     echo "install.sh: apt-get install ${missing[*]}"
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    # In that runlevel nothing is started: tests start servers of their own.
+    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
 if [ -n "${WARMROUTE_VLLM_PYTHON:-}" ]; then
