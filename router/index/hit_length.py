@@ -16,9 +16,9 @@ The rule (source: kv_cache_coordinator.py and single_type_kv_cache_manager.py in
 L is a multiple of all block sizes. Where a Mamba block is longer than the unit that is hashed, and
 all other groups can look up by the unit, it is a multiple of the unit.
 
-With EAGLE or MTP each group but Mamba matches one block more, and drops it. The engine may know
-that drafts are of one group alone; which, no event shows, so here they are of all: no hit is longer
-for it, and where all groups but one are Mamba it is the same.
+With EAGLE or MTP the groups that draft, but Mamba ones, match one block more, and drop it. With
+EAGLE those are all; with MTP the one that has the last layer, and those of the same rule
+(_annotate_eagle_groups in kv_cache_utils.py). Which that is, no event shows.
 
 What a group's blocks are called: the block that ends at L has the hash of the prefix [0, L), in
 units; `group_key` tells groups apart, so that one set of keys holds all groups of a candidate.
@@ -27,7 +27,7 @@ units; `group_key` tells groups apart, so that one set of keys holds all groups 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import compress, islice
 from math import lcm
 from typing import Final, NamedTuple, overload
@@ -66,6 +66,7 @@ class KvLayout:
         groups: Those that cache prefixes, in the order seen; at least one.
         unit: Tokens between two hashes of a chain; divides every block size.
         has_eagle: Whether drafts need the last block computed again (EAGLE, MTP).
+        drafting: The engine's numbers of the groups that draft; None: all.
     """
 
     __slots__ = (
@@ -79,7 +80,14 @@ class KvLayout:
         "unit",
     )
 
-    def __init__(self, groups: Sequence[KvGroup], unit: int, *, has_eagle: bool = False) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KvGroup],
+        unit: int,
+        *,
+        has_eagle: bool = False,
+        drafting: Collection[int] | None = None,
+    ) -> None:
         self.groups = tuple(groups)
         self.unit = unit
         self.has_eagle = has_eagle
@@ -88,7 +96,8 @@ class KvLayout:
         if _is_fine_grained(groups, unit):
             self.alignment = 1
         self._salts = {group.index: salt_of(group, groups) for group in groups}
-        self._kinds = self._by_kind(has_eagle)
+        draft = {group.index for group in groups} if drafting is None else drafting
+        self._kinds = self._by_kind(draft if has_eagle else ())
         self._is_simple = len(self._kinds) == 2 and isinstance(self._kinds[0], _Whole)
 
     def salt(self, group: int) -> int | None:
@@ -148,15 +157,16 @@ class KvLayout:
         """Name what a hit of `length` units needs, but blocks of the first full attention."""
         return [key for kind in self._kinds for key in kind.needed(chain, length)]
 
-    def _by_kind(self, has_eagle: bool) -> list[_Kind]:
+    def _by_kind(self, drafting: Collection[int]) -> list[_Kind]:
         """Put groups that have one rule together, full attention first, as the engine does."""
-        proves = has_eagle and len(self.groups) > 1  # a block beyond the hit that is then dropped
+        proves = len(self.groups) > 1  # a block beyond the hit that is then dropped
         by_rule: dict[tuple[str, int, int | None], list[int]] = {}
         for group in self.groups:
             rule = group.kind, group.block_size // self.unit, group.window
-            by_rule.setdefault(rule, []).append(self._salts[group.index])
+            by_rule.setdefault(rule, []).append(group.index)
         kinds: list[_Kind] = []
-        for (kind, size, window), salts in by_rule.items():
+        for (kind, size, window), indices in by_rule.items():
+            salts = [self._salts[index] for index in indices]
             if kind == MAMBA:
                 kinds.append(_Mamba(size, salts, self.alignment))
                 continue
@@ -166,8 +176,8 @@ class KvLayout:
             else:
                 is_closed = kind in FULL_ATTENTION
                 kinds.append(_Whole(size, salts, self.alignment, is_closed))
-            kinds[-1].drops = has_eagle
-            kinds[-1].margin = min(size, self.alignment) if proves else 0
+            kinds[-1].drops = any(index in drafting for index in indices)
+            kinds[-1].margin = min(size, self.alignment) if kinds[-1].drops and proves else 0
         return sorted(kinds, key=lambda kind: not isinstance(kind, _Whole))
 
 

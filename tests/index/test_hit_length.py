@@ -37,11 +37,14 @@ def keys(layout: KvLayout, group: int, ends: Sequence[int]) -> set[BlockKey]:
     "recorded", RECORDED, ids=lambda r: f"{r['layout']['name']} {r['layout']['eagle']}"
 )
 def test_hits_are_the_engines(recorded: dict[str, Any]) -> None:
-    """Every recorded cache is hit as far as vLLM's coordinator says, with EAGLE and without."""
+    """Every recorded cache is hit as far as vLLM's coordinator says: with EAGLE, without, MTP."""
     named = recorded["layout"]
     unit = named["unit"]
     layout = KvLayout(
-        [KvGroup(*group) for group in named["groups"]], unit, has_eagle=named["eagle"]
+        [KvGroup(*group) for group in named["groups"]],
+        unit,
+        has_eagle=bool(named["eagle"]),
+        drafting=named["eagle"] if isinstance(named["eagle"], list) else None,
     )
 
     for num_tokens, held_bits, reported in recorded["cases"]:
