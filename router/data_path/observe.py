@@ -216,10 +216,14 @@ class Observer:
             changed = self._caches.audit(name, placement.num_cached_tokens, reported)
             if changed is not None:
                 self._metrics.last_block_changes.labels(name).inc()
+                text = "its answers show what becomes of the last block of a hit (EAGLE, MTP)"
                 logger.warning(
-                    "its answers show what becomes of the last block of a hit (EAGLE, MTP): "
-                    "set replicas[].eagle",
-                    extra={"candidate": name, "eagle": changed.is_dropped},
+                    text + (": set replicas[].eagle" if changed.is_open else ""),
+                    extra={
+                        "candidate": name,
+                        "eagle": changed.is_dropped,
+                        "dropped": changed.drop.name.lower(),
+                    },
                 )
 
 

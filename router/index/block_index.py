@@ -19,9 +19,9 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
-from router.index.hit_length import Chain, KvLayout, with_eagle
+from router.index.hit_length import Chain, KvLayout, with_drop
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
-from router.index.last_block import LastBlock
+from router.index.last_block import Drop, LastBlock
 from router.index.prefix import Either, PrefixEnd, leading, num_leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
@@ -328,14 +328,18 @@ class BlockIndex:
     def groups_of(self, candidate: CandidateId) -> KvLayout | None:
         """Return the candidate's KV groups; None: it has one, or they are not understood."""
         layout = self._layouts.get(candidate)
-        if layout is not None and layout.has_eagle != self.drops_last(candidate):
-            layout = self._layouts[candidate] = with_eagle(layout, not layout.has_eagle)
+        if layout is not None and layout.drop is not self.drop(candidate):
+            layout = self._layouts[candidate] = with_drop(layout, self.drop(candidate))
         return layout
+
+    def drop(self, candidate: CandidateId) -> Drop:
+        """Return where the engine is expected to drop the last block of a hit."""
+        last_block = self.last_blocks.get(candidate)
+        return last_block.drop if last_block is not None else Drop.NOWHERE
 
     def drops_last(self, candidate: CandidateId) -> bool:
         """Return whether the engine is expected to drop the last block of a hit."""
-        last_block = self.last_blocks.get(candidate)
-        return last_block is not None and last_block.is_dropped
+        return self.drop(candidate) is not Drop.NOWHERE
 
     def left_by(
         self, candidate: CandidateId, chain: Sequence[BlockKey], num_tokens: int

@@ -305,7 +305,10 @@ class CacheView:
         if last_block is not None:
             layout, size = self.index.groups_of(candidate), stream.contract.block_size
             step = size if layout is None else layout.alignment * layout.unit
-            if last_block.observe(num_predicted_tokens, num_reported_tokens, step):
+            is_mixed = layout is not None and layout.is_mixed
+            if last_block.observe(
+                num_predicted_tokens, num_reported_tokens, step, is_mixed=is_mixed
+            ):
                 self._trust[candidate] = _Trust()  # it was not the stream's fault
                 return last_block
         right = num_predicted_tokens == num_reported_tokens

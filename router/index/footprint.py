@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from router.index.hit_length import MAMBA, SLIDING_WINDOW, KvLayout
+from router.index.last_block import Drop
 from router.messages import KvGroup
 
 
@@ -36,7 +37,7 @@ def capacity_tokens(layout: KvLayout, num_blocks: int, num_sessions: int) -> int
 
     None: no group grows with them.
     """
-    footprint = _footprint(layout.groups, layout.has_eagle)
+    footprint = _footprint(layout.groups, layout.drop is Drop.EVERYWHERE)
     if not footprint.blocks_per_token:
         return None
     num_free = num_blocks - num_sessions * footprint.num_blocks
@@ -44,13 +45,13 @@ def capacity_tokens(layout: KvLayout, num_blocks: int, num_sessions: int) -> int
 
 
 @lru_cache(maxsize=64)
-def _footprint(groups: tuple[KvGroup, ...], has_eagle: bool) -> _Footprint:
+def _footprint(groups: tuple[KvGroup, ...], in_windows: bool) -> _Footprint:
     per_token, num_blocks = 0.0, 0
     for group in groups:
         if group.kind == MAMBA:
             num_blocks += 1
         elif group.kind in SLIDING_WINDOW and group.window is not None:
-            num_blocks += -(-(group.window - 1) // group.block_size) + has_eagle
+            num_blocks += -(-(group.window - 1) // group.block_size) + in_windows
         else:
             per_token += 1 / group.block_size
     return _Footprint(per_token, num_blocks)

@@ -18,7 +18,7 @@ all other groups can look up by the unit, it is a multiple of the unit.
 
 With EAGLE or MTP the groups that draft, but Mamba ones, match one block more, and drop it. With
 EAGLE those are all; with MTP the one that has the last layer, and those of the same rule
-(_annotate_eagle_groups in kv_cache_utils.py). Which that is, no event shows.
+(_annotate_eagle_groups in kv_cache_utils.py). No event shows which: see router.index.last_block.
 
 What a group's blocks are called: the block that ends at L has the hash of the prefix [0, L), in
 units; `group_key` tells groups apart, so that one set of keys holds all groups of a candidate.
@@ -33,6 +33,7 @@ from math import lcm
 from typing import Final, NamedTuple, overload
 
 from router.contracts import KEY_MASK, BlockKey
+from router.index.last_block import Drop
 from router.index.prefix import Either, PrefixEnd, leading
 from router.messages import KvGroup
 
@@ -65,8 +66,8 @@ class KvLayout:
     Args:
         groups: Those that cache prefixes, in the order seen; at least one.
         unit: Tokens between two hashes of a chain; divides every block size.
-        has_eagle: Whether drafts need the last block computed again (EAGLE, MTP).
-        drafting: The engine's numbers of the groups that draft; None: all.
+        drop: Where drafts need the last block computed again (EAGLE, MTP).
+        drafting: The engine's numbers of the groups that draft; None: as `drop` says.
     """
 
     __slots__ = (
@@ -74,8 +75,8 @@ class KvLayout:
         "_kinds",
         "_salts",
         "alignment",
+        "drop",
         "groups",
-        "has_eagle",
         "is_understood",
         "unit",
     )
@@ -85,20 +86,25 @@ class KvLayout:
         groups: Sequence[KvGroup],
         unit: int,
         *,
-        has_eagle: bool = False,
+        drop: Drop = Drop.NOWHERE,
         drafting: Collection[int] | None = None,
     ) -> None:
         self.groups = tuple(groups)
         self.unit = unit
-        self.has_eagle = has_eagle
+        self.drop = drop
         self.is_understood = all(is_understood(group) for group in groups)
         self.alignment = lcm(*(group.block_size for group in groups)) // unit  # in units
         if _is_fine_grained(groups, unit):
             self.alignment = 1
         self._salts = {group.index: salt_of(group, groups) for group in groups}
-        draft = {group.index for group in groups} if drafting is None else drafting
-        self._kinds = self._by_kind(draft if has_eagle else ())
+        self._kinds = self._by_kind(_drafting(groups, drop) if drafting is None else drafting)
         self._is_simple = len(self._kinds) == 2 and isinstance(self._kinds[0], _Whole)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it has windows and full attention."""
+        kinds = {group.kind for group in self.groups}
+        return not kinds.isdisjoint(FULL_ATTENTION) and not kinds.isdisjoint(SLIDING_WINDOW)
 
     def salt(self, group: int) -> int | None:
         """Return what the keys of this group of the engine differ by; None: it is not known."""
@@ -148,7 +154,7 @@ class KvLayout:
         block behind it is kept, too. Source: replay_boundaries in kv_cache_coordinator.py.
         """
         end = min((num_tokens - 1) // self.unit, len(chain)) // self.alignment * self.alignment
-        if self.has_eagle:
+        if self.drop is not Drop.NOWHERE:
             end = max(0, end - self.alignment)
         kinds = (kind for kind in self._kinds if not isinstance(kind, _Mamba))
         return [key for kind in kinds for key in kind.needed(chain, end)]
@@ -181,9 +187,20 @@ class KvLayout:
         return sorted(kinds, key=lambda kind: not isinstance(kind, _Whole))
 
 
-def with_eagle(layout: KvLayout, has_eagle: bool) -> KvLayout:
-    """Return the same groups, with drafts that need the last block or without."""
-    return KvLayout(layout.groups, layout.unit, has_eagle=has_eagle)
+def with_drop(layout: KvLayout, drop: Drop) -> KvLayout:
+    """Return the same groups, with the last block of a hit dropped there."""
+    return KvLayout(layout.groups, layout.unit, drop=drop)
+
+
+def _drafting(groups: Sequence[KvGroup], drop: Drop) -> set[int]:
+    """Return the engine's numbers of the groups that draft."""
+    match drop:
+        case Drop.NOWHERE:
+            return set()
+        case Drop.EVERYWHERE:
+            return {group.index for group in groups}
+        case Drop.IN_FULL_ATTENTION:
+            return {group.index for group in groups if group.kind in FULL_ATTENTION}
 
 
 def make_layout(groups: Sequence[KvGroup], unit: int) -> KvLayout | None:

@@ -38,19 +38,38 @@ _CONVOLUTIONS: Final[dict[str, Any]] = {  # to vLLM a kind of Mamba; blocks of h
     "block_use_swiglu": True,
     "block_ffn_dim_multiplier": 1.0,
 }
+_MTP: Final[dict[str, Any]] = {  # windows and full attention, and a layer that drafts
+    "architectures": ["ExaoneMoEForCausalLM"],
+    "model_type": "exaone_moe",
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW_TOKENS,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense", "dense"],
+    "num_nextn_predict_layers": 1,
+}
 _DRAFTS: Final[dict[str, Any]] = {  # of EAGLE: a layer that is fed the target's hidden states
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "num_hidden_layers": 1,
 }
 CONFIGS: Final = {"windows": _WINDOWS, "convolutions": _CONVOLUTIONS}
+_SPECULATING: Final = {
+    "drafts": _DRAFTS,
+    "mtp-dense": {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",
+        "num_nextn_predict_layers": 1,
+    },
+    "mtp-windows": _MTP,
+    "mtp-full": _MTP | {"mtp_layer_types": ["full_attention"]},
+}
 
 
 def make_model(kind: str, directory: Path) -> Path:
     """Write a model directory for `--load-format dummy`; return it. `drafts`: to draft for one."""
     directory.mkdir(parents=True, exist_ok=True)
     config = json.loads((MODEL_DIR / "config.json").read_text())
-    changes = _DRAFTS if kind == "drafts" else CONFIGS[kind]
+    changes = (CONFIGS | _SPECULATING)[kind]
     (directory / "config.json").write_text(json.dumps(config | changes))
     for file in MODEL_DIR.glob("*token*.json*"):
         (directory / file.name).write_bytes(file.read_bytes())

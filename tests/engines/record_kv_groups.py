@@ -33,6 +33,11 @@ ENGINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "convolutions": ("convolutions", ()),
     "convolutions-fine": ("convolutions", ("--block-size", "64", "--prefix-match-unit", "32")),
 }
+SPECULATING: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle": ("windows", {"method": "eagle", "num_speculative_tokens": 2}),
+    "mtp-full": ("mtp-full", {"method": "mtp", "num_speculative_tokens": 1}),
+    "mtp-windows": ("mtp-windows", {"method": "mtp", "num_speculative_tokens": 1}),
+}
 NUM_BLOCKS = 72
 QUIET_S = 0.25  # the publisher looks every 0.1 s
 
@@ -92,8 +97,14 @@ def ask(
 
 def record(name: str) -> None:
     """Run one engine through the requests and write its fixture."""
-    kind, options = ENGINES[name]
     with tempfile.TemporaryDirectory() as directory:
+        if name in SPECULATING:
+            kind, drafts = SPECULATING[name]
+            if drafts["method"] == "eagle":
+                drafts = drafts | {"model": str(make_model("drafts", Path(directory) / "drafts"))}
+            options: tuple[str, ...] = ("--speculative-config", json.dumps(drafts))
+        else:
+            kind, options = ENGINES[name]
         model = make_model(kind, Path(directory) / "model")
         engine = Engine(
             f"groups-{name}",
@@ -119,7 +130,8 @@ def record(name: str) -> None:
     packed = zlib.compress(json.dumps([m[2].hex() for m in messages]).encode(), 9)
     path = FIXTURES / f"vllm-{version}-{name}.json"
     lines = ",\n".join("  " + json.dumps(row) for row in table)
-    head = json.dumps({"model": kind, "options": list(options), "block_size": 32})[1:-1]
+    described = {"drafts": drafts["method"]} if name in SPECULATING else {"options": list(options)}
+    head = json.dumps({"model": kind, "block_size": 32, **described})[1:-1]
     body = base64.b64encode(packed).decode()
     path.write_text(f'{{{head},\n "requests": [\n{lines}\n ],\n "messages": "{body}"}}\n')
     num_removed = sum(bytes(m[2]).count(b"BlockRemoved") for m in messages)
@@ -131,7 +143,7 @@ def record(name: str) -> None:
 def main() -> None:
     """Record the engines named, or all."""
     FIXTURES.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or ENGINES:
+    for name in sys.argv[1:] or (*ENGINES, *SPECULATING):
         record(name)
 
 

@@ -8,6 +8,7 @@ from loadtest.emulator.block_manager import CachedSequence
 from loadtest.emulator.window_blocks import WindowBlockManager
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
+from router.index.last_block import Drop
 from router.messages import KvGroup
 
 FULL = KvGroup(0, "full_attention", 16)
@@ -37,7 +38,7 @@ def test_what_grows_and_what_each_conversation_takes_once(
 
 def test_eagle_keeps_a_block_more_of_each_window() -> None:
     """The one that proves the hit."""
-    layout = KvLayout((FULL, WINDOW), 16, has_eagle=True)
+    layout = KvLayout((FULL, WINDOW), 16, drop=Drop.EVERYWHERE)
 
     assert capacity_tokens(layout, 100, 5) == (100 - 20) * 16
 

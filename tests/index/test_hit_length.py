@@ -15,6 +15,7 @@ import pytest
 
 from router.contracts import BlockKey
 from router.index.hit_length import Chain, KvLayout, is_understood, make_layout
+from router.index.last_block import Drop
 from router.messages import KvGroup
 
 RECORDED: list[dict[str, Any]] = json.loads(
@@ -43,7 +44,7 @@ def test_hits_are_the_engines(recorded: dict[str, Any]) -> None:
     layout = KvLayout(
         [KvGroup(*group) for group in named["groups"]],
         unit,
-        has_eagle=bool(named["eagle"]),
+        drop=Drop.EVERYWHERE if named["eagle"] else Drop.NOWHERE,
         drafting=named["eagle"] if isinstance(named["eagle"], list) else None,
     )
 

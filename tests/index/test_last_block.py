@@ -12,7 +12,7 @@ from router.contracts import BlockKey
 from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.index.hit_length import KvLayout
-from router.index.last_block import RUN, LastBlock
+from router.index.last_block import RUN, Drop, LastBlock
 from router.kv_events.stream import RankStream
 from router.messages import KvGroup
 
@@ -79,6 +79,37 @@ def test_a_wrong_conclusion_is_taken_back_and_needs_more_the_next_time() -> None
     assert [number for number, _ in changes] == [RUN, 2 * RUN, 4 * RUN]
 
 
+@pytest.mark.parametrize("configured", [True, None])
+def test_where_it_is_dropped_is_learned_of_windows_and_full_attention(
+    configured: bool | None,
+) -> None:
+    """Longer than predicted: by full attention alone. Shorter again: by all."""
+    last = LastBlock(configured, speculates=True)
+    while not last.is_dropped:
+        last.observe(64, 48, 16, is_mixed=True)
+    before = last.num_changes
+
+    assert last.drop is Drop.EVERYWHERE
+    while last.num_changes == before:
+        last.observe(0, 160, 16, is_mixed=True)
+    assert last.drop is Drop.IN_FULL_ATTENTION
+    while last.num_changes == before + 1:
+        last.observe(96, 112, 16, is_mixed=True)  # two things may be wrong of it: no common run
+        for _ in range(4 * RUN):
+            last.observe(96, 80, 16, is_mixed=True)
+    assert last.drop is Drop.EVERYWHERE
+
+
+def test_that_it_is_dropped_stands_where_it_is_configured() -> None:
+    """However many answers are a block longer; of both kinds of groups only where, is learned."""
+    last = LastBlock(True, speculates=True)
+
+    for is_mixed in (False, True):
+        for _ in range(10 * RUN):
+            last.observe(64, 80, 16, is_mixed=is_mixed)
+        assert last.is_dropped
+
+
 @pytest.mark.parametrize(
     "last", [LastBlock(False, speculates=True), LastBlock(None, speculates=False)]
 )
@@ -139,7 +170,7 @@ def test_several_groups_follow_their_own_rule() -> None:
 def test_what_a_prompt_leaves_serves_its_follow_up() -> None:
     """With EAGLE: a boundary earlier, and the block behind it."""
     groups = KvGroup(0, "full_attention", SIZE), KvGroup(1, "sliding_window", SIZE, 4)
-    layout = KvLayout(groups, SIZE, has_eagle=True)
+    layout = KvLayout(groups, SIZE, drop=Drop.EVERYWHERE)
     chain = [BlockKey(key) for key in range(100, 110)]
     salt = layout.salt(1)
 
