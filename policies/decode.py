@@ -2,8 +2,9 @@
 
 Both are decided in milliseconds. A decode replica that gets a prompt's KV from another one reads
 all that it does not hold itself; one that computes it reads what the pool has and computes the
-rest. A session's last answer is on the replica that gave it alone (a pool gets prompts), so it has
-least to read of the next turn.
+rest. Meanwhile the answers that run there stand still, which counts for each of them. A session's
+last answer is on the replica that gave it alone (a pool gets prompts), so it has least to read of
+the next turn.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
 class DecodeLoad(Policy, frozen=True, kw_only=True):
     """For replicas of role decode: the lowest `queue + KV + answer_tokens x TBT`, of those that
     have free KV for prompt and answer if there are any: an engine that runs out computes a request
-    anew. `KV` is the time to have the prompt's: to read what the replica lacks, or to compute it
-    where that is quicker. `TBT` is the time between tokens with one request more, as learned from
-    what engines report; until it is known of all, `request_ms x requests` stands for the answer's
-    time. So a session stays where its last answer is until that replica is so much slower than
-    another as its KV is worth."""
+    anew. `KV` is the time to have the prompt's: to read what the replica lacks; or to compute it,
+    and as much for each answer that runs there and waits meanwhile, where that is less. `TBT` is
+    the time between tokens with one request more, as learned from what engines report; until it is
+    known of all, `request_ms x requests` stands for the answer's time. So a session stays where its
+    last answer is until that replica is so much slower than another as its KV is worth."""
 
     name: ClassVar[str] = "decode_load"
 
@@ -67,13 +68,24 @@ class DecodeLoad(Policy, frozen=True, kw_only=True):
 
 
 def local_ms(snapshot: Snapshot, view: ReplicaView) -> float:
-    """Predict what a prompt keeps a replica busy for that reads what there is, and computes."""
+    """Predict what a prompt costs a replica that reads what there is, and computes the rest.
+
+    That is its own time, and for each answer that runs there the time that computing takes.
+    """
+    own_ms, others_ms = _local_ms(snapshot, view)
+    return own_ms + others_ms
+
+
+def _local_ms(snapshot: Snapshot, view: ReplicaView) -> tuple[float, float]:
+    """Split `local_ms`: its own time, and the others'."""
     num_tokens = snapshot.request.num_tokens
     num_own = num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
     if view.reads_pool:
         num_held = min(num_tokens, max(num_own, view.num_pool_tokens or 0))
     read_ms = view.cost.fetch_ms(num_held - view.num_gpu_tokens, from_pool=num_held > num_own)
-    return read_ms + view.cost.prefill_ms(num_tokens - num_held, num_held) - view.cost.base_ms
+    compute_ms = view.cost.prefill_ms(num_tokens - num_held, num_held) - view.cost.base_ms
+    num_answering = max(0, view.num_requests - view.num_waiting)
+    return read_ms + compute_ms, num_answering * compute_ms
 
 
 def transfer_ms(snapshot: Snapshot, view: ReplicaView) -> float:
@@ -85,9 +97,10 @@ def transfer_ms(snapshot: Snapshot, view: ReplicaView) -> float:
 def _cost(snapshot: Snapshot, view: ReplicaView, answer_ms: float) -> CandidateCost:
     num_tokens = snapshot.request.num_tokens
     num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
-    here_ms, there_ms = local_ms(snapshot, view), transfer_ms(snapshot, view)
-    is_read = there_ms < here_ms
-    kv_ms = min(here_ms, there_ms)
+    here_ms, delay_ms = _local_ms(snapshot, view)
+    there_ms = transfer_ms(snapshot, view)
+    is_read = there_ms < here_ms + delay_ms
+    kv_ms, others_ms = (there_ms, answer_ms) if is_read else (here_ms, answer_ms + delay_ms)
     return CandidateCost(
         id=view.id,
         num_uncached_tokens=0 if is_read else num_tokens - num_own,
@@ -95,6 +108,6 @@ def _cost(snapshot: Snapshot, view: ReplicaView, answer_ms: float) -> CandidateC
         queue_ms=view.queue_ms,
         fetch_ms=kv_ms if is_read else 0.0,
         prefill_ms=view.cost.base_ms + (0.0 if is_read else kv_ms),
-        others_ms=answer_ms,
-        total_ms=view.queue_ms + kv_ms + view.cost.base_ms + answer_ms,
+        others_ms=others_ms,
+        total_ms=view.queue_ms + kv_ms + view.cost.base_ms + others_ms,
     )

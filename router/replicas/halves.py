@@ -1,8 +1,8 @@
 """Which candidate answers a request, and which computes its prompt, where replicas have roles.
 
 A replica of role decode is chosen by `policies.decode`. Its prompt is computed at a replica of role
-prefill, by the configured policy on those alone; or where it is decoded, if that takes no longer
-than reading it, or if no other place can be had. Both are chosen from one look, and nothing is
+prefill, by the configured policy on those alone; or where it is decoded, if that costs no more than
+reading it there, or if no other place can be had. Both are chosen from one look, and nothing is
 changed.
 
 What must live here: that rule. What must not: what is known of a request, how it is sent. The
@@ -45,7 +45,7 @@ class PrefillPlan(Struct, Generic[C], frozen=True, kw_only=True):
 
     choice: C | None  # None: where it is decoded
     why: str
-    here_ms: float  # to have its KV where it is decoded, computed there
+    here_ms: float  # to have its KV where it is decoded, computed there; others' delay included
     there_ms: float  # and read there
 
 

@@ -39,6 +39,19 @@ def test_one_that_does_not_read_the_pool_computes() -> None:
     assert local_ms(asked, asked.replicas[0]) == pytest.approx(100.0)
 
 
+def test_answers_that_run_there_wait_while_it_computes() -> None:
+    """A turn that adds 20 tokens: 2 ms for it alone, 5.2 to have it read."""
+    views = [
+        replace(replica("d", gpu=980, requests=requests, cost=READS), num_waiting=waiting)
+        for requests, waiting in ((0, 0), (1, 0), (2, 0), (4, 3), (4, 2))
+    ]
+    asked = snapshot(*views)
+
+    assert [local_ms(asked, view) for view in views] == pytest.approx([2.0, 4.0, 6.0, 4.0, 6.0])
+    computes = [cost.num_uncached_tokens for cost in create("decode_load").decide(asked).costs]
+    assert computes == [20, 20, 0, 20, 0]
+
+
 @pytest.mark.parametrize(
     ("requests", "chosen"),
     [(0, "holder"), (3, "holder"), (8, "idle")],
@@ -57,7 +70,7 @@ def test_a_session_stays_until_its_replica_is_too_busy(requests: int, chosen: st
     costs = {cost.id: cost for cost in decision.costs}
     assert costs["idle"].num_fetched_tokens == 10_001
     assert costs["holder"].num_uncached_tokens == 1
-    assert costs["holder"].others_ms == 20.0 * requests
+    assert costs["holder"].others_ms == pytest.approx(20.1 * requests)  # one token is computed
 
 
 def test_equals_are_drawn() -> None:
