@@ -198,9 +198,9 @@ class PoolCatalog:
         elif name is not None:
             self.directory(name).stored(keys)
         self.counters.num_stored += len(keys)
-        self._evidence.stored(model, keys, candidate)
+        is_news = self._evidence.stored(model, keys, candidate)
         self._want_names(model, keys)
-        if layout is None:
+        if layout is None or (is_news and candidate):
             self.wants_listing = True
 
     def named(self, model: str, keys: Sequence[BlockKey]) -> None:

@@ -72,11 +72,16 @@ class Evidence:
         """Note that these are a model's, wherever they are."""
         _remember(self._blocks.setdefault(model, OrderedDict()), keys, _MAX_BLOCKS)
 
-    def stored(self, model: str, keys: Sequence[BlockKey], candidate: CandidateId) -> None:
-        """Note blocks that a candidate stored."""
+    def stored(self, model: str, keys: Sequence[BlockKey], candidate: CandidateId) -> bool:
+        """Note blocks that a candidate stored; return whether a listing may now show its layout.
+
+        Its first ones may do, and as many as show one whose ranks another one's include.
+        """
         self.named(model, keys)
-        own = self._own.setdefault(model, {})
-        _remember(own.setdefault(candidate, OrderedDict()), keys, _MAX_OWN)
+        own = self._own.setdefault(model, {}).setdefault(candidate, OrderedDict())
+        num_before = len(own)
+        _remember(own, keys, _MAX_OWN)
+        return num_before == 0 or num_before < _MIN_PART <= len(own)
 
     def forget(self, candidate: CandidateId) -> None:
         """Forget what a candidate stored: it is another process now, or none."""

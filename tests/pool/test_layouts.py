@@ -74,6 +74,24 @@ def test_without_knowing_the_groups_never_more_is_credited(name: str) -> None:
         assert pool.match(MODEL, chain_of(recorded)) <= hit
 
 
+def test_a_replica_of_another_layout_is_found_out_as_it_stores() -> None:
+    """Its first blocks ask for a listing, and as many as show fewer ranks; later ones do not."""
+    one, two = RECORDED["tp1"], RECORDED["tp2"]
+    pool, chain = a_pool(), chain_of(one)
+    r1, r2 = CandidateId("r1"), CandidateId("r2")
+    pool.stored(MODEL, chain, candidate=r1)
+    listing(pool, one["keys"])
+
+    wanted = []
+    for key in chain_of(two):
+        pool.stored(MODEL, [key], candidate=r2)
+        wanted.append(pool.wants_listing)
+        pool.wants_listing = False
+    assert wanted == [number in (1, 8) for number in range(1, len(wanted) + 1)]
+    pool.stored(MODEL, chain, candidate=r1)
+    assert not pool.wants_listing
+
+
 def test_of_several_groups_the_pool_has_what_was_listed() -> None:
     """Events tell of full attention alone: they ask for a listing, and add nothing."""
     recorded, pool = RECORDED["window first"], a_pool()
