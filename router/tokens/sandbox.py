@@ -13,7 +13,8 @@ The cases, and why the parent would have answered the same:
    name, and namespaces hand out nothing but what the template put there.
 5. A call of a str's own method: is_safe_callable is true of builtins, and nothing else is done
    with the context.
-6. Case 1 of a plain name, `message.role` or `message['role']`, is compiled into the template.
+6. Case 1 of a plain name, `message.role` or `message['role']`, and case 3 of `loop` are compiled
+   into the template.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class _FastCode(CodeGenerator):
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.node, nodes.Name) and node.attr not in _DICT_ATTRIBUTES:
-            self._subscript(node.node, node.attr, "getattr", frame)
+            if node.node.name == "loop" and node.attr in _LOOP_PROPERTIES:
+                self._property(node.node, node.attr, frame)
+            else:
+                self._subscript(node.node, node.attr, "getattr", frame)
         else:
             super().visit_Getattr(node, frame)
 
@@ -89,6 +93,15 @@ class _FastCode(CodeGenerator):
             self._subscript(node.node, key, "getitem", frame)
         else:
             super().visit_Getitem(node, frame)
+
+    def _property(self, name: nodes.Name, key: str, frame: Frame) -> None:
+        self.write("(")
+        self.visit(name, frame)
+        self.write(f".{key} if type(")
+        self.visit(name, frame)
+        self.write(") is LoopContext else environment.getattr(")
+        self.visit(name, frame)
+        self.write(f", {key!r}))")
 
     def _subscript(self, name: nodes.Name, key: str, otherwise: str, frame: Frame) -> None:
         self.write("(")
@@ -111,10 +124,9 @@ class FastSandbox(ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is dict:
             if attribute not in _DICT_ATTRIBUTES:
-                try:
+                if attribute in obj:
                     return obj[attribute]
-                except KeyError:
-                    return self.undefined(obj=obj, name=attribute)
+                return self.undefined(obj=obj, name=attribute)
         elif kind is str:
             if attribute in _STR_METHODS:
                 return getattr(obj, attribute)

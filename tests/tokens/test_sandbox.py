@@ -79,6 +79,11 @@ LOOPS = [
     "{% for m in messages %}{{ loop.cycle('a', 'b') }}{{ loop.changed(m) }}{% endfor %}",
     "{% for m in messages %}{{ loop._iterator }}{% endfor %}",
     "{% for m in messages %}{{ loop.nothing }}{% endfor %}",
+    "{% for m in messages %}{% for n in messages %}{{ loop.index0 }}{% endfor %}{{ loop.last }}"
+    "{% endfor %}",
+    "{% set loop = message %}{{ loop.role }}{{ loop.first }}{{ loop.index0 is defined }}",
+    "{{ loop.first }}{{ loop.index is defined }}",
+    "{% for m in messages recursive %}{{ loop.depth }}{{ loop.first }}{% endfor %}",
     "{% for k, v in message.items() %}{{ k }}{% endfor %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
     "{{ ns.n }}",
