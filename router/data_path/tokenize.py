@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, TypeVar
@@ -185,14 +185,14 @@ class Tokenizer:
         is_cut = job.chat is not None and job.chat.truncates
         may_refuse = prompter.trust.num_matches > 0 and not is_cut
         if job.chat is not None:
-            text = await self._rendered(job, job.chat, prompter)
-            most = prompter.max_chars_per_token
+            parts = await self._rendered(job, job.chat, prompter)
+            num_chars, most = sum(map(len, parts)), prompter.max_chars_per_token
             may_refuse &= prompter.writes_text
             if longest is not None and most is not None and may_refuse:
-                check_text_fits(len(text), longest, most)
-            if len(text) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
+                check_text_fits(num_chars, longest, most)
+            if num_chars > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_rendered(job.chat, text, owner=_owner(job))
+            plan = prompter.plan_rendered(job.chat, parts, owner=_owner(job))
         else:
             assert job.completion is not None
             if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
@@ -229,7 +229,7 @@ class Tokenizer:
         chat = replace(job.chat, shows_images=True)
         num_chars = len(job.inbound.body or b"") - num_media_chars(items)
         try:
-            text = await self._rendered(job, chat, prompter, num_chars)
+            text = "".join(await self._rendered(job, chat, prompter, num_chars))
         except TemplateFailed as exc:  # the engine will say so in its own words
             raise NeedsEngine("multimodal", "template") from exc
         texts = text.split(book.placeholder)
@@ -251,22 +251,23 @@ class Tokenizer:
 
     async def _rendered(
         self, job: Job, chat: ChatRequest, prompter: Prompter, num_chars: int | None = None
-    ) -> str:
-        """Render a chat; what is large off the loop, and what is huge not at all.
+    ) -> Sequence[str]:
+        """Render a chat in parts; what is large off the loop, and what is huge not at all.
 
         Raises:
-            NeedsEngine, TemplateFailed: as `Prompter.render`.
+            NeedsEngine, TemplateFailed: as `Prompter.render_parts`.
         """
         num_items = chat.num_items
         if num_items > _MAX_ITEMS:
             raise NeedsEngine("size")
         num_chars = len(job.inbound.body or b"") if num_chars is None else num_chars
         if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
-            return await self._heavily(partial(prompter.render, chat, apart=True))
+            return await self._heavily(partial(prompter.render_parts, chat, apart=True))
         if num_items > prompter.max_inline_items:
             owner = _owner(job)
-            return await self._off_loop(partial(prompter.render, chat, owner=owner, apart=True))
-        return prompter.render(chat, owner=_owner(job))
+            render = partial(prompter.render_parts, chat, owner=owner, apart=True)
+            return await self._off_loop(render)
+        return prompter.render_parts(chat, owner=_owner(job))
 
     # ---------------------------------------------------------------- continuations
 

@@ -91,6 +91,12 @@ class DeepSeekRenderer(ABC):
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
 
+    def render_parts(
+        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
+    ) -> Sequence[str]:
+        """See `Renderer.render_parts`."""
+        return [self.render(request, apart=apart, owner=owner)]
+
     def wants_system_first(self) -> bool:
         """See `Renderer.wants_system_first`."""
         try:

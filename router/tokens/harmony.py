@@ -92,6 +92,12 @@ class HarmonyRenderer:
         pieces.append(("g", ()))
         return "".join(map(_written, pieces))
 
+    def render_parts(
+        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
+    ) -> Sequence[str]:
+        """See `Renderer.render_parts`."""
+        return [self.render(request, apart=apart, owner=owner)]
+
     def wants_system_first(self) -> bool:
         """See `Renderer.wants_system_first`."""
         return self._wants_system_first()

@@ -110,6 +110,12 @@ class MistralRenderer:
         except Exception as exc:  # whatever the library has against it
             raise NeedsEngine("rules", type(exc).__name__) from exc
 
+    def render_parts(
+        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
+    ) -> Sequence[str]:
+        """See `Renderer.render_parts`."""
+        return [self.render(request, apart=apart, owner=owner)]
+
     def wants_system_first(self) -> bool:
         """See `Renderer.wants_system_first`."""
         try:

@@ -278,18 +278,20 @@ class Prompter:
             NeedsEngine: only the engine can make its tokens.
             TemplateFailed: the chat template refuses it; the engine will answer 400.
         """
-        return self.plan_rendered(request, self.render(request, owner=owner), owner=owner)
+        return self.plan_rendered(request, self.render_parts(request, owner=owner), owner=owner)
 
-    def plan_rendered(self, request: ChatRequest, text: str, *, owner: str = "") -> EncodePlan:
-        """Find what is new in what `render` returned.
+    def plan_rendered(
+        self, request: ChatRequest, parts: Sequence[str], *, owner: str = ""
+    ) -> EncodePlan:
+        """Find what is new in what `render_parts` returned.
 
         Raises:
             NeedsEngine: the text is no Unicode.
         """
         if self._chat_encoder is None:
             special = request.add_special_tokens
-            return self.plan_text(text, add_special_tokens=special, owner=owner)
-        data = _bytes(text)
+            return self._plan(_bytes(parts), add_special_tokens=special, owner=owner)
+        data = _bytes(parts)
         walk = self._tree.walk(self._roots_of(owner).marked, data, self._chat_encoder.cuts(data))
         return EncodePlan(
             num_new_chars=len(data) - walk.new[0].start if walk.new else 0,
@@ -376,8 +378,10 @@ class Prompter:
         Raises:
             NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
         """
+        return self._plan(_bytes([text]), add_special_tokens=add_special_tokens, owner=owner)
+
+    def _plan(self, data: bytes, *, add_special_tokens: bool, owner: str) -> EncodePlan:
         encoder = self._usable_encoder()
-        data = _bytes(text)
         roots = self._roots_of(owner)
         root, suffix, is_whole = roots.bare, _NO_IDS, False
         if add_special_tokens:
@@ -542,6 +546,18 @@ class Prompter:
         self._usable_encoder()
         return self._rendered(request, by_the_book=by_the_book, apart=apart, owner=owner)
 
+    def render_parts(
+        self, request: ChatRequest, *, owner: str = "", apart: bool = False
+    ) -> Sequence[str]:
+        """Render a chat request's text in parts; see `Renderer.render_parts`.
+
+        Raises: as `plan_chat`.
+        """
+        self._usable_encoder()
+        if self._renderer is None:
+            raise NeedsEngine("model", self._reason)
+        return self._renderer.render_parts(self.adapted(request), apart=apart, owner=owner)
+
     def _rendered(
         self,
         request: ChatRequest,
@@ -579,8 +595,8 @@ class Prompter:
         return self._encoder
 
 
-def _bytes(text: str) -> bytes:
+def _bytes(parts: Sequence[str]) -> bytes:
     try:
-        return text.encode()
+        return b"".join([part.encode() for part in parts])
     except UnicodeEncodeError as exc:
         raise NeedsEngine("surrogate") from exc

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2.meta
@@ -115,6 +115,17 @@ class ChatRenderer:
         owner: str = "",
     ) -> str:
         """Render the prompt's text; see `renderers.Renderer.render`."""
+        return "".join(self._render(request, by_the_book=by_the_book, apart=apart, owner=owner))
+
+    def render_parts(
+        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
+    ) -> Sequence[str]:
+        """See `renderers.Renderer.render_parts`."""
+        return self._render(request, by_the_book=False, apart=apart, owner=owner)
+
+    def _render(
+        self, request: ChatRequest, *, by_the_book: bool, apart: bool, owner: str
+    ) -> Sequence[str]:
         memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
         conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
@@ -127,8 +138,8 @@ class ChatRenderer:
         if template.is_dated:
             arguments["strftime_now"] = _clock(self.date)
         compiled = template.stock() if by_the_book else template.template
-        text = self._run(compiled, conversation, arguments)
-        return _cut_at_tag(text, final_text) if continues else text
+        parts = self._run(compiled, conversation, arguments)
+        return [_cut_at_tag("".join(parts), final_text)] if continues else parts
 
     def wants_system_first(self) -> bool:
         """Return whether one of the model's templates refuses a system message behind a user's.
@@ -178,10 +189,10 @@ class ChatRenderer:
 
     def _run(
         self, template: Template, conversation: Conversation, arguments: dict[str, Any]
-    ) -> str:
+    ) -> Sequence[str]:
         given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
         try:
-            return template.render(given, messages=conversation)
+            return list(template.generate(given, messages=conversation))
         except NeedsEngine:
             raise
         except Exception as exc:  # whatever a template may raise; the engine answers 400 to it

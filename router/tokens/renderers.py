@@ -9,7 +9,7 @@ harmony, mistral           marked text, for an encoder of its own    harmony.py,
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from router.api.openai import ChatRequest
@@ -50,6 +50,16 @@ class Renderer(Protocol):
             NeedsEngine: only the engine knows what it makes of the request.
             TemplateFailed: the template or the rules refuse the messages; the engine will
                 answer 400.
+        """
+        ...
+
+    def render_parts(
+        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
+    ) -> Sequence[str]:
+        """Render as `render`, in parts that are to be put together.
+
+        One wide character makes all of a text wide, and to encode it ten times as dear: most parts
+        have none.
         """
         ...
 

@@ -115,6 +115,26 @@ def test_left_to_the_engine(body: dict[str, Any], reason: str) -> None:
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize("continues", [False, True])
+def test_parts_put_together_are_the_text(continues: bool) -> None:
+    """A text is rendered in parts that are narrow where they can be."""
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    renderer = ChatRenderer(lambda _: template, {})
+    messages = [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "\u2013"}]
+    request = parse_chat(
+        {
+            "messages": messages,
+            "continue_final_message": continues,
+            "add_generation_prompt": not continues,
+        }
+    )
+
+    parts = renderer.render_parts(request)
+
+    assert "".join(parts) == renderer.render(request) == "<user>plain<assistant>\u2013"
+    assert continues or sum(map(len, filter(str.isascii, parts))) == len("<user>plain<assistant>")
+
+
 def test_special_tokens() -> None:
     """Templates name the tokenizer's special tokens; arguments win over them."""
     renderer = ChatRenderer(lambda with_tools: "{{ bos_token }}", {"bos_token": "<s>"})
