@@ -102,7 +102,12 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes: Annotated[int, Meta(gt=0, description="largest request body")] = 32 * 1024 * 1024
     inflight_bytes: Annotated[
-        int, Meta(gt=0, description="bodies of all requests in flight together; beyond: 503")
+        int,
+        Meta(
+            gt=0,
+            description="bodies of all requests in flight and messages of WebSockets, together; "
+            "beyond: 503",
+        ),
     ] = 1024 * 1024 * 1024
     header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
     receive_timeout_s: Annotated[

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -66,12 +66,27 @@ _WEBSOCKET: Final = "sec-websocket-"
 Upgrade = Callable[[CIMultiDict[str]], Awaitable[Socket]]
 
 
+class Held(Protocol):
+    """The messages of one connection that are held, among all that the router holds."""
+
+    def count(self, num_bytes: int) -> None:
+        """Count some more.
+
+        Raises:
+            Overloaded: the budget is used up.
+        """
+
+    def release(self, num_bytes: int) -> None:
+        """Count them no longer."""
+
+
 class _Call(Struct, kw_only=True):
     """A connection to a replica, and what is held for it."""
 
     job: Job
     placement: Placement
     engine: Socket
+    held: Held
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     has_usage: bool = False
@@ -90,10 +105,11 @@ class _Call(Struct, kw_only=True):
 
 
 class _End(Struct, frozen=True):
-    """How it ended: whose end it was (client, replica, idle), and the frame that said so."""
+    """How it ended: whose end it was (client, replica, idle, limit), and the frame that said so."""
 
     by: str
     frame: Frame
+    text: str = ""  # of what ended it here
 
 
 class Realtime:
@@ -118,7 +134,7 @@ class Realtime:
         self._metrics = metrics
         self._num_open = 0
 
-    async def serve(self, inbound: Inbound, request_id: str, upgrade: Upgrade) -> None:
+    async def serve(self, inbound: Inbound, request_id: str, upgrade: Upgrade, held: Held) -> None:
         """Serve one connection to its end; `upgrade` makes it the client's WebSocket.
 
         Raises:
@@ -138,12 +154,12 @@ class Realtime:
                 inbound.path, query, inbound.headers, form_model=None, view=None, reads_query=True
             )
             if model is not None:
-                call = await self._open(replace(inbound, model=model), request_id)
+                call = await self._open(replace(inbound, model=model), request_id, held)
                 client = await self._upgraded(call, upgrade)
             else:
                 self._fleet.candidates(None, monotonic())  # or there is no use in beginning
                 client = await upgrade(CIMultiDict({"x-warmroute-request-id": request_id}))
-                begun = await self._begin(client, inbound, request_id)
+                begun = await self._begin(client, inbound, request_id, held)
                 if begun is None:
                     return
                 call = begun
@@ -154,7 +170,7 @@ class Realtime:
 
     # ---------------------------------------------------------------- 1 place
 
-    async def _open(self, inbound: Inbound, request_id: str) -> _Call:
+    async def _open(self, inbound: Inbound, request_id: str, held: Held) -> _Call:
         """Connect to a replica of the model.
 
         Raises:
@@ -194,7 +210,7 @@ class Realtime:
                 raise
             else:
                 job.tries.append(Try(candidate=placement.candidate.id))
-                return _Call(job=job, placement=placement, engine=engine)
+                return _Call(job=job, placement=placement, engine=engine, held=held)
 
     async def _connect(self, job: Job, placement: Placement) -> Socket:
         replica = placement.candidate.replica
@@ -217,11 +233,13 @@ class Realtime:
             self._finish(call.job, call.placement, 499, Outcome.CLIENT_GONE, None)
             raise
 
-    async def _begin(self, client: Socket, inbound: Inbound, request_id: str) -> _Call | None:
+    async def _begin(
+        self, client: Socket, inbound: Inbound, request_id: str, held: Held
+    ) -> _Call | None:
         """Begin a session, until its client names a model; None: it ended before."""
         try:
             async with asyncio.timeout(self._limits.websocket_idle_s):
-                return await self._named(client, inbound, request_id)
+                return await self._named(client, inbound, request_id, held)
         except TimeoutError:
             await self._refuse(client, "idle", _GOING_AWAY, "no model was named in time")
         except RouterError as error:
@@ -232,8 +250,10 @@ class Realtime:
             )
         return None
 
-    async def _named(self, client: Socket, inbound: Inbound, request_id: str) -> _Call | None:
-        held: list[str | bytes] = []  # what came before
+    async def _named(
+        self, client: Socket, inbound: Inbound, request_id: str, held: Held
+    ) -> _Call | None:
+        said: list[str | bytes] = []  # what came before
         await client.send(realtime.created())
         while True:
             frame = await client.receive()
@@ -245,29 +265,31 @@ class Realtime:
                 text = "Missing required field: model"  # the engine's words
                 await client.send(realtime.error_text(text, "invalid_event"))
                 continue
-            held.append(frame.data)
-            if sum(map(len, held)) > self._limits.websocket_message_bytes:
+            said.append(frame.data)
+            held.count(len(frame.data))
+            if sum(map(len, said)) > self._limits.websocket_message_bytes:
                 raise BadRequest("name a model first, in a session.update", param="model")
             if model is None:
                 continue
             try:
-                call = await self._open(replace(inbound, model=model), request_id)
+                call = await self._open(replace(inbound, model=model), request_id, held)
             except UnknownModel as error:
-                held.pop()
+                held.release(len(said.pop()))
                 await client.send(realtime.error_text(error.message, error.code))
                 continue
-            await self._hand(client, call, held)
+            await self._hand(client, call, said)
             return call
 
-    async def _hand(self, client: Socket, call: _Call, held: list[str | bytes]) -> None:
+    async def _hand(self, client: Socket, call: _Call, said: list[str | bytes]) -> None:
         """Give a replica what its client has sent; what it begins with the client has had."""
         try:
             first = await call.engine.receive()
             if first.data is not None and not realtime.is_created(first.data):
                 await client.send(first.data)
-            for data in held:
+            for data in said:
                 await call.engine.send(data)
-            self._metrics.websocket_messages.labels("client").inc(len(held))
+                call.held.release(len(data))
+            self._metrics.websocket_messages.labels("client").inc(len(said))
         except BaseException:
             await call.engine.close(_GOING_AWAY)
             self._finish(call.job, call.placement, 499, Outcome.CLIENT_GONE, None)
@@ -305,15 +327,22 @@ class Realtime:
                 if frame.data is None:
                     ends.append(_End(by, frame))
                     break
+                try:
+                    call.held.count(len(frame.data))
+                except Overloaded as error:
+                    ends.append(_End("limit", Frame(None), error.message))
+                    break
                 if by == "client" and (model := _forbidden(call.job, frame.data)) is not None:
                     text = f"The model `{model}` does not exist."
                     await source.send(realtime.error_text(text, UnknownModel.code))
+                    call.held.release(len(frame.data))
                     continue
                 frames[by].inc()
                 if by == "replica" and (usage := realtime.usage_of(frame.data)) is not None:
                     call.note(usage)
                 if not await sink.send(frame.data):
                     return  # the other way finds out how that ended, after what it still has
+                call.held.release(len(frame.data))
             for task in tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
@@ -354,6 +383,10 @@ async def _close(client: Socket, engine: Socket, end: _End) -> Outcome:
     if end.by == "idle":
         text = "nothing was said for too long (limits.websocket_idle_s)"
         await client.close(_GOING_AWAY, text, last=realtime.error_text(text, "idle"))
+        await engine.close(_GOING_AWAY)
+        return Outcome.OK
+    if end.by == "limit":
+        await client.close(_LATER, end.text, last=realtime.error_text(end.text, Overloaded.code))
         await engine.close(_GOING_AWAY)
         return Outcome.OK
     if end.by == "client":

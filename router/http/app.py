@@ -112,8 +112,8 @@ class DataApp:
             tenant = exchange.tenant = self._tenant(request)
             # The tenant before its body: a client that may not ask costs nothing.
             if is_socket:
-                with _entered(tenant):
-                    await self._draining.until_cut(self._connect(exchange, route))
+                with _entered(tenant), self._intake.hold() as held:
+                    await self._draining.until_cut(self._connect(exchange, route, held))
             else:
                 with _entered(tenant), self._intake.hold() as held:
                     await self._draining.until_cut(self._answer(exchange, route, held))
@@ -148,7 +148,7 @@ class DataApp:
         await self._until_started()
         await self._pipeline.route(inbound, exchange, exchange.request_id)
 
-    async def _connect(self, exchange: Exchange, route: Route) -> None:
+    async def _connect(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
         """Serve a WebSocket.
 
         Raises:
@@ -174,7 +174,10 @@ class DataApp:
         await self._until_started()
         max_bytes = self._limits.websocket_message_bytes
         await self._realtime.serve(
-            inbound, exchange.request_id, lambda headers: exchange.upgrade(headers, max_bytes)
+            inbound,
+            exchange.request_id,
+            lambda headers: exchange.upgrade(headers, max_bytes),
+            held,
         )
 
     async def _receive(self, exchange: Exchange, route: Route, held: HeldBody) -> Inbound:

@@ -17,7 +17,7 @@ from router.metrics import Metrics
 
 
 class Intake:
-    """The budget for the bodies of all requests in flight."""
+    """The budget for the bodies of all requests in flight, and the messages of WebSockets."""
 
     __slots__ = ("_limits", "held_bytes")
 
@@ -91,6 +91,10 @@ class HeldBody:
         """
         self._check_budget(self._num_bytes + num_bytes)
         self._add(num_bytes)
+
+    def release(self, num_bytes: int) -> None:
+        """Count no longer what is not held any more, before the context ends."""
+        self._add(-num_bytes)
 
     def _check(self, num_bytes: int, own_limit: int | None) -> None:
         """Refuse a body of this size, arrived or announced."""

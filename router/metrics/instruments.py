@@ -89,7 +89,7 @@ class Metrics:
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
         "Messages of WebSockets passed on, by who sent them: client, replica")]
     websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
-        "WebSockets ended, by whom: client, replica, idle, shutdown (or a client that was cut)")]
+        "WebSockets ended, by whom: client, replica, idle, limit, shutdown (or a cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
@@ -137,7 +137,7 @@ class Metrics:
     counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
         "Requests for the number of a prompt's tokens, by who counted them: router, engine")]
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
-        "Bytes of the request bodies that are held now (bounded by limits.inflight_bytes)")]
+        "Bytes of request bodies and of WebSockets' messages held now (limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
         "Prompts whose local tokens were not the engine's (usage, template; media: with images) or "
         "a full encode's")]

@@ -266,6 +266,26 @@ async def test_limits_are_kept() -> None:
             await stage.until(lambda: is_idle(stage))
 
 
+async def test_messages_count_among_all_that_is_held() -> None:
+    """Each while it is held; where it is too much, the connection ends and says why."""
+    async with echoing(limits__inflight_bytes=2_000) as (stage, _):
+        async with connected(stage, "?model=tiny", autoclose=False) as ws:
+            for _ in range(4):
+                await ws.send_str("x" * 900)
+                assert await ws.receive_str(timeout=30) == "x" * 900
+            await ws.send_str("x" * 2_001)
+            assert "limits.inflight_bytes" in (await hear(ws))["error"]
+            assert (await end_of(ws))[0] == 1013
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_body_bytes") == 0
+        async with connected(stage, autoclose=False) as ws:  # before a model is named
+            await hear(ws)
+            await ws.send_str("x" * 2_001)
+            assert (await end_of(ws))[0] == 1013
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_body_bytes") == 0
+
+
 @pytest.mark.parametrize("query", ["?model=tiny", ""])
 async def test_who_says_nothing_is_let_go(query: str) -> None:
     """With or without a replica yet."""
