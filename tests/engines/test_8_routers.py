@@ -161,7 +161,7 @@ async def test_looked_up_in_redis(
     with start_routers(replicas, 1, *mode) as [first], start_routers(replicas, 1, *mode) as [later]:
         assert first.metric("warmroute_feeds", role="leading") == 2
         assert later.metric("warmroute_feeds", role="following") == 2
-        sessions = mixed_sessions(num_turns=4, num_sessions=2)
+        sessions = mixed_sessions(num_turns=4, num_sessions=2, num_output_tokens=150)
         turns = await take_turns([first.url, later.url], sessions)
         num_found = later.metric("warmroute_redis_lookups_total", result="ok")
         num_kept = later.metric("warmroute_index_blocks")
@@ -203,7 +203,7 @@ async def test_two_routers_share_what_they_know_of_the_pool(
 ) -> None:
     """Sessions at once, thrown to and fro between replicas and routers, while the pool evicts."""
     num_evicted = master.metric("master_evicted_key_count")
-    sessions = mixed_sessions(num_turns=6, num_sessions=5, scale_time=0.1)
+    sessions = mixed_sessions(num_turns=6, num_sessions=5, num_output_tokens=150, scale_time=0.1)
     with start_routers(pooled, 2, *with_pool(master), policy="random") as routers:
         load = Load(routers)
         await load.run(sessions, concurrency=2)

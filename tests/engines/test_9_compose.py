@@ -14,6 +14,7 @@ Everything else, the model's name and the pool's size too, is set by the file's 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -60,7 +61,11 @@ ADDED = [
     f"--num-gpu-blocks-override={NUM_BLOCKS}",
     "--enforce-eager",
 ]
-ENVIRON = {k: v for k, v in ENVIRON.items() if k != "VLLM_HOST_IP"}  # the file sets it
+ENVIRON = {
+    **{k: v for k, v in ENVIRON.items() if k != "VLLM_HOST_IP"},  # the file sets it
+    # What vLLM has found out about a model's class: 12 s of processor time otherwise.
+    "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm")),
+}
 
 
 @cache
