@@ -134,7 +134,7 @@ async def test_what_had_no_leader_is_read_before_routers_are_ready(
         # A router that a busy machine keeps from Redis for too long begins without, and one that
         # misses its lease leads anew: both write all they know to Redis again, as they should.
         monkeypatch.setattr(following, "_SETTLE_S", PATIENCE_S)
-        patient = {"redis__lease_s": PATIENCE_S, "redis__timeout_s": PATIENCE_S}
+        patient = {"redis__lease_s": PATIENCE_S / 6, "redis__timeout_s": PATIENCE_S}
         async with (
             on_stage(*engines, redis=redis, ready=False, **patient) as one,
             on_stage(*engines, redis=redis, ready=False, **patient) as other,
