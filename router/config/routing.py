@@ -119,6 +119,15 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     window: Annotated[
         int, Meta(ge=0, description="prompts that an engine has ready beside the one it computes")
     ] = 1
+    ready_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60_000,
+            description="milliseconds of work up to which an engine gets more prompts than that: "
+            "it computes short ones several at a time",
+        ),
+    ] = 0.0
     fill: Annotated[
         float,
         Meta(

@@ -68,6 +68,7 @@ class WaitingRoom:
         self._metrics = metrics
         self._rules = QueueRules(
             window=config.window,
+            ready_ms=config.ready_ms,
             fill=config.fill,
             patience=config.patience,
             max_wait_s=config.max_wait_s,

@@ -4,7 +4,8 @@ A request goes to the candidate that its policy chooses, by the caches and queue
 leaves, as soon as two things hold there:
 
 1. **The window is open.** Requests inside an engine cannot be put in another order, and what they
-   count on is evicted while they wait. So an engine has one ready beside the one it computes.
+   count on is evicted while they wait. So an engine has one ready beside the one it computes; or
+   several short ones, which it computes in one step, up to `ready_ms` of work.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
    the cache; of those that have outgrown it the last that came waits. Or the engine has been idle
    for as long as this prompt takes it: where compute is to spare, recomputing costs less than
@@ -395,7 +396,7 @@ class Queue(Generic[C]):
         """Return whether a request may go to a candidate now; it need not be in the queue."""
         view = choice.view
         rules = self._rules_of(waiting)
-        if view.num_waiting > rules.window:
+        if view.num_waiting > rules.window and view.queue_ms >= rules.ready_ms:
             return Verdict(False, "window")
         if self._is_slow(waiting, choice, now_s):
             return Verdict(False, "tbt")

@@ -31,6 +31,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     """When a request may go; see `router.scheduling.queue`."""
 
     window: int = 1  # requests that may wait at a candidate behind the one it computes
+    ready_ms: float = 0.0  # of work at a candidate, up to which more may wait there
     fill: float = 0.9  # of a cache, for the conversations that live there
     patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
     max_wait_s: float = 60.0

@@ -93,6 +93,8 @@ def test_mappings_come_as_pairs() -> None:
         ("index: {mode: redis}", "index.mode", "needs redis.url"),
         ("queue: {mode: sometimes}", "queue.mode", "Invalid enum value 'sometimes'"),
         ("queue: {window: -1}", "queue.window", ">= 0"),
+        ("queue: {ready_ms: -1}", "queue.ready_ms", ">= 0"),
+        ("queue: {ready_ms: 60001}", "queue.ready_ms", "<= 60000"),
         ("queue: {fill: 0}", "queue.fill", ">= 0.1"),
         ("queue: {fill: 11}", "queue.fill", "<= 10"),
         ("queue: {fill: .nan}", "queue.fill", ">= 0.1"),

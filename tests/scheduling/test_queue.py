@@ -146,6 +146,19 @@ def test_an_engine_has_one_ready_beside_the_one_it_computes() -> None:
     assert len(stage.queue) == 0
 
 
+def test_more_are_ready_as_long_as_they_are_little_work() -> None:
+    """However many; and one that is much work is ready alone."""
+    stage = Stage(window=1, ready_ms=200.0)
+    stage.num_waiting[A], stage.queue_ms[A] = 7, 199.0
+    stage.ask("more", 100)
+    assert stage.release() == ["more"]
+    stage.queue_ms[A] = 200.0
+    stage.ask("too much", 100)
+    assert stage.release() == []
+    stage.num_waiting[A], stage.queue_ms[A] = 1, 9_000.0
+    assert stage.release() == ["too much"]
+
+
 def test_short_ones_go_first_and_long_ones_in_the_end() -> None:
     """The order is waiting over computing, both of this moment."""
     stage = Stage(window=0)
