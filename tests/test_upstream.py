@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from aiohttp import web
@@ -432,3 +432,71 @@ async def test_who_takes_may_fail(serve: Serve) -> None:
         with pytest.raises(ConnectionResetError, match="the client has left"):
             await answer.pour(take)
         answer.close()
+
+
+@asynccontextmanager
+async def raw_server(*answers: bytes, num_read: int = 1) -> AsyncIterator[str]:
+    """Serve bytes: an answer a connection, after so many of its request came; then close it."""
+    left = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(num_read)
+        writer.write(left.pop(0))
+        await writer.drain()
+        writer.write_eof()
+        while await reader.read(1 << 16):  # a reset would take the answer with it
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}/"
+
+
+_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n" + _OK,
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + _OK,
+        b"HTTP/1.0 200 OK\r\n\r\nok",
+    ],
+)
+async def test_an_answer_is_read_as_http_has_it(answer: bytes) -> None:
+    """What comes before the final head is passed over; without a length its end is the end."""
+    async with raw_server(answer) as url, Upstream(ForwardConfig()) as upstream:
+        got = await ask(upstream, url)
+
+    assert (got.status, got.first, got.complete) == (200, b"ok", True)
+
+
+async def test_the_answer_to_a_head_has_no_body() -> None:
+    """Though its length is declared."""
+    async with raw_server(_OK.removesuffix(b"ok")) as url, Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open("r1", url, method="HEAD", headers=CIMultiDict(), body=None)
+        answer.close()
+
+    assert (answer.status, answer.first, answer.complete) == (200, b"", True)
+    assert answer.headers["Content-Length"] == "2"
+
+
+async def test_what_is_no_http_is_broken() -> None:
+    """As an answer that broke off is."""
+    async with raw_server(b"SSH-2.0-OpenSSH_9.6\r\n") as url, Upstream(ForwardConfig()) as upstream:
+        with pytest.raises(UpstreamBroken):
+            await ask(upstream, url)
+
+
+async def test_an_answer_may_come_before_all_of_a_large_body_was_read() -> None:
+    """It is the answer: what was wrong stands in it."""
+    refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
+    async with raw_server(refusal) as url, Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open(
+            "r1", url, method="POST", headers=CIMultiDict(), body=bytes(8 << 20)
+        )
+        await answer.gather(1 << 20)
+        answer.close()
+
+    assert (answer.status, answer.first) == (413, b"no")
