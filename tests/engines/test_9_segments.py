@@ -63,5 +63,5 @@ async def test_an_engine_dies_with_its_segment_of_the_pool(
             print(name, sum(router.metric(f"warmroute_{name}_total") for router in routers))
 
     assert failures(load.results) == []
-    assert moved > 0, "nothing was to be saved"
+    assert moved + load.num_broken_off > 0, "nothing was to be saved"
     assert len(load.results) >= 74

@@ -23,7 +23,6 @@ from loadtest.runner.sending import make_client
 from loadtest.runner.sessions import send_turn
 
 SETTLE_S = 0.05
-SHARED_S = 0.25  # the same where other routers are to know, too: through Redis, on a busy machine
 MIN_EXACT_RATIO = 0.99  # DESIGN, section 15
 
 PROFILE = Profile(
@@ -63,12 +62,14 @@ async def take_turns(
     *,
     max_rounds: int | None = None,
     scripted: bool = False,
+    settle_s: float = SETTLE_S,
 ) -> list[tuple[Turn, TurnResult]]:
     """Run sessions in rotation, one request at a time: every request is settled.
 
     Args:
         base_url: Of the router; of several: every session goes from one to the next and back.
         scripted: Go on with scripted replies, so that every run sends the same prompts.
+        settle_s: Pause between requests.
 
     Raises:
         AssertionError: a turn failed.
@@ -91,7 +92,7 @@ async def take_turns(
                 assert result.error is None, f"{result.error}: {result.error_message}"
                 session.advance(None if scripted else reply)
                 taken.append((turn, result))
-                await asyncio.sleep(SETTLE_S if len(clients) == 1 else SHARED_S)
+                await asyncio.sleep(settle_s)
             rounds += 1
     return taken
 
