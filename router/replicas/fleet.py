@@ -504,6 +504,11 @@ class Fleet:
                 "Every replica found has role prefill: none can answer. "
                 "Set role: decode for those that can."
             )
+        if not self.is_split and (halves := _producers(replicas)):
+            raise NoReplicaAvailable(
+                f"Only prompts are computed at {', '.join(halves)} (kv_producer), and no replica "
+                "has a role. Set role: prefill there, and role: decode at the others."
+            )
         if not replicas:
             if model is not None and all(replica.models for replica in self._replicas.values()):
                 raise self._unknown_model(model)
@@ -550,6 +555,16 @@ class Fleet:
         retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
         what = "replica" if model is None else f"replica of `{model}`"
         return NoReplicaAvailable(f"No {what} can take a request now.", retry_after_s=retry_after_s)
+
+
+def _producers(replicas: Sequence[Replica]) -> list[str]:
+    """Name the replicas that show that they compute prompts for others beside them.
+
+    None where all do: then they are no halves. Of another version of vLLM none is believed: its
+    metrics may have other names, and that is no reason to refuse requests.
+    """
+    others = {replica.version for replica in replicas if replica.seems != "prefill"}
+    return [r.name for r in replicas if r.seems == "prefill" and r.version in others]
 
 
 def _can_meet(prefill: Replica, decode: Replica) -> bool:

@@ -47,6 +47,17 @@ def said(response: httpx.Response) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
+def test_halves_without_roles_are_refused(
+    master: Master, halves: tuple[Engine, Engine], log_dir: Path
+) -> None:
+    """The producer shows that it is one."""
+    with Router(halves, log_dir, options=master.options) as router:
+        answer = router.chat(chat(9))
+
+    assert answer.status_code == 503
+    assert "computed at producer (kv_producer)" in answer.json()["error"]["message"]
+
+
 def test_one_computes_and_the_other_answers(
     master: Master, halves: tuple[Engine, Engine], log_dir: Path
 ) -> None:

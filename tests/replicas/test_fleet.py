@@ -414,6 +414,24 @@ def test_prefill_replicas_get_no_request_of_a_client() -> None:
     assert not fleet_of("a").is_split
 
 
+def test_halves_without_roles_are_refused_until_they_have_them() -> None:
+    """A producer beside replicas that load: the error names it, and what to set."""
+    producer = replace(replica("p"), seems="prefill", version="0.32.0")
+    fleet = Fleet()
+    fleet.add(producer)
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["p"]  # alone it is no half
+    fleet.add(replace(replica("newer"), version="0.33.0"))
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["p", "newer"]
+
+    fleet.add(replace(replica("d"), version="0.32.0"))
+
+    with pytest.raises(NoReplicaAvailable, match=r"computed at p .*role: prefill there"):
+        fleet.candidates("m", 0.0)
+    fleet.add(replace(producer, role="prefill"))
+    fleet.add(replace(replica("d"), version="0.32.0", role="decode"))
+    assert [c.id for c in fleet.candidates("m", 0.0)] == ["newer", "d"]
+
+
 def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
     """Until a probe finds it again."""
     fleet = split(("p", "prefill"), ("d", "decode"))
