@@ -6,7 +6,7 @@ import asyncio
 import os
 import resource
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 from aiohttp import web
@@ -438,19 +438,24 @@ async def test_who_takes_may_fail(serve: Serve) -> None:
 async def raw_server(*answers: bytes, num_read: int = 1) -> AsyncIterator[str]:
     """Serve bytes: an answer a connection, after so many of its request came; then close it."""
     left = list(answers)
+    served: list[asyncio.Task[None] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(num_read)
-        writer.write(left.pop(0))
-        await writer.drain()
-        writer.write_eof()
-        while await reader.read(1 << 16):  # a reset would take the answer with it
-            pass
-        writer.close()
+        served.append(asyncio.current_task())
+        with suppress(ConnectionError):  # the client has left
+            await reader.readexactly(num_read)
+            writer.write(left.pop(0))
+            await writer.drain()
+            writer.write_eof()
+            while await reader.read(1 << 16):  # a reset would take the answer with it
+                pass
+            writer.close()
+            await writer.wait_closed()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         yield f"http://{host}:{port}/"
+        await asyncio.gather(*[task for task in served if task is not None])
 
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

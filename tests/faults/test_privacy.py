@@ -111,7 +111,7 @@ async def test_a_tokenizer_that_breaks_is_logged_without_the_prompt(
         await stage.ready()
         prompter = stage.router.prompters.get("tiny")
         assert prompter is not None
-        monkeypatch.setattr(type(prompter), "plan_text", breaks)
+        monkeypatch.setattr(type(prompter), "plan_rendered", breaks)
         reply = await stage.ask(chat("a"))
 
         assert reply.status == 200
