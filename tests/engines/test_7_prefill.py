@@ -55,7 +55,7 @@ def test_halves_without_roles_are_refused(
         answer = router.chat(chat(9))
 
     assert answer.status_code == 503
-    assert "computed at producer (kv_producer)" in answer.json()["error"]["message"]
+    assert "computed at r1 (kv_producer)" in answer.json()["error"]["message"]
 
 
 def test_one_computes_and_the_other_answers(
