@@ -80,7 +80,8 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_mtoken2=3.0,
         ms_per_decode=1.0,
     ),
-    # The same with the larger model of `loadtest.studies.pair` (dear prefill), seed 1.
+    # The same with the larger model of `loadtest.studies.pair` (dear prefill), as one prompt of
+    # 6,000 tokens took beside other work. Not fitted: alone, engines took 0.55 to 0.8 of its times.
     "cpu-dear": TimeModel(
         base_ms=10.0,
         ms_per_prefill_token=0.3,
