@@ -3,7 +3,7 @@
     python -m loadtest.studies.bubble
 
 An engine computes several short prompts in one step, and is idle from a prompt's end until the
-router has heard of it and sent another. So with little ready it does less. Prompts of one length,
+router knows of it and has sent another. So with little ready it does less. Prompts of one length,
 none of them cached, come at once to simulated replicas with room for all; how long these take is
 held against the same without the queue.
 """
@@ -114,11 +114,11 @@ def _label(rules: QueueRules) -> str:
     return f"`window` {rules.window}{ready}"
 
 
-def run_all(advance: Callable[[BubbleRun], None]) -> None:
-    """Simulate all, each after the other."""
+def run_all(found: Callable[[BubbleRun], None]) -> None:
+    """Simulate all, one after the other."""
     for engine, (num_tokens, num_out, num) in product(ENGINES, PROMPTS):
         for rules in (None, *RULES):
-            advance(run(engine, num_tokens, num_out, num, rules))
+            found(run(engine, num_tokens, num_out, num, rules))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,11 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupt_on_sigterm()
         task = progress.add_task("", total=len(ENGINES) * len(PROMPTS) * (1 + len(RULES)))
 
-        def add(one: BubbleRun) -> None:
+        def found(one: BubbleRun) -> None:
             runs.append(one)
             progress.advance(task)
 
-        run_all(add)
+        run_all(found)
 
     code = measured(measure, Console(stderr=True))
     if runs:

@@ -92,8 +92,7 @@ class Reader:
         body = inbound.body
         if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
             return None
-        owner = inbound.tenant.salt if inbound.tenant is not None else None
-        known = self._known.find(body, owner or "")
+        known = self._known.find(body, tenancy.owner_of(inbound.tenant))
         if known is not None and (known.num_new_bytes <= SMALL_BYTES or _is_quick(body)):
             view = self._known.parse(body, known)
             if view is not None:

@@ -28,6 +28,11 @@ _NO_CACHE: Final = ("/tokenize", "/detokenize", "/count_tokens")
 """Ends of routes that compute nothing, so need no salt."""
 
 
+def owner_of(tenant: Tenant | None) -> str:
+    """Name whose prompts a prompt is remembered with: those of the same tenant's cache."""
+    return (tenant.salt or "") if tenant is not None else ""
+
+
 def apply(job: Job, body: Mapping[str, Any] | None) -> None:
     """Hold a request to its tenant's models, and put the tenant's salt into its body.
 

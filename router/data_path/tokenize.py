@@ -28,6 +28,7 @@ from router.config import TokensConfig
 from router.data_path.engine_tokens import EngineTokenizer
 from router.data_path.job import Job
 from router.data_path.media_tokens import MediaFinder, num_media_chars
+from router.data_path.tenancy import owner_of
 from router.data_path.terms import NotContinued, Terms
 from router.errors import RouterError, TemplateFailed
 from router.metrics import Children, Metrics
@@ -161,7 +162,7 @@ class Tokenizer:
                 may_ask = False
             ids = await self._engine.ids(job, prompter) if may_ask else None
             if ids is not None:
-                plan = prompter.plan_ids(ids, _owner(job))
+                plan = prompter.plan_ids(ids, owner_of(job.tenant))
                 job.tokens = prompter.commit(plan, plan.encode())
             way = "engine"
         if job.tokens is not None:
@@ -192,12 +193,12 @@ class Tokenizer:
                 check_text_fits(num_chars, longest, most)
             if num_chars > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_rendered(job.chat, parts, owner=_owner(job))
+            plan = prompter.plan_rendered(job.chat, parts, owner=owner_of(job.tenant))
         else:
             assert job.completion is not None
             if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_completion(job.completion, owner=_owner(job))
+            plan = prompter.plan_completion(job.completion, owner=owner_of(job.tenant))
         encoded = await self._encoded(plan)
         num_tokens = plan.num_known_tokens + sum(map(len, encoded))
         # Its chain would be worth nothing; of one that is cut a token less is left.
@@ -237,8 +238,8 @@ class Tokenizer:
             raise NeedsEngine("multimodal")
         known = []
         if len(texts) == len(items) + 1:  # else a client wrote the token itself
-            known = await self._media.find(job.model or "", prompter, items, _owner(job))
-        plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=_owner(job))
+            known = await self._media.find(job.model or "", prompter, items, owner_of(job.tenant))
+        plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=owner_of(job.tenant))
         tokens = prompter.commit(plan, await self._encoded(plan))
         job.num_head_tokens = tokens.num_before_media
         num_unknown = len(texts) - 1 - len(known)
@@ -264,10 +265,10 @@ class Tokenizer:
         if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
             return await self._heavily(partial(prompter.render_parts, chat, apart=True))
         if num_items > prompter.max_inline_items:
-            owner = _owner(job)
+            owner = owner_of(job.tenant)
             render = partial(prompter.render_parts, chat, owner=owner, apart=True)
             return await self._off_loop(render)
-        return prompter.render_parts(chat, owner=_owner(job))
+        return prompter.render_parts(chat, owner=owner_of(job.tenant))
 
     # ---------------------------------------------------------------- continuations
 
@@ -322,7 +323,7 @@ class Tokenizer:
         """Make the job that goes on with a broken stream: `ids` are its prompt."""
         prompter = self._prompters.get(job.model or "")
         assert prompter is not None
-        plan = prompter.plan_ids(ids, _owner(job))
+        plan = prompter.plan_ids(ids, owner_of(job.tenant))
         return replace(
             job,
             inbound=replace(job.inbound, body=body),
@@ -364,11 +365,6 @@ class Tokenizer:
             return await asyncio.get_running_loop().run_in_executor(self._heavy, work)
         finally:
             self._num_heavy -= 1
-
-
-def _owner(job: Job) -> str:
-    """Name whose prompts a prompt is remembered with: those of the same tenant's cache."""
-    return (job.tenant.salt or "") if job.tenant is not None else ""
 
 
 def _num_chars(request: CompletionRequest) -> int:

@@ -110,9 +110,8 @@ class ReplicaWatch:
             try:
                 return await self._engine_api.facts(self._name, self._url)
             except UpstreamError as exc:
-                self._probes.is_up_after(
-                    self._name, exc
-                )  # requests may be waiting at one found before
+                # Requests may be waiting at one found before.
+                self._probes.is_up_after(self._name, exc)
                 self._waiting[self._name] = exc.message
                 if exc.message != said:
                     said = exc.message

@@ -90,11 +90,12 @@ Limit = Literal["deadline", "tbt"]
 class Outlook(NamedTuple):
     """What is predicted of a request that waits.
 
-    `ttft_ms` is from now. `spare_ms`: by how much it will keep its limits; negative: it will not,
-    and is refused for `limit`.
+    `ttft_ms` is from now; `wait_ms` of it is for prompts in front. `spare_ms`: by how much it will
+    keep its limits; negative: it will not, and is refused for `limit`.
     """
 
     ttft_ms: float
+    wait_ms: float
     spare_ms: float
     limit: Limit
 
@@ -226,34 +227,29 @@ class Queue(Generic[C]):
         outlook = self.outlook(waiting, choice, now_s)
         if outlook.spare_ms >= 0.0:
             if waiting.deadline_s is not None:
-                _, waiting.expected_ms = self._first_token_ms(waiting, choice, now_s)
+                waiting.expected_ms = outlook.wait_ms
             self._check_again(waiting, outlook.spare_ms, now_s)
         return outlook
 
     def outlook(self, waiting: Waiting, choice: C, now_s: float) -> Outlook:
         """Predict when a request has its first token, and whether it keeps its limits."""
-        ttft_ms, _ = self._first_token_ms(waiting, choice, now_s)
+        lives_there = self._lives_at(waiting, choice.view.id)
+        ttft_ms, wait_ms = self._forecast.first_token_ms(
+            self._groups, waiting, choice, lives_there=lives_there, now_s=now_s
+        )
         spare_ms = inf
         limit: Limit = "deadline"
-        wait_ms = self._answer_wait_ms(waiting, choice, now_s)
         if self._rules.tbt_ms is not None:
             max_wait_s = self._max_wait_s[waiting.is_batch]
             left_ms = 1e3 * (waiting.since_s + max_wait_s - now_s)
             spare_ms = max(0.0, left_ms)  # of an answer that is quick enough so far
-            if wait_ms is not None:
-                [own] = [cost for cost in choice.costs() if cost.id == choice.view.id]
-                ttft_ms = max(ttft_ms, wait_ms + own.ttft_ms)
-                spare_ms, limit = left_ms - wait_ms, "tbt"
+            answer_wait_ms = self._answer_wait_ms(waiting, choice, now_s)
+            if answer_wait_ms is not None:
+                ttft_ms = max(ttft_ms, answer_wait_ms + _own_ttft_ms(choice))
+                spare_ms, limit = left_ms - answer_wait_ms, "tbt"
         if waiting.deadline_s is not None:
             spare_ms = min(spare_ms, 1e3 * (waiting.deadline_s - now_s) - ttft_ms)
-        return Outlook(ttft_ms, spare_ms, limit)
-
-    def _first_token_ms(self, waiting: Waiting, choice: C, now_s: float) -> tuple[float, float]:
-        """Predict the time to a first token from now, and what of it is a wait here."""
-        lives_there = self._lives_at(waiting, choice.view.id)
-        return self._forecast.first_token_ms(
-            self._groups, waiting, choice, lives_there=lives_there, now_s=now_s
-        )
+        return Outlook(ttft_ms, wait_ms, spare_ms, limit)
 
     def _answer_wait_ms(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
         """Predict how long a request waits until answers are quick enough; None: they are.
@@ -481,8 +477,7 @@ class Queue(Generic[C]):
         """
         if waiting.deadline_s is None:
             return 0.0
-        [own] = [cost for cost in choice.costs() if cost.id == choice.view.id]
-        return max(0.0, 1e3 * (now_s - waiting.deadline_s) + own.ttft_ms)
+        return max(0.0, 1e3 * (now_s - waiting.deadline_s) + _own_ttft_ms(choice))
 
     # The order
 
@@ -592,6 +587,12 @@ class Queue(Generic[C]):
         del group[bisect_left(group, waiting.number, key=_number)]
         if not group:
             del self._groups[waiting.group]
+
+
+def _own_ttft_ms(choice: Choice) -> float:
+    """Return the predicted time to a first token at the candidate chosen, sent now."""
+    [own] = [cost for cost in choice.costs() if cost.id == choice.view.id]
+    return own.ttft_ms
 
 
 def _price(name: Group) -> tuple[int, int, bool]:
