@@ -168,7 +168,12 @@ class Pipeline:
         steps.retries.note_request()
         failed: Failures = []
         while True:
-            placement = await self._place(job)  # 3, 4, 5, 6
+            try:
+                placement = await self._place(job)  # 3, 4, 5, 6
+            except NoReplicaAvailable:
+                if not steps.retries.may_go_without_pool(job):
+                    raise
+                continue
             attempt = await self._attempt(job, placement)  # 7
             objection = steps.retries.judge(job, placement, attempt.failure, failed)
             if attempt.answer is not None and (attempt.failure is None or objection is not None):

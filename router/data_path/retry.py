@@ -152,6 +152,13 @@ class Retries:
         """Take from the budget: what failed there is sent again."""
         self._budget.take(placement.candidate.replica.name, placement.lease.begun_s, monotonic())
 
+    def may_go_without_pool(self, job: Job) -> bool:
+        """Make of a request one without the pool if that may still answer it; False: nothing may.
+
+        For one that may be sent again, and whose other replicas have gone out meanwhile.
+        """
+        return self._pool_may_have_failed(job) and self._skip_pool(job)
+
     async def move_on(self, job: Job, placement: Placement, failed: Failures) -> None:
         """Leave a replica at which the last try failed, after a pause where that helps."""
         name, failure = placement.candidate.replica.name, failed[-1][1]
@@ -171,12 +178,18 @@ class Retries:
 
     def _can_skip_pool(self, job: Job, placement: Placement, failure: str | None) -> bool:
         """Return whether a failure may be the pool's, and computing everything may help."""
-        if self._pool is None or job.prompt is None or job.skips_pool:
+        if not self._pool_may_have_failed(job, failure):
             return False
-        if not any(f in _POOL_MAY_FAIL for f in (failure, *(t.failure for t in job.tries))):
-            return False
+        if failure in _NOT_SENT:
+            return True  # the failure before it, which may be the pool's, is counted
         name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
         return self._budget.can_take(name, begun_s, monotonic())
+
+    def _pool_may_have_failed(self, job: Job, failure: str | None = None) -> bool:
+        """Return whether a try, or the last one's `failure`, may be a read that failed."""
+        if self._pool is None or job.prompt is None or job.skips_pool:
+            return False
+        return any(f in _POOL_MAY_FAIL for f in (failure, *(t.failure for t in job.tries)))
 
     def _skip_pool(self, job: Job) -> bool:
         """Make of a request one that no cache has anything of; False if its body cannot be one.

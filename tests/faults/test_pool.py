@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from tests.faults.stage import Engines, Reply, Stage, arm, chat, on_stage, streamed, words
+from router.data_path import retry
+from router.replicas import retry_budget
+from tests.faults.stage import (
+    Engines,
+    Reply,
+    Stage,
+    arm,
+    chat,
+    holder,
+    on_stage,
+    streamed,
+    words,
+)
 
 Trouble = Literal["hang", "garbage", "error", "half"]
 
@@ -210,3 +223,41 @@ async def test_a_read_from_the_pool_that_fails_is_computed_instead(stream: bool)
         assert reply.predicted == reply.reported == 0
         assert it.stage.metric("warmroute_pool_skipped_total") == 1
         assert it.stage.metric("warmroute_replica_healthy") == 2
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["as it is asked", "meanwhile"])
+async def test_a_failed_read_and_a_dead_replica_are_no_clients_error(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read fails; the other replica dies as the budget's only retry comes to it, or before.
+
+    What the dead one held is computed by the one that is left.
+    """
+    monkeypatch.setattr(retry_budget, "NUM_ALWAYS", 1)
+    settings = {"forward__retry_ratio": 0.0, "policy__name": "least_loaded"}
+    async with pooled(health__interval_s=3600.0, **settings) as it:
+        first = await it.ask(0)
+        await it.known()
+        dead = holder(it.stage, first, it.engines)
+        (alive,) = (engine for engine in it.engines if engine is not dead)
+        arm(alive, "first_event_error", pooled=True)
+        arm(dead, "hang", text="stays")
+        fleet = it.stage.router.fleet
+
+        def dies(*_: float) -> float:
+            """Draw the pause before the second try."""
+            arm(dead, "kill")
+            fleet.drain(first.replica, draining=is_known)
+            return 0.0
+
+        (other,) = {"r1", "r2"} - {first.replica}
+        fleet.drain(other)
+        async with it.stage.hanging_up(chat("stays")):  # so the next one goes to the other
+            await it.stage.until(lambda: not fleet.is_idle(first.replica))
+            fleet.drain(other, draining=False)
+            monkeypatch.setattr(retry, "random", SimpleNamespace(uniform=dies))
+            reply = await it.stage.ask(chat(words(0)))
+
+        assert reply.status == 200
+        assert reply.replica == other
+        assert it.stage.metric("warmroute_pool_skipped_total") == 1
