@@ -3,6 +3,7 @@
     python -m loadtest.studies.cliff                             8 replicas, simulated; minutes
     python -m loadtest.studies.cliff --replicas 64 --sessions 384 768 --arms kv_aware+queue
     python -m loadtest.studies.cliff --read FILE... --out docs   tables and picture of earlier runs
+    python -m loadtest.studies.cliff --grid FILE...           two real engines: of real_grid --json
 
 When the contexts of all sessions outgrow the caches, each turn throws out what the next one needs.
 Sessions as those of the grid on real engines, engines as they were fitted there, in a closed loop:
@@ -21,6 +22,7 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -28,8 +30,8 @@ from loadtest.extras import need
 from loadtest.markdown import table
 from loadtest.studies.cells import BLOCK_SIZE, NUM_USABLE_BLOCKS, THINKS, Think
 from loadtest.studies.cliff_map import Point, draw_cliff
-from loadtest.studies.cliff_run import SLO_TTFT_S, CliffRun, run
-from loadtest.studies.grid_run import policy_of
+from loadtest.studies.cliff_run import CliffRun, run, run_of_grid
+from loadtest.studies.grid_run import SCHEMA, GridFile, policy_of, read_study
 
 ARMS: Final = ("session_hash", "kv_aware", "kv_aware+queue")
 SESSIONS: Final = (32, 40, 48, 56, 64, 80, 96, 112)  # with 8 replicas; with more, more
@@ -82,10 +84,11 @@ def report(runs: Sequence[CliffRun]) -> str:
     points = points_of(runs)
     first = runs[0]
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    fleet = "real engines" if first.is_real else "replicas (`cpu-tiny`)"
     caption = (
-        f"{first.num_replicas} replicas (`cpu-tiny`) of {NUM_USABLE_BLOCKS:,} blocks of "
-        f"{BLOCK_SIZE}, {first.think} think; seeds {seeds}. Goodput: turns a second with a first "
-        f"token within {SLO_TTFT_S:g} s. Uncached: tokens computed per turn. Times in seconds."
+        f"{first.num_replicas} {fleet} of {NUM_USABLE_BLOCKS:,} blocks of {BLOCK_SIZE}, "
+        f"{first.think} think; seeds {seeds}. Goodput: turns a second with a first token within "
+        f"{first.slo_ttft_s:g} s. Uncached: tokens computed per turn. Times in seconds."
     )
     header = (
         "sessions", "arm", "goodput", "turns/s", "uncached", "TTFT mean", "P90", "P99",
@@ -156,7 +159,12 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--think", choices=THINKS, default="short")
     made.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="runs of --json instead")
+    read = made.add_mutually_exclusive_group()
+    read.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="runs of --json instead")
+    read.add_argument(
+        "--grid", nargs="+", type=Path, metavar="FILE",
+        help="runs on real engines instead, as loadtest.studies.real_grid --json wrote them",
+    )  # fmt: skip
     made.add_argument("--json", type=Path, help="write every run there")
     made.add_argument("--out", type=Path, help="directory for cliff.svg")
     return made
@@ -175,10 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for arm in args.arms:
             policy_of(arm)
         runs = [run for path in args.read or () for run in _read(path)]
+        runs += _read_grid(args.grid or ())
     except (OSError, ValueError) as exc:
         asked.error(str(exc))
-    if len({(run.num_replicas, run.think) for run in runs}) > 1:
-        asked.error("--read: runs of several fleets")
+    if len({(run.num_replicas, run.think, run.is_real, run.slo_ttft_s) for run in runs}) > 1:
+        asked.error("runs of several fleets: give those of one alone")
 
     def found(run: CliffRun) -> None:
         runs.append(run)
@@ -186,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.json.write_bytes(msgspec.json.encode(runs) + b"\n")
 
     code = 0
-    if args.read is None:
+    if args.read is None and args.grid is None:
         sessions = args.sessions or [num * args.replicas // 8 for num in SESSIONS]
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -223,6 +232,19 @@ def _read(path: Path) -> list[CliffRun]:
         return msgspec.json.decode(path.read_bytes(), type=list[CliffRun])
     except msgspec.DecodeError as exc:
         raise ValueError(f"{path}: {exc}") from exc
+
+
+def _read_grid(paths: Sequence[Path]) -> list[CliffRun]:
+    """Read runs of the grid on real engines.
+
+    Raises:
+        OSError, ValueError: a file cannot be read, is none of a grid, or has no turns; or the runs
+            differ in more than how many sessions are alive.
+    """
+    runs = [run for path in paths for run in read_study(path, GridFile, SCHEMA).runs]
+    if len({replace(run.cell, working_set=1.0) for run in runs}) > 1:
+        raise ValueError("--grid: cells that differ in more than their working set")
+    return [run_of_grid(run) for run in runs]
 
 
 if __name__ == "__main__":  # pragma: no cover

@@ -1,7 +1,7 @@
-"""One point of the cliff: so many agent sessions alive at once, under one arm, simulated.
+"""One point of the cliff: so many agent sessions alive at once, under one arm.
 
-What must live here: the sessions, the fleet, what is counted. What must not: which points there
-are (cliff), the picture (cliff_map).
+Simulated, or made of a run of the grid on real engines. What must live here: the sessions, the
+fleet, what is counted. What must not: which points there are (cliff), the picture (cliff_map).
 """
 
 from __future__ import annotations
@@ -16,13 +16,22 @@ from msgspec.structs import replace
 from loadtest.generated.agents import agent_sessions
 from loadtest.results import TurnResult, percentile
 from loadtest.simulator import Setup, simulate
-from loadtest.studies.cells import BLOCK_SIZE, NUM_USABLE_BLOCKS, Cell, Think
-from loadtest.studies.grid_run import fleet, under
+from loadtest.studies.cells import (
+    BLOCK_SIZE,
+    NUM_ENGINES,
+    NUM_USABLE_BLOCKS,
+    Cell,
+    Prefill,
+    Think,
+)
+from loadtest.studies.grid_run import GridRun, fleet, under
 from loadtest.workload import Workload
 
 SLO_TTFT_S: Final = 1.0
 """A first token later than this is not counted: so long takes an idle engine to compute the longest
 contexts here from nothing, without any cache."""
+
+_SLO_TTFTS_S: Final[dict[Prefill, float]] = {"cheap": SLO_TTFT_S, "dear": 5.0 * SLO_TTFT_S}
 
 NUM_EACH: Final = 3  # sessions, one after the other, in the place of each that is alive
 RAMP_S: Final = 4.0  # the first ones start spread over it
@@ -33,8 +42,9 @@ class CliffRun(Struct, frozen=True, kw_only=True):
     """What one run found.
 
     Turns are counted by their first token, from when the sessions have started until the last one
-    starts: so many are alive all the time. Waits and completion times are of all sessions, the
-    last ones included. Times in seconds.
+    starts: so many are alive all the time. On real engines all turns are: no session follows one
+    that is over, so towards the end fewer are alive. Waits and completion times are of all
+    sessions, the last ones included. Times in seconds.
     """
 
     num_replicas: int
@@ -44,7 +54,7 @@ class CliffRun(Struct, frozen=True, kw_only=True):
     think: Think = "short"
     counted_s: float
     num_turns: int
-    num_good: int  # first token within SLO_TTFT_S
+    num_good: int  # first token within `slo_ttft_s`
     num_uncached_tokens: int
     ttft_mean_s: float
     ttft_p90_s: float
@@ -52,6 +62,8 @@ class CliffRun(Struct, frozen=True, kw_only=True):
     longest_wait_s: float
     completion_mean_s: float
     completion_max_s: float
+    slo_ttft_s: float = SLO_TTFT_S
+    is_real: bool = False  # real engines, not simulated ones
 
     @property
     def goodput(self) -> float:
@@ -107,12 +119,54 @@ def run_of(
 ) -> CliffRun:
     """Sum a run up."""
     starts = {turn.session_id: turn.start_s for turn in turns if turn.number == 0}
-    ends: dict[str, float] = {}
-    for turn in turns:
-        ends[turn.session_id] = max(ends.get(turn.session_id, 0.0), turn.start_s + turn.total_s)
     last_s = max(starts.values())
     begin_s = min(_SETTLED_S, 0.5 * last_s)
     counted = [turn for turn in turns if begin_s <= turn.start_s + _ttft(turn) < last_s]
+    return _summed(
+        turns, counted, last_s - begin_s, num_replicas, num_sessions, arm, seed, think, SLO_TTFT_S
+    )
+
+
+def run_of_grid(run: GridRun) -> CliffRun:
+    """Sum a run of the grid up.
+
+    Raises:
+        ValueError: it has no turns, or all of them failed; a simulated run keeps none.
+    """
+    turns = [turn for turn in run.turns if turn.error is None]
+    if not turns:
+        raise ValueError(f"{run.cell.name}, {run.arm}: no turns to count")
+    found = _summed(
+        turns,
+        turns,
+        run.span_s,
+        NUM_ENGINES,
+        len({turn.session_id for turn in run.turns}),
+        run.arm,
+        run.seed,
+        run.cell.think,
+        _SLO_TTFTS_S[run.cell.prefill],
+    )
+    return replace(found, is_real=run.kind == "real")
+
+
+def _summed(
+    turns: Sequence[TurnResult],
+    counted: Sequence[TurnResult],
+    counted_s: float,
+    num_replicas: int,
+    num_sessions: int,
+    arm: str,
+    seed: int,
+    think: Think,
+    slo_ttft_s: float,
+) -> CliffRun:
+    starts: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    for turn in turns:
+        session, end_s = turn.session_id, turn.start_s + turn.total_s
+        starts[session] = min(starts.get(session, turn.start_s), turn.start_s)
+        ends[session] = max(ends.get(session, end_s), end_s)
     ttfts = sorted(map(_ttft, counted))
     completions = [ends[session] - start_s for session, start_s in starts.items()]
     return CliffRun(
@@ -121,9 +175,9 @@ def run_of(
         arm=arm,
         seed=seed,
         think=think,
-        counted_s=last_s - begin_s,
+        counted_s=counted_s,
         num_turns=len(counted),
-        num_good=sum(ttft_s <= SLO_TTFT_S for ttft_s in ttfts),
+        num_good=sum(ttft_s <= slo_ttft_s for ttft_s in ttfts),
         num_uncached_tokens=sum(
             (turn.num_prompt_tokens or 0) - (turn.num_cached_tokens or 0) for turn in counted
         ),
@@ -133,6 +187,7 @@ def run_of(
         longest_wait_s=max(map(_ttft, turns)),
         completion_mean_s=fmean(completions),
         completion_max_s=max(completions),
+        slo_ttft_s=slo_ttft_s,
     )
 
 

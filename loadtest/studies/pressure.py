@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.studies.pressure", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, help="directory for pressure.svg and pressure.png")
+    parser.add_argument("--out", type=Path, help="directory for pressure.svg")
     parser.add_argument("--json", type=Path, help="write the points there")
     args = parser.parse_args(argv)
     if args.out is not None:
@@ -167,8 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     if args.out is not None:
-        for kind in ("svg", "png"):
-            (args.out / f"pressure.{kind}").write_bytes(draw_map(found, kind=kind))
+        (args.out / "pressure.svg").write_bytes(draw_map(found))
     return 0
 
 

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from loadtest.machine import this_machine
 from loadtest.results import TurnResult
 from loadtest.simulator import simulate
+from loadtest.studies.cells import Cell, Prefill
 from loadtest.studies.cliff import main, points_of, report, twice_the_peak
 from loadtest.studies.cliff_map import draw_cliff
-from loadtest.studies.cliff_run import NUM_EACH, CliffRun, run_of, sessions, setup_of
+from loadtest.studies.cliff_run import NUM_EACH, CliffRun, run_of, run_of_grid, sessions, setup_of
+from loadtest.studies.grid_run import GridFile, GridRun
 from policies import create
 
 RUN = CliffRun(
@@ -39,6 +43,29 @@ def turn(session: str, number: int, start_s: float, ttft_s: float = 0.5) -> Turn
         ttft_s=ttft_s,
         num_prompt_tokens=100,
         num_cached_tokens=40,
+    )
+
+
+def grid_run(working_set: float, *turns: TurnResult, prefill: Prefill = "cheap") -> GridRun:
+    return GridRun(
+        kind="real",
+        cell=Cell(working_set=working_set, prefill=prefill),
+        arm="kv_aware",
+        seed=101,
+        working_set=working_set,
+        num_turns=len(turns),
+        num_errors=0,
+        num_prompt_tokens=0,
+        num_recomputed_tokens=0,
+        num_ideal_tokens=0,
+        ttft_mean_s=0.0,
+        ttft_p50_s=0.0,
+        ttft_p90_s=0.0,
+        num_predicted=0,
+        num_exact=0,
+        num_moved=0,
+        span_s=10.0,
+        turns=turns,
     )
 
 
@@ -94,6 +121,48 @@ def test_twice_the_peak_is_found_arm_by_arm() -> None:
     assert "| 20 | `session_hash` | 3.0 | 20.0 | 100 |" in report(runs)
 
 
+def test_a_run_on_real_engines_is_a_point() -> None:
+    """Every turn that was answered counts; where prefill is dear a first token may be later."""
+    late = turn("a", 1, 1.0, ttft_s=3.0)
+    failed = replace(turn("b", 0, 2.0), error="reset", ttft_s=None)
+    turns = (turn("a", 0, 0.0), late, failed)
+
+    cheap = run_of_grid(grid_run(1.0, *turns))
+    dear = run_of_grid(grid_run(1.0, *turns, prefill="dear"))
+
+    assert (cheap.num_sessions, cheap.num_turns, cheap.num_good, dear.num_good) == (2, 2, 1, 2)
+    assert (cheap.goodput, cheap.longest_wait_s) == (0.1, 3.0)
+    assert cheap.completion_mean_s == 4.5
+
+
+def test_command_lays_out_runs_on_real_engines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What loadtest.studies.real_grid wrote; cells of two kinds are no one fleet's."""
+    runs = (
+        grid_run(1.0, turn("a", 0, 0.0), turn("a", 1, 1.0)),
+        grid_run(3.0, turn("a", 0, 0.0), turn("b", 0, 1.0, ttft_s=3.0)),
+    )
+    file, other, empty = (tmp_path / name for name in ("grid.json", "other.json", "empty.json"))
+    for path, written in (
+        (file, runs),
+        (other, [grid_run(1.0, turn("a", 0, 0.0), prefill="dear")]),
+        (empty, [grid_run(1.0)]),
+    ):
+        grid = GridFile(machine=this_machine(), command="", runs=tuple(written))
+        path.write_bytes(msgspec.json.encode(grid))
+
+    assert main(["--grid", str(file)]) == 0
+
+    table = capsys.readouterr().out
+    assert "2 real engines of" in table
+    assert "| `kv_aware` | 0.2 at 1 | 0.1 at 2 | 50% |" in table
+    for words, why in (([file, other], "differ in more than"), ([empty], "no turns")):
+        with pytest.raises(SystemExit):
+            main(["--grid", *map(str, words)])
+        assert why in capsys.readouterr().err
+
+
 def test_command_simulates_and_reads_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,8 +180,9 @@ def test_command_simulates_and_reads_again(
 
 @pytest.mark.parametrize(
     "words",
-    [["--replicas", "0"], ["--sessions", "0"], ["--arms", "nonsense"], ["--read", "/nowhere"]],
-)
+    [["--replicas", "0"], ["--sessions", "0"], ["--arms", "nonsense"], ["--read", "/nowhere"],
+     ["--grid", "/nowhere"]],
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     """A command line that asks for nothing possible ends with a usage error."""
     with pytest.raises(SystemExit) as ended:
