@@ -197,8 +197,16 @@ ROWS = [
                 "Error of the cost model", "Mean absolute difference of predicted and observed time to first token. Compare with TTFT: far above it, decisions are guesses.",
                 [Query(gauge("cost_model_error_seconds", "replica"), "{{replica}}")], "s",
             ),
-            Panel("Waiting in the router", "Prompts that wait for room at an engine (queue.mode on).", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=12, height=5),
-            Panel("Live conversations, of the cache", "What conversations that are alive take of each cache: above 1 they throw out one another.", [Query(gauge("footprint_ratio", "replica"), "{{replica}}")], "percentunit", width=12, height=5),
+            Panel("Waiting in the router", "Prompts that wait for room at an engine (queue.mode on).", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
+            Panel("Waits, P90", "How long prompts waited in the router, by class.", [Query(quantile(0.9, "class_wait_seconds", "class") + OR_NONE, "{{class}}")], "s", width=6, height=5),
+            Panel(
+                "Out of the queue", "Why prompts were let go: it fits (room), the pool has what falls out (pool), compute to spare (idle), queue.max_wait_s is over (waited_out); and why they were refused.",
+                [
+                    Query(rate("released_total", "why") + OR_NONE, "{{why}}"),
+                    Query(rate("queue_refused_total", "class, reason") + OR_NONE, "refused {{class}}: {{reason}}"),
+                ], "reqps", width=6, height=5,
+            ),
+            Panel("Live conversations, of the cache", "What conversations that are alive take of each cache: above 1 they throw out one another.", [Query(gauge("footprint_ratio", "replica"), "{{replica}}")], "percentunit", width=6, height=5),
             Panel(
                 "In use", "0: down, tripped, or draining, as any router sees it.",
                 [Query(gauge("replica_healthy", "replica", "min"), "{{replica}}")], kind="state-timeline", width=12, height=5,

@@ -81,7 +81,7 @@ def _admin_app(router: Router) -> AdminApp:
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
-        explainer=Explainer(router.pipeline, router.caches),
+        explainer=Explainer(router.pipeline, router.caches, router.fleet),
         registry=router.registry,
         watches=router.watches,
         experiments=router.experiments,

@@ -97,11 +97,11 @@ def _prefilled(prefill: dict[str, Any]) -> str:
 def _queued(queue: dict[str, Any]) -> str:
     """Say whether it would wait, and why."""
     others = f"{queue['num_waiting']:,} waiting"
-    if queue.get("deadline_ms") is not None:
-        others += (
-            f"; first token expected in {queue['expected_ttft_ms']:,.0f} ms, "
-            f"wanted in {queue['deadline_ms']:,.0f} ms"
-        )
+    has_deadline = queue.get("deadline_ms") is not None
+    if has_deadline or queue["why"] == "window":  # how long room takes is not predicted
+        others += f"; first token expected in {queue['expected_ttft_ms']:,.0f} ms"
+    if has_deadline:
+        others += f", wanted in {queue['deadline_ms']:,.0f} ms"
     if queue.get("tbt_limit_ms") is not None and queue["expected_tbt_ms"] is not None:
         others += (
             f"; tokens expected {queue['expected_tbt_ms']:,.1f} ms apart, "
@@ -115,4 +115,9 @@ def _queued(queue: dict[str, Any]) -> str:
         "tbt": "answers to end",
         "room": "room in the cache",
     }[queue["why"]]
+    if queue["why"] == "room" and queue.get("capacity_tokens") is not None:
+        what += (
+            f" of {queue['where']}: conversations alive there are {queue['num_sessions']:,}, with "
+            f"{queue['num_session_tokens']:,} of its {queue['capacity_tokens']:,} tokens"
+        )
     return f"queue: {name}would wait for {what}; {others}"

@@ -8,14 +8,16 @@ from policies.naming import params_of
 from router.data_path.job import Inbound
 from router.data_path.pipeline import Pipeline
 from router.index.cache_view import CacheView
+from router.replicas.fleet import Fleet
 
 
 class Explainer:
     """Decides as the pipeline does, and admits nothing."""
 
-    def __init__(self, pipeline: Pipeline, caches: CacheView) -> None:
+    def __init__(self, pipeline: Pipeline, caches: CacheView, fleet: Fleet) -> None:
         self._pipeline = pipeline
         self._caches = caches
+        self._fleet = fleet
 
     async def explain(self, inbound: Inbound, *, with_tokens: bool) -> dict[str, Any]:
         """Return the decision on a request, with the costs of every candidate.
@@ -50,7 +52,13 @@ class Explainer:
         room = self._pipeline.steps.room
         if room.takes(job):
             verdict, outlook, tbt_ms = room.judge(job, choice)
+            where = choice.prompt.candidate.id
+            there = self._fleet.working_sets.at(where)
             explained["queue"] = {
+                "where": where,
+                "num_sessions": there.num_sessions,
+                "num_session_tokens": there.num_tokens,
+                "capacity_tokens": self._fleet.capacity_tokens(where),
                 "goes_at_once": verdict.goes,
                 "why": verdict.why,
                 "class": job.service_class,

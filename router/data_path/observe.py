@@ -104,6 +104,7 @@ class Observer:
                 "outcome": outcome.value,
                 "router_ms": round(record.router_ms, 2),
                 "waited_ms": round(record.waited_ms, 1),
+                "released": record.released,
                 "ttft_ms": None if record.ttft_ms is None else round(record.ttft_ms, 1),
                 "total_ms": round(record.total_ms, 1),
             },
@@ -118,6 +119,7 @@ class Observer:
         record = _record_of_waiting(job, choice, self._caches, status=status, now_s=now_s)
         if job.tenant is not None:
             self._metrics.tenant_requests.labels(job.tenant.label, record.outcome).inc()
+            self._metrics.tenant_waits.labels(job.tenant.label).inc(job.waited_ms / 1000)
         logger.info(
             "left while it waited",
             extra={
@@ -161,6 +163,8 @@ class Observer:
             self._metrics.tenant_tokens.labels(label, "prompt").inc(job.num_tokens)
             if job.charge is not None:
                 self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
+            if job.waited_ms:
+                self._metrics.tenant_waits.labels(label).inc(job.waited_ms / 1000)
         if job.inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
         metrics.requests[job.inbound.api.name, name, record.outcome].inc()

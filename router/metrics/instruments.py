@@ -77,6 +77,9 @@ class Metrics:
         "tenants: other")]
     tenant_tokens: Annotated[Counter, Spec("warmroute_tenant_tokens", "tenant kind",
         "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)")]
+    tenant_waits: Annotated[Counter, Spec("warmroute_tenant_waited_seconds", "tenant",
+        "Time that a tenant's prompts waited in the router (queue.mode on), until they were sent "
+        "or their client left; over its requests: the mean")]
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
         "Changes of the tenants' file, by result: ok, or bad: the last good one is in force")]
     config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",

@@ -252,7 +252,23 @@ async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None
             waits = await explain(str(file), "--admin", stage.admin_url)
 
     assert "queue: interactive, would go at once (room); 0 waiting" in goes.stdout
-    assert "queue: interactive, would wait for the window to open; 0 waiting" in waits.stdout
+    assert "queue: interactive, would wait for the window to open; 0 waiting; first" in waits.stdout
+
+
+async def test_explain_says_who_takes_the_room(tmp_path: Path) -> None:
+    """A conversation that does not fit beside another waits for it."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(chat(words(2, 300))))
+    async with (
+        Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
+        on_stage(*engines, queue__mode="on", queue__patience=1e6) as stage,
+    ):
+        await stage.ask(chat(words(1, 300)))
+        waits = await explain(str(file), "--admin", stage.admin_url)
+
+    text = " ".join(waits.stdout.split())
+    assert "would wait for room in the cache of r1: conversations alive there are 1, with" in text
+    assert re.search(r"with [\d,]+ of its 2,\d+ tokens; 0 waiting$", text)
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])

@@ -395,6 +395,11 @@ async def test_tenants_that_wait_take_turns(tmp_path: Path) -> None:
         gate.end("b1", "a2", "a3")
 
         assert [(await task).status for task in tasks] == [200] * 4
+        waited_s = {
+            name: stage.metric("warmroute_tenant_waited_seconds_total", tenant=name)
+            for name in "ab"
+        }
+        assert waited_s["a"] > waited_s["b"] > 0.0
 
 
 async def test_a_tenants_priority_decides_who_goes_first_and_who_is_refused(
