@@ -117,7 +117,7 @@ def _queued(queue: dict[str, Any]) -> str:
     }[queue["why"]]
     if queue["why"] == "room" and queue.get("capacity_tokens") is not None:
         what += (
-            f" of {queue['where']}: conversations alive there are {queue['num_sessions']:,}, with "
-            f"{queue['num_session_tokens']:,} of its {queue['capacity_tokens']:,} tokens"
+            f" of {queue['where']} (tokens: {queue['capacity_tokens']:,}; conversations alive "
+            f"there: {queue['num_sessions']:,}, which take {queue['num_session_tokens']:,})"
         )
     return f"queue: {name}would wait for {what}; {others}"

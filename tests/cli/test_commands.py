@@ -267,8 +267,11 @@ async def test_explain_says_who_takes_the_room(tmp_path: Path) -> None:
         waits = await explain(str(file), "--admin", stage.admin_url)
 
     text = " ".join(waits.stdout.split())
-    assert "would wait for room in the cache of r1: conversations alive there are 1, with" in text
-    assert re.search(r"with [\d,]+ of its 2,\d+ tokens; 0 waiting$", text)
+    assert re.search(
+        r"would wait for room in the cache of r1 \(tokens: 2,\d+; conversations alive there: 1, "
+        r"which take \d,\d+\); 0 waiting$",
+        text,
+    )
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])
