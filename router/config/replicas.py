@@ -48,7 +48,8 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")] | None,
         Meta(
             description="name of what it runs on, e.g. h100-tp2: replicas of one model and one "
-            "name share what is learned of their speed; default: all of a model do",
+            "name share what is learned of their speed, unless it differs; default: all of a model "
+            "do",
         ),
     ] = None
     weight: Annotated[

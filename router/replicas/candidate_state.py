@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel, ReplicaView
 from router.records.outcome import Outcome
+from router.replicas.cost_classes import Speed
 from router.replicas.cost_fit import CostFit
 from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
@@ -89,6 +90,7 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     cache_pressure: float
     engine_load: EngineLoad | None
     cost: CostModel
+    cost_class: str  # of the replicas that share it
     num_observations: int
 
 
@@ -109,15 +111,15 @@ class CandidateState:
         "_written_tokens",
         "candidate",
         "engine_load",
-        "fit",
         "health",
         "ledger",
+        "speed",
     )
 
-    def __init__(self, candidate: Candidate, health: Health, fit: CostFit) -> None:
+    def __init__(self, candidate: Candidate, health: Health, speed: Speed) -> None:
         self.candidate = candidate
         self.health = health
-        self.fit = fit
+        self.speed = speed
         self.ledger = Ledger()
         self.engine_load: EngineLoad | None = None
         self._num_tokens_read = 0  # in the ledger, as of the last reading
@@ -131,6 +133,11 @@ class CandidateState:
         self._view: ReplicaView | None = None  # as last shown; None: something has changed since
         self._view_match = NO_MATCH  # for this match
         self._view_until_s = 0.0
+
+    @property
+    def fit(self) -> CostFit:
+        """What is learned of the speed of replicas like this one."""
+        return self.speed.cost_class.fit
 
     @property
     def is_idle(self) -> bool:
@@ -273,9 +280,9 @@ class CandidateState:
         if not lease.booking.streams or ttft_ms is None:
             return
         if is_ours:
-            self.fit.observe(lease.work, ttft_ms, lease.predicted_ms)
+            self.speed.observe(lease.work, ttft_ms, lease.predicted_ms)
         else:
-            self.fit.observe_elsewhere(lease.work, ttft_ms, lease.predicted_ms, now_s)
+            self.speed.observe_elsewhere(lease.work, ttft_ms, lease.predicted_ms, now_s)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome | None, jitter: float) -> bool:
         """Give a lease back and learn from the outcome; False if that was done before.
@@ -355,6 +362,7 @@ class CandidateState:
             cache_pressure=self.cache_pressure(now_s),
             engine_load=self.engine_load,
             cost=cost,
+            cost_class=self.speed.cost_class.name,
             num_observations=self.fit.num_observations,
         )
 

@@ -117,6 +117,21 @@ def mtoken2(num_uncached_tokens: int, num_cached_tokens: int) -> float:
     return u * (num_cached_tokens + 0.5 * u) * 1e-6
 
 
+def scaled(model: CostModel, factor: float) -> CostModel:
+    """Return a model by which everything takes `factor` times as long."""
+    base, token, token2, running, cpu, read, pooled = (factor * _coefficients(model)).tolist()
+    return CostModel(
+        base_ms=base,
+        ms_per_token=token,
+        ms_per_mtoken2=token2,
+        ms_per_running=running,
+        ms_per_fetched_token=pooled,
+        ms_per_cpu_token=cpu,
+        ms_per_fetch=read,
+        fetched_token_error_ms=factor * model.fetched_token_error_ms,
+    )
+
+
 class CostFit:
     """The cost model of one replica class as it is learned.
 

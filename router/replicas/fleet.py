@@ -25,6 +25,7 @@ from router.replicas.candidate_state import (
     EngineLoad,
     Match,
 )
+from router.replicas.cost_classes import CostClass, Speed
 from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
@@ -56,7 +57,7 @@ class Fleet:
 
     __slots__ = (
         "_by_model",
-        "_fits",
+        "_classes",
         "_health",
         "_lengths",
         "_mixed",
@@ -67,6 +68,7 @@ class Fleet:
         "_replicas",
         "_restricted",
         "_rules",
+        "_speeds",
         "_states",
         "is_split",
         "layout_of",
@@ -86,7 +88,8 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
         self._states: dict[CandidateId, CandidateState] = {}
-        self._fits: dict[tuple[str, str], CostFit] = {}
+        self._classes: dict[tuple[str, str], list[CostClass]] = {}  # by model and label
+        self._speeds: dict[str, Speed] = {}
         self._by_model: dict[str | None, tuple[Candidate, ...]] = {}
         self._lengths: dict[str, Lengths] = {}  # of those in `_by_model`
         self._mixed: set[str | None] = set()  # models whose replicas take different lengths
@@ -132,16 +135,16 @@ class Fleet:
         self._replicas[replica.name] = replica
         if self._order:
             self._replicas = dict(sorted(self._replicas.items(), key=self._position))
-        health, fit = self._health[replica.name], self._fit_of(replica)
+        health, speed = self._health[replica.name], self._speed_of(replica)
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
         for state in self._states_of(replica.name):
             if state.candidate.id not in candidates:
                 self._forget(state.candidate.id)
         for id_, candidate in candidates.items():
             if id_ in self._states:
-                self._states[id_].candidate, self._states[id_].fit = candidate, fit
+                self._states[id_].candidate, self._states[id_].speed = candidate, speed
             else:
-                self._states[id_] = CandidateState(candidate, health, fit)
+                self._states[id_] = CandidateState(candidate, health, speed)
         self._watch(replica.name)
         self._forget_lists()
         self.on_change()
@@ -151,6 +154,7 @@ class Fleet:
         if self._replicas.pop(name, None) is None:
             return False
         del self._health[name]
+        self._speeds.pop(name).leave()
         self._restricted.discard(name)
         for state in self._states_of(name):
             self._forget(state.candidate.id)
@@ -478,12 +482,18 @@ class Fleet:
         else:
             self._restricted.add(name)
 
-    def _fit_of(self, replica: Replica) -> CostFit:
-        """Find the cost model of a replica's class; it outlives the replicas."""
+    def _speed_of(self, replica: Replica) -> Speed:
+        """Find a replica's speed; what is learned of its first class outlives the replicas."""
         key = (replica.base_model, replica.cost_class)
-        if key not in self._fits:
-            self._fits[key] = CostFit(self._prior)
-        return self._fits[key]
+        classes = self._classes.setdefault(key, [])
+        if not classes:
+            classes.append(CostClass(replica.cost_class, CostFit(self._prior)))
+        speed = self._speeds.get(replica.name)
+        if speed is None or speed.classes is not classes:
+            if speed is not None:
+                speed.leave()
+            speed = self._speeds[replica.name] = Speed(replica.name, classes)
+        return speed
 
     def _states_of(self, name: str) -> list[CandidateState]:
         return [state for state in self._states.values() if state.candidate.replica.name == name]

@@ -23,8 +23,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 class Replica(Struct, frozen=True, kw_only=True):
     """One vLLM server. None means: not found out (yet).
 
-    `num_blocks` is the capacity of one rank. `cost_class` groups replicas that take the same
-    time for the same work (same model, same hardware): they share one fitted cost model.
+    `num_blocks` is the capacity of one rank. `cost_class` names replicas that should take the same
+    time for the same work (same model, same hardware); see `router.replicas.cost_classes`.
     """
 
     name: str

@@ -65,8 +65,8 @@ async def test_overload_moves_no_request() -> None:
     async with Engines(2, time_model=SLOW) as engines, on_stage(*engines, **soon) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         await learned(stage)
-        for fit in stage.router.fleet._fits.values():  # of a busy machine: a wait of its own
-            fit.model = replace(fit.model, base_ms=20.0, error_ms=0.0)
+        for state in stage.router.fleet._states.values():  # of a busy machine: a wait of its own
+            state.fit.model = replace(state.fit.model, base_ms=20.0, error_ms=0.0)
         ranks = [engine.replica.ranks[0].engine for engine in engines]
         for rank in ranks:
             rank.speed = 1e-9

@@ -1,0 +1,161 @@
+"""Which replicas share what is learned of their speed: those whose first tokens take as long.
+
+Replicas of one name, which is the label of their hardware or else their model, begin in one class.
+Whether each belongs there, the last first tokens show: how long they took in terms of what the fit
+says now, in the median, against the same of the class's other replicas. So what is wrong with the
+fit, or slows all of them, moves none.
+
+A replica that takes half as long again as the others, or two thirds of it, leaves: for the oldest
+class of that name that it is like (within a fifth), else for one of its own, which begins with the
+model of the one that it leaves and with those first tokens. The class that it left learns nothing
+more from it. If it is like an older class again, it goes back there.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from itertools import count
+from math import exp, log
+from statistics import median
+from typing import Final, NamedTuple
+
+from policies.view import CostModel
+from router.replicas.cost_fit import CostFit, Work, scaled
+
+logger = logging.getLogger(__name__)
+
+NUM_RECENT: Final = 32
+"""First tokens that tell: with errors of 50 % their median is good to 11 %."""
+_EVERY: Final = 8  # first tokens between two looks: as often as a fit is solved
+_LEAVES: Final = log(1.5)
+_JOINS: Final = log(1.2)
+_FLOOR_MS: Final = 5.0  # below this, differences are the timer's
+_NUM_COMPARED: Final = 9  # of a class's replicas: 0.3 ms for each look
+
+
+class _Seen(NamedTuple):
+    """A first token."""
+
+    work: Work
+    ttft_ms: float
+
+
+class CostClass:
+    """Replicas of one speed, and what is learned of it."""
+
+    __slots__ = ("fit", "members", "name")
+
+    def __init__(self, name: str, fit: CostFit) -> None:
+        self.name = name
+        self.fit = fit
+        self.members: list[Speed] = []
+
+
+class Speed:
+    """One replica's speed: the class that it is in, and why.
+
+    Args:
+        replica: Its name, for the log.
+        classes: Those of its name, oldest first; it begins in the first. More may be added.
+    """
+
+    __slots__ = ("_num_until_look", "_recent", "classes", "cost_class", "replica")
+
+    def __init__(self, replica: str, classes: list[CostClass]) -> None:
+        self.replica = replica
+        self.classes = classes
+        self._recent: deque[_Seen] = deque(maxlen=NUM_RECENT)
+        self._num_until_look = NUM_RECENT
+        self.cost_class = classes[0]
+        self.cost_class.members.append(self)
+
+    @property
+    def fit(self) -> CostFit:
+        """What is learned of its class."""
+        return self.cost_class.fit
+
+    def leave(self) -> None:
+        """Be in no class any more; a class that is left by all is forgotten, but for the first."""
+        self.cost_class.members.remove(self)
+        if not self.cost_class.members and self.cost_class is not self.classes[0]:
+            self.classes.remove(self.cost_class)
+
+    def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
+        """Learn from one first token; arguments as of `CostFit.observe`."""
+        self.fit.observe(work, ttft_ms, predicted_ms)
+        self._note(_Seen(work, ttft_ms))
+
+    def observe_elsewhere(
+        self, work: Work, ttft_ms: float, predicted_ms: float, now_s: float
+    ) -> None:
+        """Learn from one that another router saw."""
+        self.fit.observe_elsewhere(work, ttft_ms, predicted_ms, now_s)
+        self._note(_Seen(work, ttft_ms))
+
+    def _note(self, seen: _Seen) -> None:
+        self._recent.append(seen)
+        self._num_until_look -= 1
+        if self._num_until_look <= 0:
+            self._num_until_look = _EVERY
+            self._look()
+
+    def _look(self) -> None:
+        """Go to another class if one of these is so much more like it; see the module."""
+        here = self._away_from(self.cost_class)
+        leaves = here is not None and abs(here) > _LEAVES
+        for other in self.classes:
+            if other is self.cost_class:
+                if not leaves:
+                    return
+                continue
+            there = self._away_from(other)
+            if there is not None and abs(there) < _JOINS:
+                self._move(other)
+                return
+        if here is not None:
+            self._move(self._found(here))
+
+    def _away_from(self, cost_class: CostClass) -> float | None:
+        """Return the logarithm of how many times as long it takes as a class's others.
+
+        None: none of them has been seen enough.
+        """
+        model = cost_class.fit.model
+        others = [
+            each._off(model)
+            for each in cost_class.members[-_NUM_COMPARED:]
+            if each is not self and len(each._recent) == NUM_RECENT
+        ]
+        return self._off(model) - median(others) if others else None
+
+    def _off(self, model: CostModel) -> float:
+        """Return the median of log(observed / predicted)."""
+        return median(
+            log(max(seen.ttft_ms, _FLOOR_MS) / max(seen.work.predict_ms(model), _FLOOR_MS))
+            for seen in self._recent
+        )
+
+    def _found(self, away: float) -> CostClass:
+        """Begin a class that takes so much longer, with what was seen of it."""
+        before, first = self.cost_class, self.classes[0]
+        fit = CostFit(scaled(before.fit.model, exp(away)))
+        fit.steps, fit.mixed_steps = copy.deepcopy((before.fit.steps, before.fit.mixed_steps))
+        for work, ttft_ms in self._recent:
+            fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+        taken = {each.name for each in self.classes}
+        names = (f"{first.name}~{number}" for number in count(2))
+        found = CostClass(next(name for name in names if name not in taken), fit)
+        self.classes.append(found)
+        return found
+
+    def _move(self, to: CostClass) -> None:
+        before = self.cost_class
+        self.leave()
+        self.cost_class = to
+        to.members.append(self)
+        logger.info(
+            "replica has another speed than its class",
+            extra={"replica": self.replica, "class": before.name, "goes_to": to.name},
+        )
