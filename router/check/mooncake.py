@@ -57,6 +57,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     num_listed: int | None = None
     num_unknown_keys: int = 0
     models: tuple[PatternSeen, ...] = ()
+    clashing: tuple[str, ...] = ()  # layouts that name some objects alike
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -104,6 +105,7 @@ async def look(
             _pattern(pool, name, block_sizes.get(name.partition("@@")[0]))
             for name in sorted(pool.directories)
         ),
+        clashing=pool.clashing,
     )
 
 
@@ -189,6 +191,14 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     yield from _contents(seen)
     for model in seen.models:
         yield _keys(model, seen)
+    if seen.clashing:
+        yield pool.error(
+            "layouts",
+            f"{' and '.join(seen.clashing)} name some objects alike: engines of one find objects "
+            "of another, cannot read them, and may try for ever",
+            '"cache_prefix" for each kind of replica, or the same "store_tp_size" for all, in '
+            "kv_connector_extra_config",
+        )
     yield from _members(seen, replicas)
     yield _events(seen)
     yield pool.note(

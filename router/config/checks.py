@@ -21,6 +21,12 @@ from router.config.tree import Config
 from router.errors import ConfigError
 from router.experiments.definition import KnownReplica, check_all, check_replicas
 
+_LAYOUT_FIELD = re.compile(
+    r"((tp_rank|pp_rank|group|store_tp|store_pp):|pcp|dcp)[0-9]+(-[0-9]+)?"
+    r"|(?!(tp_rank|pp_rank|group|store_tp|store_pp):)[^@\s]+"
+)
+"""A field of a pool key: ranks and sizes are numbers, models and prefixes are words."""
+
 
 def check(config: Config) -> None:
     """Refuse URLs without a host, names used twice, settings that lack what they need.
@@ -160,6 +166,14 @@ def check_replica(replica: ReplicaConfig, key: str = "") -> None:
             f"{key}replay: name one endpoint per entry of {key}events, or none",
             param=f"{key}replay",
         )
+    fields = [] if replica.pool_layout is None else replica.pool_layout.split("@")
+    for field in fields:
+        if not _LAYOUT_FIELD.fullmatch(field):
+            raise ConfigError(
+                f"{key}pool_layout: {field!r} is no field of a layout; write e.g. tp_rank:0-3, or "
+                "copy key_pattern from /admin/pool",
+                param=f"{key}pool_layout",
+            )
     if replica.bootstrap is not None:
         _check_url(replica.bootstrap, f"{key}bootstrap")
     _check_endpoints(replica.events, f"{key}events")

@@ -373,6 +373,24 @@ class PoolCatalog:
         self.counters.num_unclaimed = num_unclaimed
         self.counters.num_listings += 1
 
+    @property
+    def clashing(self) -> tuple[str, ...]:
+        """Names of layouts in use whose blocks have objects of the same names, in order.
+
+        An engine of one finds objects of another that it cannot read.
+        """
+        texts: dict[GroupObjects, dict[str, int]] = {}
+        for layout in self.layouts.values():
+            texts.setdefault(layout.group, {})[layout.text] = layout.required
+        return tuple(
+            sorted(
+                text
+                for by_text in texts.values()
+                for text, bits in by_text.items()
+                if any(bits & others for other, others in by_text.items() if other != text)
+            )
+        )
+
     def _assign(self) -> None:
         """Find each model's layouts, and name a directory for each."""
         layouts = [layout for found in self._layouts.values() for layout in found]

@@ -74,6 +74,7 @@ class PoolFollower:
         self._list_again_s = 0.0  # not before
         self._logged = ""
         self._patterns: dict[str, str] = {}
+        self._clashing: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -274,6 +275,15 @@ class PoolFollower:
                 logger.info(
                     "pool keys known",
                     extra={"model": name, "pattern": layout.text, "ranks": layout.num_ranks},
+                )
+        clashing = self._pool.clashing
+        if clashing != self._clashing:
+            self._clashing = clashing
+            if clashing:
+                logger.warning(
+                    "replicas of several layouts name pool objects alike and cannot read the "
+                    "others': give each a cache_prefix, or all one store_tp_size",
+                    extra={"layouts": ", ".join(clashing)},
                 )
 
 

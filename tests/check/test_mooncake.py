@@ -16,6 +16,7 @@ POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
     (replace(POOL, list_error="cut"), "warning", "keys", "not listed: cut", "--wait"),
     (replace(POOL, models=(PatternSeen(model="m", text=None),)), "note", "keys", "m:", "a prompt"),
     (replace(POOL, num_listed=20), "warning", "tenants", "40 objects are there", "cache_prefix"),
+    (replace(POOL, clashing=("m@0-1", "m@0")), "error", "layouts", "m@0-1 and m@0", "cache_prefix"),
     (replace(POOL, publishes_events=True), "note", "events", "not followed", "--mooncake-events"),
     (
         replace(POOL, events_configured=True, events_reach="refused"),

@@ -367,6 +367,12 @@ POOLS = "mooncake: {pools: ['a=http://a', 'b=http://b']}, replicas: "
         ),
         ("replicas: [{url: 'http://r', pool: c}]", "replicas[0].pool", "no pool 'c'"),
         (
+            "replicas: [{url: 'http://r', pool_layout: 'm@tp_rank:x'}]",
+            "replicas[0].pool_layout",
+            "'tp_rank:x' is no field of a layout; write e.g. tp_rank:0-3",
+        ),
+        ("replicas: [{url: 'http://r', pool_layout: ''}]", "replicas[0].pool_layout", "'' is no f"),
+        (
             POOLS + "[{url: 'http://r', pool: a, role: prefill},"
             " {url: 'http://s', pool: b, role: decode}]",
             "replicas[0].role",

@@ -186,6 +186,7 @@ def test_two_deployments_are_kept_apart() -> None:
     assert (len(pool.names(of_two, b"x")), len(pool.names(of_four, b"x"))) == (2, 4)
     assert pool.directory_of(MODEL, CandidateId("third")) is None
     assert pool.match(MODEL, chains["tp2"]) == 0
+    assert pool.clashing == ()
 
 
 def test_the_configuration_says_which_layout_a_replica_has() -> None:
@@ -219,6 +220,8 @@ def test_sizes_that_share_names_are_told_apart_by_their_blocks() -> None:
     assert of_four is not None
     assert (pool.match(of_two, own), pool.match(of_two, other)) == (10, 0)
     assert (pool.match(of_four, own), pool.match(of_four, other)) == (0, 10)
+    tail = "pcp0@dcp0@pp_rank:0@group:0"
+    assert pool.clashing == (f"{MODEL}@tp_rank:0-1@{tail}", f"{MODEL}@tp_rank:0-3@{tail}")
 
 
 def test_a_deployment_that_ends_leaves_the_other_s_name() -> None:
