@@ -72,6 +72,7 @@ VLLM_FLAGS = frozenset(
         "--tensor-parallel-size",
         "--disable-log-stats",
         "--prefix-caching-hash-algo",
+        "--trust-remote-code",
         "--trust-request-chat-template",
     }
 )

@@ -74,6 +74,8 @@ def load_prompter(
             mode = _mistral_or_hf(model, local_files_only)
         if mode == modes.MISTRAL:
             return _mistral_prompter(model, given, local_files_only, max_bytes)
+        if mode == modes.HF and _is_kimi(model, local_files_only):
+            return _kimi_prompter(model, given, local_files_only, max_bytes)
         tokenizer = _load_tokenizer(model, mode, local_files_only)
         _check_tokenizer(tokenizer)
     except NeedsEngine as exc:
@@ -159,6 +161,41 @@ def _mistral_prompter(
         MistralRenderer(tokenizer, template),
         chat_encoder=MistralEncoder(texts),
         max_inline_items=MAX_INLINE_ITEMS,
+        max_bytes=max_bytes,
+    )
+
+
+def _is_kimi(model: str, local_files_only: bool) -> bool:
+    """Return whether the tokenizer is Kimi's class in the model's repository."""
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    try:
+        config = get_tokenizer_config(model, local_files_only=local_files_only)
+    except Exception:  # what is wrong, loading it says
+        return False
+    classes = config.get("auto_map")
+    if isinstance(classes, dict):
+        classes = classes.get("AutoTokenizer")
+    return bool(config.get("tokenizer_class") == "TikTokenTokenizer" and classes)
+
+
+def _kimi_prompter(
+    model: str, template: str | None, local_files_only: bool, max_bytes: int
+) -> Prompter:
+    """Make the prompter of a model with Kimi's tokenizer.
+
+    Raises:
+        NeedsEngine: the library or the tokenizer is missing, or cannot be used here.
+    """
+    if importlib.util.find_spec("tiktoken") is None:
+        raise NeedsEngine("model", "tokenizer of Kimi: install warmroute[kimi]")
+    from router.tokens.kimi import KimiArguments, KimiEncoder, load_kimi
+
+    tokenizer, code = load_kimi(model, local_files_only=local_files_only)
+    templates = _Templates(tokenizer, _processor_template(model, local_files_only), template)
+    return Prompter(
+        KimiEncoder(tokenizer, templates.hints()),
+        ChatRenderer(templates.find, tokenizer.special_tokens_map, KimiArguments(code)),
         max_bytes=max_bytes,
     )
 

@@ -31,6 +31,7 @@ from router.tokens.sandbox import compile_template, stock_template
 from router.tokens.template_probes import wants_system_first
 
 FindTemplate = Callable[[bool], str]
+Adapt = Callable[[dict[str, Any], JsonMemo], dict[str, Any]]
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _DIRECTIVES = re.compile("%(.?)", re.DOTALL)
@@ -64,12 +65,19 @@ class ChatRenderer:
         find_template: Returns the template's text for requests with tools (True) or without.
             Raises LookupError where there is none.
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
+        adapt: What the tokenizer's own code makes of a template's arguments; None: nothing.
     """
 
-    __slots__ = ("_find_template", "_memo", "_special_tokens", "_templates", "date")
+    __slots__ = ("_adapt", "_find_template", "_memo", "_special_tokens", "_templates", "date")
 
-    def __init__(self, find_template: FindTemplate, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        find_template: FindTemplate,
+        special_tokens: Mapping[str, str],
+        adapt: Adapt | None = None,
+    ) -> None:
         self.date: datetime.date | None = None
+        self._adapt = adapt
         self._find_template = find_template
         self._special_tokens = dict(special_tokens)
         self._memo = JsonMemo()
@@ -181,11 +189,10 @@ class ChatRenderer:
         if not template.knows_developer:
             conversation = without_developer(conversation)
         accepted = template.variables | _PASSED
-        return (
-            conversation,
-            {key: value for key, value in arguments.items() if key in accepted},
-            template,
-        )
+        arguments = {key: value for key, value in arguments.items() if key in accepted}
+        if self._adapt is not None:
+            arguments = self._adapt(arguments, memo)
+        return conversation, arguments, template
 
     def _run(
         self, template: Template, conversation: Conversation, arguments: dict[str, Any]

@@ -4,8 +4,8 @@
 models and renderers (the code behind its routes, no weights) and prints fingerprints of the ids,
 null where the engine refuses a conversation. `prove_families` compares them with ours.
 
-All families use the tiny model's tokenizer, gpt-oss and Mistral's their own: what differs is the
-rendering.
+All families use the tiny model's tokenizer, but gpt-oss, Kimi's and Mistral's their own: what
+differs is the rendering.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.conversations import conversations
-from tests.tokens.mistral_models import VERSIONS, build_model, suited
+from tests.tokens import kimi_models, mistral_models
+from tests.tokens.mistral_models import VERSIONS, suited
 from tests.tokens.vllm_routes import HERE, MODEL, Rendering
 
 SEED, COUNT = 7, 150
@@ -58,6 +59,7 @@ FAMILIES = {
     "deepseek-v3.2": Family("deepseek_v32"),
     "deepseek-v4": Family("deepseek_v4"),
     **{name: Family("mistral") for name in VERSIONS if name not in ONLY_PROVEN},
+    "kimi-k2.5-tools": Family("hf", HERE / "templates" / "kimi-k2.5-tools.jinja"),
     **{
         path.stem: Family("hf", path)
         for path in sorted((HERE / "templates/families").glob("*.jinja"))
@@ -74,7 +76,9 @@ def family(name: str) -> Family:
 
 def model_of(name: str, into: Path) -> Path:
     """Return a family's model directory, which may be written to `into`."""
-    return build_model(name, into) if family(name).is_mistral else MODEL
+    if name in kimi_models.VERSIONS:
+        return kimi_models.build_model(name, into)
+    return mistral_models.build_model(name, into) if family(name).is_mistral else MODEL
 
 
 def bodies(name: str, api: str, seed: int, count: int) -> Iterator[dict[str, Any]]:

@@ -110,16 +110,22 @@ def _call_id(name: str, index: int) -> str:
     return f"chatcmpl-tool-{short}" if name and index % 5 == 0 else short
 
 
-def _tekken(version: int) -> dict[str, Any]:
+def words() -> list[bytes]:
+    """Return the tiny model's tokens by rank, all bytes first."""
     vocabulary = json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"]
     in_bytes = _byte_level()
-    words = [bytes([number]) for number in range(256)]
-    known = set(words)
+    found = [bytes([number]) for number in range(256)]
+    known = set(found)
     for word in sorted(vocabulary, key=vocabulary.__getitem__):
         data = bytes(in_bytes[each] for each in word) if set(word) <= in_bytes.keys() else b""
         if data and data not in known:
             known.add(data)
-            words.append(data)
+            found.append(data)
+    return found
+
+
+def _tekken(version: int) -> dict[str, Any]:
+    vocabulary = words()
     specials = [
         {"rank": rank, "token_str": token, "is_control": True}
         for rank, token in enumerate(_SPECIALS)
@@ -127,14 +133,14 @@ def _tekken(version: int) -> dict[str, Any]:
     made: dict[str, Any] = {
         "config": {
             "pattern": _PATTERN,
-            "num_vocab_tokens": len(words),
-            "default_vocab_size": len(words) + len(_SPECIALS),
+            "num_vocab_tokens": len(vocabulary),
+            "default_vocab_size": len(vocabulary) + len(_SPECIALS),
             "default_num_special_tokens": len(_SPECIALS),
             "version": f"v{version}",
         },
         "vocab": [
             {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
-            for rank, word in enumerate(words)
+            for rank, word in enumerate(vocabulary)
         ],
         "special_tokens": specials,
     }

@@ -38,6 +38,7 @@ class Rendering:
             enforce_eager=True,
             block_size=32,
             tokenizer_mode=mode,
+            trust_remote_code=True,
         )
         self._config = arguments.create_engine_config()
         self._renderer = renderer_from_config(self._config)
