@@ -140,9 +140,10 @@ def parse_chat(body: Json) -> ChatRequest:
         BadRequest: a field that decides the prompt is missing or of the wrong type.
     """
     max_tokens = _int(body, "max_completion_tokens")
+    messages, odd = _messages(body)
     return ChatRequest(
         model=_str(body, "model"),
-        messages=_messages(body),
+        messages=messages,
         tools=_tools(body),
         tool_choice=_tool_choice(body),
         documents=_objects(body, "documents"),
@@ -158,7 +159,7 @@ def parse_chat(body: Json) -> ChatRequest:
         n=_int(body, "n") or 1,
         stream=_bool(body, "stream", False, nullable=True),
         stream_options=_object(body, "stream_options"),
-        engine_only=_engine_only(body, ("mm_processor_kwargs", "media_io_kwargs")),
+        engine_only=odd or _engine_only(body, ("mm_processor_kwargs", "media_io_kwargs")),
     )
 
 
@@ -292,7 +293,9 @@ def _reused_ids(body: Json) -> str | None:
     return None
 
 
-def _messages(body: Json) -> Sequence[Json]:
+def _messages(body: Json) -> tuple[Sequence[Json], str | None]:
+    """Read the messages; the second says why only the engine knows what it makes of them."""
+    odd = None
     messages = body.get("messages")
     if not isinstance(messages, list):
         _wrong("messages", "a list of objects", messages, missing="messages" not in body)
@@ -304,8 +307,10 @@ def _messages(body: Json) -> Sequence[Json]:
             _wrong(f"messages[{index}].role", "a string", role, missing="role" not in message)
         content = message.get("content")
         if type(content) is not str and content is not None and type(content) is not list:
-            _wrong(f"messages[{index}].content", "a string or a list of parts", content)
-    return messages
+            if type(content) is not dict:
+                _wrong(f"messages[{index}].content", "a string or a list of parts", content)
+            odd = "content"  # the engine takes an object for the list of its keys
+    return messages, odd
 
 
 def _tools(body: Json) -> Sequence[Json] | None:
@@ -372,7 +377,13 @@ def _str(body: Json, field: str) -> str | None:
 
 
 def _int(body: Json, field: str) -> int | None:
+    """Read a number as the engine does, which also takes one in a text."""
     value = body.get(field)
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            _wrong(field, "an integer", value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if value is not None and not isinstance(value, int):

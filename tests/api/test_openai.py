@@ -40,7 +40,7 @@ def test_chat_fields() -> None:
             "chat_template": "{{ x }}",
             "chat_template_kwargs": {"enable_thinking": False},
             "cache_salt": "s",
-            "max_tokens": 5,
+            "max_tokens": " 5",
             "n": 2.0,
             "stream": None,
             "stream_options": {"include_usage": True},
@@ -101,6 +101,13 @@ def test_engine_only(fields: dict[str, Any], reason: str | None) -> None:
     assert parse_chat({"messages": HELLO, **fields}).engine_only == reason
 
 
+def test_an_object_for_parts_is_the_engines() -> None:
+    """vLLM takes one for the list of its keys: forwarded, and counted."""
+    messages = [{"role": "user", "content": {}}]
+
+    assert parse_chat({"messages": messages}).engine_only == "content"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -110,7 +117,6 @@ def test_engine_only(fields: dict[str, Any], reason: str | None) -> None:
         ({"messages": [*HELLO, {"content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": 5}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content"),
         ({"model": 5}, "model"),
         ({"tools": {}}, "tools"),
         ({"tools": []}, "tools"),
@@ -125,7 +131,8 @@ def test_engine_only(fields: dict[str, Any], reason: str | None) -> None:
         ({"add_generation_prompt": "perhaps"}, "add_generation_prompt"),
         ({"continue_final_message": []}, "continue_final_message"),
         ({"stream": "sometimes"}, "stream"),
-        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": "five"}, "max_tokens"),
+        ({"max_tokens": "nan"}, "max_tokens"),
         ({"n": 1.5}, "n"),
         ({"cache_salt": 5}, "cache_salt"),
     ],
