@@ -1,20 +1,20 @@
-"""What the encodings of DeepSeek V3.2 and V4 have in common: tokens, tools, calls, the renderer.
+"""What the encodings of DeepSeek V3.2, V4 and V4.1 have in common: tokens, tools, calls, renderer.
 
 These models have no Jinja template: the engine renders their chats by rules of its own, which
-`deepseek_v32` and `deepseek_v4` follow. Sources: vLLM 0.32.0, tokenizers/deepseek_v32.py,
-deepseek_v32_encoding.py, deepseek_v4.py, deepseek_v4_encoding.py, renderers/deepseek_v32.py,
-renderers/deepseek_v4.py.
+`deepseek_v32`, `deepseek_v4` and `deepseek_v41` follow. Sources: vLLM 0.32.0, in tokenizers/ and
+renderers/ the files of these names, and of those with `_encoding`.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from router.api.openai import ChatRequest
+from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
 from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat
@@ -48,18 +48,23 @@ class DeepSeekRenderer(ABC):
         given: The engine's `--chat-template`, which it only tries out for its Messages API.
 
     Encoding ignores `add_generation_prompt`, `continue_final_message` and `documents`.
+
+    tag_prefix: What stands before the name in the tags of calls.
     """
 
     content_format: ContentFormat
+    tag_prefix = ""
     is_dated: Final = False
 
-    __slots__ = ("_given", "_memo", "_remembering", "date")
+    __slots__ = ("_given", "_memo", "_printers", "_remembering", "date")
 
     def __init__(self, given: str | None = None) -> None:
         self.date: datetime.date | None = None
         self._given = given
         self._memo = JsonMemo()
-        self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(_arguments))
+        arguments = functools.partial(_arguments, f"{DSML}{self.tag_prefix}parameter")
+        self._printers = Printers(_tool, arguments)
+        self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(arguments))
 
     def render(
         self,
@@ -84,8 +89,8 @@ class DeepSeekRenderer(ABC):
         if "self" in arguments:
             raise NeedsEngine("field", "chat_template_kwargs.self")
         tools = arguments.pop("tools")
-        conversation = build_conversation(request.messages, self.content_format, memo)
-        printers = _PRINTERS if is_alone else self._remembering
+        conversation = self.read(request.messages, memo)
+        printers = self._printers if is_alone else self._remembering
         try:
             return self.encode(conversation, tools or None, arguments, printers)
         except RecursionError as exc:
@@ -103,6 +108,15 @@ class DeepSeekRenderer(ABC):
             return wants_system_first(self._given or "")
         except Exception as exc:  # whatever a template may raise
             raise NeedsEngine("template", type(exc).__name__) from exc
+
+    def read(self, messages: Sequence[Json], memo: JsonMemo) -> Conversation:
+        """Rebuild the messages.
+
+        Raises:
+            NeedsEngine: it is not certain what the engine makes of one.
+            TemplateFailed: the rules refuse one.
+        """
+        return build_conversation(messages, self.content_format, memo)
 
     @abstractmethod
     def encode(
@@ -128,28 +142,26 @@ def _tool(tool: Message) -> str:
     return to_json(tool["function"])
 
 
-def _arguments(arguments: Message) -> str:
-    return "\n".join([_parameter(key, value) for key, value in arguments.items()])
+def _arguments(tag: str, arguments: Message) -> str:
+    return "\n".join([_parameter(tag, key, value) for key, value in arguments.items()])
 
 
-_PRINTERS = Printers(_tool, _arguments)
-
-
-def _parameter(key: str, value: Any) -> str:
+def _parameter(tag: str, key: str, value: Any) -> str:
     is_text = type(value) is str
     kind, text = ("true", value) if is_text else ("false", to_json(value))
-    return f'<{DSML}parameter name="{key}" string="{kind}">{text}</{DSML}parameter>'
+    return f'<{tag} name="{key}" string="{kind}">{text}</{tag}>'
 
 
-def calls_block(calls: Sequence[Message], name: str, printers: Printers) -> str:
-    """Write an assistant's calls as one DSML block."""
-    lines = [f"\n\n<{DSML}{name}>"]
+def calls_block(calls: Sequence[Message], name: str, printers: Printers, prefix: str = "") -> str:
+    """Write an assistant's calls as one DSML block; `prefix`: the renderer's `tag_prefix`."""
+    block, invoke = f"{DSML}{prefix}{name}", f"{DSML}{prefix}invoke"
+    lines = [f"\n\n<{block}>"]
     for call in calls:
         function = call["function"]
-        lines.append(f'<{DSML}invoke name="{function["name"]}">')
+        lines.append(f'<{invoke} name="{function["name"]}">')
         lines.append(printers.arguments(function["arguments"]))
-        lines.append(f"</{DSML}invoke>")
-    lines.append(f"</{DSML}{name}>")
+        lines.append(f"</{invoke}>")
+    lines.append(f"</{block}>")
     return "\n".join(lines)
 
 

@@ -52,19 +52,33 @@ _MAX: Final = (
     "and are certain that no assumption remains unchecked and no error remains undiscovered.\n\n"
 )
 
-_TOOLS: Final = f"""## Tools
+TOOLS_END: Final = (
+    "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool "
+    "calls.\n"
+)
 
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a "<{DSML}tool_calls>" block like the following:
 
-<{DSML}tool_calls>
-<{DSML}invoke name="$TOOL_NAME">
-<{DSML}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{DSML}parameter>
+def tools_head(prefix: str, block: str) -> str:
+    """Write what stands before the tools: how they are called.
+
+    Args:
+        prefix: The renderer's `tag_prefix`.
+        block: The name of the tag around calls.
+    """
+    calls, invoke, parameter = (f"{DSML}{prefix}{name}" for name in (block, "invoke", "parameter"))
+    return f"""## Tools
+
+You have access to a set of tools to help answer the user's question. You can invoke tools by writing a "<{calls}>" block like the following:
+
+<{calls}>
+<{invoke} name="$TOOL_NAME">
+<{parameter} name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{parameter}>
 ...
-</{DSML}invoke>
-<{DSML}invoke name="$TOOL_NAME2">
+</{invoke}>
+<{invoke} name="$TOOL_NAME2">
 ...
-</{DSML}invoke>
-</{DSML}tool_calls>
+</{invoke}>
+</{calls}>
 
 String parameters should be specified as is and set `string="true"`. For all other types (numbers, booleans, arrays, objects), pass the value in JSON format and set `string="false"`.
 
@@ -75,10 +89,9 @@ Otherwise, output directly after {END_THINK} with tool calls or final response.
 ### Available Tool Schemas
 
 """  # noqa: E501
-_TOOLS_END: Final = (
-    "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool "
-    "calls.\n"
-)
+
+
+_TOOLS: Final = tools_head("", _CALLS)
 
 
 class DeepSeekV4Renderer(DeepSeekRenderer):
@@ -96,8 +109,8 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
         printers: Printers,
     ) -> str:
         is_thinking, preface = _thinking(arguments)
-        messages = _merged(_with_tools(conversation, tools))
-        _sort_results(messages)
+        messages = merged(with_tools(conversation, tools))
+        sort_results(messages)
         drops = bool(arguments.get("drop_thinking", True)) and not tools
         if is_thinking and drops:
             messages = _history_dropped(messages)
@@ -130,7 +143,7 @@ def _thinking(arguments: dict[str, Any]) -> tuple[bool, str]:
     return is_thinking, "" if effort in _LOW_EFFORTS else _HIGH
 
 
-def _with_tools(conversation: Conversation, tools: Sequence[Message] | None) -> list[Message]:
+def with_tools(conversation: Conversation, tools: Sequence[Message] | None) -> list[Message]:
     """Attach the tools to the first system message, which is made if there is none."""
     messages = list(conversation)
     if tools:
@@ -142,7 +155,7 @@ def _with_tools(conversation: Conversation, tools: Sequence[Message] | None) -> 
     return messages
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
+def merged(messages: Sequence[Message]) -> list[Message]:
     """Join users' messages and tool results that follow one another into messages of blocks.
 
     A block is (whether it is a result, its call's id, text).
@@ -169,7 +182,7 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
     return merged
 
 
-def _sort_results(messages: list[Message]) -> None:
+def sort_results(messages: list[Message]) -> None:
     """Put the results in each message into the order of the calls; in place."""
     order: dict[str, int] = {}
     for message in messages:
@@ -201,12 +214,7 @@ def _message(messages: list[Message], index: int, shows_thinking: bool, printers
     message = messages[index]
     role = message["role"]
     if role == "user":
-        return USER + "\n\n".join(
-            [
-                f"<tool_result>{text}</tool_result>" if is_result else text
-                for is_result, _, text in message["blocks"]
-            ]
-        )
+        return USER + print_blocks(message["blocks"])
     content = _text(message)
     if role == "assistant":
         thinking = ""
@@ -234,15 +242,34 @@ def _transition(
     """Write what opens an answer, behind the last message and before an assistant's."""
     role, task = message["role"], message.get("task")
     if task is not None:
-        if task not in _TASKS:
-            raise refused(f"task {task!r}")
-        if task != "action":
-            return f"<｜{task}｜>"
-        return f"{ASSISTANT}{THINK if is_thinking else END_THINK}<｜action｜>"
+        return print_task(task, is_thinking)
     opens = role in ("user", "developer") or (role == "system" and following != "latest_reminder")
     if not opens:
         return ""
     return ASSISTANT + (THINK if opens_thinking else END_THINK)
+
+
+def print_blocks(blocks: Sequence[tuple[bool, str | None, str]]) -> str:
+    """Write a user's blocks, as `merged` made them."""
+    return "\n\n".join(
+        [
+            f"<tool_result>{text}</tool_result>" if is_result else text
+            for is_result, _, text in blocks
+        ]
+    )
+
+
+def print_task(task: str, is_thinking: bool) -> str:
+    """Write what asks for a task.
+
+    Raises:
+        TemplateFailed: there is no such task.
+    """
+    if task not in _TASKS:
+        raise refused(f"task {task!r}")
+    if task != "action":
+        return f"<｜{task}｜>"
+    return f"{ASSISTANT}{THINK if is_thinking else END_THINK}<｜action｜>"
 
 
 def _text(message: Message) -> str:
@@ -253,4 +280,4 @@ def _text(message: Message) -> str:
 
 
 def _tools(tools: Sequence[Message], printers: Printers) -> str:
-    return _TOOLS + "\n".join([printers.tool(tool) for tool in tools]) + _TOOLS_END
+    return _TOOLS + "\n".join([printers.tool(tool) for tool in tools]) + TOOLS_END

@@ -17,6 +17,7 @@ HARMONY: Final = "harmony"
 MISTRAL: Final = "mistral"
 DEEPSEEK_V32: Final = "deepseek_v32"
 DEEPSEEK_V4: Final = "deepseek_v4"
+DEEPSEEK_V41: Final = "deepseek_v41"
 
 _BY_ARCHITECTURE = {
     "MoonshotKimiaForCausalLM": "kimi_audio",
@@ -24,7 +25,7 @@ _BY_ARCHITECTURE = {
     "DeepseekV32ForCausalLM": DEEPSEEK_V32,
     "DeepseekV4ForCausalLM": DEEPSEEK_V4,
     "DeepseekV4ForConditionalGeneration": DEEPSEEK_V4,
-    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "DeepseekV41ForCausalLM": DEEPSEEK_V41,
     "GptOssForCausalLM": HARMONY,
     "InklingForCausalLM": "inkling",
     "InklingForConditionalGeneration": "inkling",

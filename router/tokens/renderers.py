@@ -2,7 +2,7 @@
 
 mode                       renders by                                in
 hf                         a Jinja template                          renderer.py
-deepseek_v32, deepseek_v4  rules of their own                        deepseek_v32.py, deepseek_v4.py
+deepseek_v32, _v4, _v41    rules of their own                        deepseek_v32.py and so on
 harmony, mistral           marked text, for an encoder of its own    harmony.py, mistral.py
 """
 
@@ -16,6 +16,7 @@ from router.api.openai import ChatRequest
 from router.tokens import modes
 from router.tokens.deepseek_v4 import DeepSeekV4Renderer
 from router.tokens.deepseek_v32 import DeepSeekV32Renderer
+from router.tokens.deepseek_v41 import DeepSeekV41Renderer
 
 
 class Renderer(Protocol):
@@ -75,5 +76,6 @@ class Renderer(Protocol):
 WITHOUT_TEMPLATE: Final[dict[str, Callable[[str | None], Renderer]]] = {
     modes.DEEPSEEK_V32: DeepSeekV32Renderer,
     modes.DEEPSEEK_V4: DeepSeekV4Renderer,
+    modes.DEEPSEEK_V41: DeepSeekV41Renderer,
 }
 """Modes that take a model's tokenizer.json, and no template; they get the engine's, if given."""

@@ -58,6 +58,7 @@ FAMILIES = {
     "gpt-oss": Family("harmony"),
     "deepseek-v3.2": Family("deepseek_v32"),
     "deepseek-v4": Family("deepseek_v4"),
+    "deepseek-v4.1": Family("deepseek_v41"),
     **{name: Family("mistral") for name in VERSIONS if name not in ONLY_PROVEN},
     "kimi-k2.5-tools": Family("hf", HERE / "templates" / "kimi-k2.5-tools.jinja"),
     **{

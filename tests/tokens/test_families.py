@@ -45,6 +45,7 @@ _OF_HARMONY = (
 _UNKNOWN: dict[str, Sequence[dict[str, object]]] = {
     "deepseek-v3.2": _OF_DEEPSEEK,
     "deepseek-v4": _OF_DEEPSEEK,
+    "deepseek-v4.1": _OF_DEEPSEEK,
     "gpt-oss": _OF_HARMONY,
 }
 _loaded = functools.cache(load)
@@ -84,7 +85,7 @@ def test_turns_cost_what_they_add(name: str) -> None:
     assert num_known > 0.2 * num_tokens or _moves_tools(name)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4", "gpt-oss"])
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4", "deepseek-v4.1", "gpt-oss"])
 def test_refused_without_a_template(name: str) -> None:
     """Contradictory or empty requests are refused also where no template would refuse them."""
     user = {"role": "user", "content": "hi"}
@@ -97,6 +98,17 @@ def test_refused_without_a_template(name: str) -> None:
     ):
         with pytest.raises(NeedsEngine):
             _render(name, body)
+
+
+@pytest.mark.parametrize("effort", ["medium", 0, 101, True, "75"])
+def test_efforts_that_deepseek_v41_refuses(effort: object) -> None:
+    """It takes a few words, or a number, which is shown."""
+    user = {"messages": [{"role": "user", "content": "hi"}]}
+
+    shown = _render("deepseek-v4.1", user | {"chat_template_kwargs": {"reasoning_effort": 7}})
+    assert "Reasoning Effort: 7 (" in shown
+    with pytest.raises(TemplateFailed):
+        _render("deepseek-v4.1", user | {"chat_template_kwargs": {"reasoning_effort": effort}})
 
 
 def test_a_proof_after_midnight() -> None:

@@ -59,7 +59,7 @@ def test_directory(model: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"architectures": ["DeepseekV41ForCausalLM"]}, "renderer deepseek_v41"),
+        ({"architectures": ["KimiK3ForConditionalGeneration"]}, "renderer kimi_k3"),
         ({"model_type": "internlm2"}, "tokenizer class of internlm2"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
     ],
