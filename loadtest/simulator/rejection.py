@@ -47,11 +47,15 @@ class Overload(Struct, frozen=True, kw_only=True):
     num_wasted: int  # refused after their prompt was computed
     num_wasted_tokens: int  # of those prompts, cached ones included
     samples: tuple[LoadSample, ...]
+    load_errors: tuple[float, ...] = ()
+    """Of prompts let in by the decode load: what it was when they were computed, less what they
+    were let in by. Positive: it was taken to be lower."""
 
 
 class _Prompt(Struct, gc=False):
     num_tokens: int
     due_s: float  # when it is predicted to be computed
+    load: float | None  # of the decode replicas, by which it was let in; None: by no such load
 
 
 class _Answer(Struct, gc=False):
@@ -71,14 +75,17 @@ class Gate:
         self._prompts: dict[TurnKey, _Prompt] = {}
         self._answers: dict[TurnKey, _Answer] = {}  # in the order in which they began
         self._answer_s = 0.0  # that an answer takes, in the mean
+        self._load: float | None = None  # by which the last one was let in
         self._num_late_prompts = self._num_slow_answers = 0
         self._num_wasted = self._num_wasted_tokens = 0
         self._samples: list[LoadSample] = []
+        self._load_errors: list[float] = []
 
     def admits(self, choice: Choice, now_s: float) -> bool:
         """Judge a request that comes."""
         ttft_s = _ttft_s(choice)
         prompt = choice.prompt
+        self._load = None
         if prompt is not choice:
             queues_ms = [view.queue_ms for view in prompt.snapshot.replicas]
             prefill = 1e-3 * sum(queues_ms) / len(queues_ms) / self._rules.slo_ttft_s
@@ -89,7 +96,8 @@ class Gate:
         is_first_look = self._rules.rule in ("on_arrival", "predicted") or prompt is choice
         if self._rules.rule == "prompts" or not is_first_look:
             return True
-        if self._expected(choice.ask.num_tokens, now_s + ttft_s) > 1.0:
+        self._load = self._expected(choice.ask.num_tokens, now_s + ttft_s)
+        if self._load > 1.0:
             self._num_slow_answers += 1
             return False
         return True
@@ -100,12 +108,15 @@ class Gate:
         if choice.prompt is choice:
             self._answers[key] = _Answer(num_tokens, now_s)
         else:
-            self._prompts[key] = _Prompt(num_tokens, now_s + _ttft_s(choice))
+            self._prompts[key] = _Prompt(num_tokens, now_s + _ttft_s(choice), self._load)
 
     def prefilled(self, key: TurnKey, now_s: float) -> bool:
         """Judge a request once more whose prompt is computed by now."""
         prompt = self._prompts.pop(key)
-        if self._rules.rule != "prompts" and self._decode_load(prompt.num_tokens) > 1.0:
+        load = self._decode_load(prompt.num_tokens)
+        if prompt.load is not None:
+            self._load_errors.append(load - prompt.load)
+        if self._rules.rule != "prompts" and load > 1.0:
             self._num_wasted += 1
             self._num_wasted_tokens += prompt.num_tokens
             return False
@@ -126,6 +137,7 @@ class Gate:
             num_wasted=self._num_wasted,
             num_wasted_tokens=self._num_wasted_tokens,
             samples=tuple(self._samples),
+            load_errors=tuple(self._load_errors),
         )
 
     def _expected(self, num_tokens: int, at_s: float) -> float:

@@ -79,6 +79,17 @@ def test_by_prediction_it_counts_what_will_be_over() -> None:
     assert statuses(predicted) == [200, 200, 200]
 
 
+def test_how_far_the_load_was_misjudged_is_kept() -> None:
+    """Of what was let in by a load: that of now was right for the first, not for the second."""
+    found = played("on_arrival", asked(1, 0.0), asked(2, 20.0), asked(3, 20.1))
+    by_first_tokens = played("prompts", asked(1, 0.0))
+
+    assert found.overload is not None
+    assert found.overload.load_errors == pytest.approx((0.0, 0.0, 0.4))
+    assert by_first_tokens.overload is not None
+    assert by_first_tokens.overload.load_errors == ()
+
+
 def test_by_prediction_it_counts_prompts_that_come_first() -> None:
     """Their answers will have begun: what is refused has not cost a prompt."""
     turns = [asked(1, 0.0), asked(2, 20.0), asked(3, 20.1)]
