@@ -22,7 +22,7 @@ update, and past observations are judged again by the current model). Six guards
    coefficient with the strength of a guess good to a factor of ten. Where all requests are alike
    (collinear columns) it divides the time among the coefficients; nothing winds up. How fast an
    engine is must be learned in every case, so the prior does not constrain it.
-4. No coefficient is negative (coordinate descent on the normal equations).
+4. No coefficient is negative (the normal equations are solved within bounds).
 5. Reading a token takes at least a certain part of computing one, and at most a multiple: over
    RDMA we know of 2 %, over TCP on a busy host of more than all of it. Few requests read, and those
    that do find short queues, so a free fit may well charge nothing.
@@ -34,13 +34,13 @@ update, and past observations are judged again by the current model). Six guards
 from __future__ import annotations
 
 from math import isfinite
-from operator import mul
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from policies.view import CostModel
+from router.replicas.bounded import solve_within
 from router.replicas.step_fit import StepFit
 
 PRIOR = CostModel()
@@ -65,8 +65,6 @@ _FETCH_ERROR_FADES = 0.99  # with each request that does not read: a bad hour is
 _SOLVE_EVERY = 8
 _NUM_REWEIGHTS = 8  # from the prior; later fits start where the last one ended
 _NUM_REWEIGHTS_WARM = 2
-_NUM_SWEEPS = 60
-_STILL = 1e-6  # a coefficient that moves less than this part of its error stands still
 _PACE_S = 0.05  # between observations of other routers, once the window is full
 
 Array = NDArray[np.float64]
@@ -230,7 +228,7 @@ class CostFit:
             matrix = weighted.T @ rows + np.diag(pull)
             vector = weighted.T @ ttft_ms + pull * prior
             lows, highs = _bounds(float(max(theta[_TOKEN], _LEAST_SCALE * prior[_TOKEN])))
-            theta = _bounded(matrix, vector, lows, highs)
+            theta = solve_within(matrix, vector, lows, highs)
         self._theta = theta
         excess_ms = _excess_of_reads(rows, ttft_ms, rows @ theta, recency)
         noise = max(_PRIOR_NOISE, limit / _CLIP)
@@ -293,27 +291,3 @@ def _excess_of_reads(rows: Array, ttft_ms: Array, fitted: Array, recency: Array)
     if not reads.all():
         excess_ms -= float(recency[~reads] @ clipped[~reads]) / float(recency[~reads].sum())
     return max(0.0, excess_ms) / num_tokens * weight / (weight + _NUM_SURE)
-
-
-def _bounded(matrix: Array, vector: Array, lows: Array, highs: Array) -> Array:
-    """Solve `matrix @ x = vector` for lows <= x <= highs in the least-squares sense.
-
-    The matrix is positive definite (the prior's pull is on its diagonal). The plain solution is
-    right nearly always; coordinate descent takes over where an entry is out of bounds.
-    """
-    scale = 1.0 / np.sqrt(np.diag(matrix))
-    plain = scale * np.linalg.solve(matrix * np.outer(scale, scale), vector * scale)
-    if np.all(plain >= lows) and np.all(plain <= highs):
-        return plain
-    a, b, low, high = matrix.tolist(), vector.tolist(), lows.tolist(), highs.tolist()
-    x: list[float] = np.clip(plain, lows, highs).tolist()
-    for _ in range(_NUM_SWEEPS):
-        moved = 0.0
-        for i, row in enumerate(a):
-            rest = sum(map(mul, row, x)) - row[i] * x[i]
-            value = min(high[i], max(low[i], (b[i] - rest) / row[i]))
-            moved = max(moved, abs(value - x[i]) * row[i] ** 0.5)
-            x[i] = value
-        if moved < _STILL:
-            break
-    return np.array(x)
