@@ -13,6 +13,7 @@ from aiohttp import web
 
 from loadtest.tiny_model import MODEL_DIR
 from router.api.sessions import session_hash
+from router.data_path.observe import Observer
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -55,6 +56,25 @@ async def test_a_body_arrives_byte_for_byte() -> None:
 
         assert [received.body for received in engine.received] == list(BODIES.values())
         assert engine.received[0].headers["Content-Type"] == "application/json"
+
+
+async def test_a_failure_to_record_an_answer_costs_its_client_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has been sent by then; the next request is answered, too."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        monkeypatch.setattr(Observer, "finished", fail)
+        for _ in range(2):
+            reply = await stage.ask(chat("a"))
+
+            assert reply.status == 200
+            assert "choices" in reply.json()
+
+        assert "internal error" in stage.log
 
 
 async def test_path_and_query_arrive_as_they_are() -> None:
