@@ -280,8 +280,12 @@ class BlockIndex:
     def speculate(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Speculation:
         """Claim blocks that a request will compute there; several requests may claim the same."""
         computing = self._of(candidate).computing
-        for key in keys:
-            computing[key] = computing.get(key, 0) + 1
+        claimed = dict.fromkeys(keys, 1)
+        if len(claimed) == len(keys) and computing.keys().isdisjoint(claimed):
+            computing.update(claimed)  # mostly; a quarter of the time
+        else:
+            for key in keys:
+                computing[key] = computing.get(key, 0) + 1
         return Speculation(computing, keys)
 
     def sweep(self, max_blocks: int = 20_000) -> bool:

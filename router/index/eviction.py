@@ -144,4 +144,6 @@ class EvictionOrder:
 def _num_common(one: Sequence[BlockKey], other: Sequence[BlockKey], start: int) -> int:
     """Count the leading blocks that two chains share; the first `start` are known to be."""
     most = min(len(one), len(other))
+    if one[most - 1] == other[most - 1]:  # a key stands for all before it, too
+        return most
     return bisect_left(range(most), True, start, key=lambda at: one[at] != other[at])
