@@ -72,7 +72,9 @@ def compile_template(source: str, memo: JsonMemo) -> Template:
     ours = theirs.overlay()
     ours.__class__ = FastSandbox
     ours.filters = {**theirs.filters, "tojson": memo.wrap(theirs.filters["tojson"])}
-    return ours.from_string(source)
+    template = ours.from_string(source)
+    template.globals = dict(template.globals)  # each rendering copies it, a ChainMap in 20 us
+    return template
 
 
 class _FastCode(CodeGenerator):
