@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -96,12 +97,25 @@ def test_whatever_is_installed_is_pinned_by_hash() -> None:
     for step in pips[:-1]:
         assert "--require-hashes -r" in re.sub(r"\s+", " ", step)
     assert "--no-deps /wheels/*.whl" in pips[-1]
-    assert len(pins) == 4
+    assert len(pins) == 5
     for file in pins:
         entries = file.read_text().replace("\\\n", " ").splitlines()
         assert entries
         for entry in entries:
             assert re.match(r"[a-z0-9-]+==\S+( .*)? +--hash=sha256:[0-9a-f]{64}", entry), entry
+
+
+def test_what_models_need_can_be_built_in() -> None:
+    """With EXTRAS=models the image has the libraries of every such extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = (DOCKER / "requirements-models.txt").read_text()
+
+    for extra in ("harmony", "kimi", "mistral"):
+        for requirement in extras["optional-dependencies"][extra]:
+            name = re.split(r"[^a-z-]", requirement)[0]
+            assert re.search(rf"^{name}==", pinned, flags=re.MULTILINE)
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        assert line in pinned
 
 
 def test_images_can_be_pinned_by_digest(tmp_path: Path) -> None:
