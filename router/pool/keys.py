@@ -8,7 +8,7 @@
 Source: PoolKey.build_prefix and TPShardedStoreLayout.shared_namespace in
 vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/data.py, 0.32.0; other releases put
 `@cfg:<12 hex>` in. So fields that end in a rank's or a group's number are recognised, and what the
-namespace says of them; everything else is taken as it is.
+namespace says of them; everything else is taken as it is, the first field in every case.
 """
 
 from __future__ import annotations
@@ -158,6 +158,8 @@ class PatternTable:
         numbered: list[int] = []
         group = 0
         for at, name in enumerate(names):
+            if at == 0:
+                continue  # a prefix or a model, which may be called `tp2`
             if (rank := _RANK.fullmatch(name)) is not None:
                 names[at] = rank[1]
                 ranks.append(int(rank[2]))

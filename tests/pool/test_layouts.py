@@ -189,6 +189,22 @@ def test_two_deployments_are_kept_apart() -> None:
     assert pool.clashing == ()
 
 
+def test_a_prefix_may_be_called_as_a_rank_is() -> None:
+    """`tp2` and `tp4` are two deployments' words, not the ranks of one."""
+    pool = a_pool()
+    pool.stored(MODEL, chain_of(RECORDED["tp2"]), candidate=TWO)
+    pool.stored(MODEL, [block_key(b"\x44" * 32)], candidate=FOUR)
+    keys = [f"tp2@{key}" for key in RECORDED["tp2"]["keys"]]
+    keys += [f"tp4@{head}@{'44' * 32}" for head in RECORDED["tp4"]["looked_up"][0]]
+    listing(pool, keys)
+    of_two = pool.directory_of(MODEL, TWO)
+
+    assert of_two is not None
+    assert of_two.startswith(f"{MODEL}@@tp2@")
+    assert pool.match(of_two, chain_of(RECORDED["tp2"])) == 12
+    assert pool.directory_of(MODEL, FOUR) != of_two
+
+
 def test_the_configuration_says_which_layout_a_replica_has() -> None:
     """Some fields of its name are enough; one that nothing has credits nothing."""
     pool = a_pool()
