@@ -16,11 +16,13 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlencode
 
-import httpx
+import aiohttp
+import orjson
 from msgspec import Struct
+from multidict import CIMultiDict
 
 from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_pages as pages
@@ -41,6 +43,7 @@ from router.roles import Role
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
+from router.upstream.session import Response, Session
 
 T = TypeVar("T")
 
@@ -53,6 +56,9 @@ _DRAFTS_METRIC: Final = "vllm:spec_decode_num_drafts"  # with speculative decodi
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
 _PATIENCE: Final = 3  # a whole answer may take so many times as long as its next bytes
+_MOST_CONNECTIONS: Final = 256
+_KEPT_S: Final = 4.0  # less than the 5 s after which an engine's server closes one that is idle
+_JSON: Final = {"Content-Type": "application/json"}
 
 
 class Answer(Struct, frozen=True):
@@ -123,27 +129,30 @@ class RankLoads(Struct, frozen=True, kw_only=True):
 
 
 class EngineApi:
-    """Asks replicas about themselves. Use as an async context manager."""
+    """Asks replicas about themselves. Use as an async context manager.
+
+    By the data path's own HTTP session: a probe takes 0.1 to 0.4 ms of CPU, by httpx it took
+    0.5 to 1.7, and 64 replicas are asked 70 times a second.
+    """
 
     def __init__(
         self, *, timeout_s: float, tls: ssl.SSLContext | None = None, key: EngineKey = NO_KEY
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
-        self._client = httpx.AsyncClient(
-            headers={"Accept-Encoding": "identity"},  # a kilobyte may be a gigabyte
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is kept
-            timeout=timeout_s,
-            verify=tls if tls is not None else system_tls(),
-            trust_env=False,
-            limits=httpx.Limits(max_connections=256, keepalive_expiry=4.0),
-        )
+        self._tls = tls if tls is not None else system_tls()
+        self._session: Session | None = None
 
     async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(
+            limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=self._tls
+        )
+        self._session = Session(connector, connect_timeout_s=self._timeout_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        assert self._session is not None
+        await self._session.close()
 
     async def facts(self, replica: str, url: str) -> EngineFacts:
         """Find out everything about the replica at base URL `url`.
@@ -306,13 +315,10 @@ class EngineApi:
         """
         answer = await self._send(
             replica,
-            self._client.build_request(
-                "POST",
-                f"{url}/tokenize",
-                content=body,
-                headers={"Content-Type": "application/json", **self._key.headers(url)},
-                timeout=timeout_s,
-            ),
+            "POST",
+            f"{url}/tokenize",
+            headers={**_JSON, **self._key.headers(url)},
+            body=body,
             timeout_s=timeout_s,
             max_bytes=_MAX_TOKENS_BYTES,
         )
@@ -335,14 +341,14 @@ class EngineApi:
         """
         one_token = {**body, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
         for path in ("/v1/chat/completions/render", "/v1/chat/completions"):
-            request = self._client.build_request(
+            answer = await self._send(
+                replica,
                 "POST",
                 url + path,
-                json=one_token,
-                headers=self._key.headers(url),
-                timeout=timeout_s,
+                headers={**_JSON, **self._key.headers(url)},
+                body=orjson.dumps(one_token),
+                timeout_s=timeout_s,
             )
-            answer = await self._send(replica, request, timeout_s=timeout_s)
             if answer.status == 200:
                 try:
                     return pages.prompt_ids(answer.body)
@@ -365,19 +371,24 @@ class EngineApi:
         Raises:
             UpstreamError: no answer came in time; whether it was done is not known.
         """
-        request = self._client.build_request(
+        return await self._send(
+            replica,
             method,
-            url,
-            params=dict(query),
-            content=body,
-            headers={"Content-Type": "application/json", **self._key.headers(url)},
-            timeout=timeout_s,
+            f"{url}?{urlencode(query, doseq=True)}" if query else url,
+            headers={**_JSON, **self._key.headers(url)},
+            body=body,
+            timeout_s=timeout_s,
         )
-        return await self._send(replica, request, timeout_s=timeout_s)
 
     async def _get(self, replica: str, url: str, path: str) -> Answer:
-        request = self._client.build_request("GET", url + path, headers=self._key.headers(url))
-        return await self._send(replica, request, timeout_s=_PATIENCE * self._timeout_s)
+        return await self._send(
+            replica,
+            "GET",
+            url + path,
+            headers=self._key.headers(url),
+            timeout_s=_PATIENCE * self._timeout_s,
+            next_bytes_s=self._timeout_s,
+        )
 
     async def _is_paused(self, replica: str, url: str) -> bool | None:
         """Ask an engine in dev mode whether its scheduler is paused; None: it does not say."""
@@ -395,40 +406,52 @@ class EngineApi:
     async def _send(
         self,
         replica: str,
-        request: httpx.Request,
+        method: str,
+        url: str,
         *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
         timeout_s: float,
+        next_bytes_s: float | None = None,
         max_bytes: int = _MAX_PAGE_BYTES,
     ) -> Answer:
         """Get a whole answer: by a deadline, of a bounded size."""
+        assert self._session is not None
+        # Not compressed: a kilobyte may be a gigabyte.
+        sent = CIMultiDict({"Accept-Encoding": "identity", **headers})
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._client.send(request, stream=True)
+                async with asyncio.timeout(next_bytes_s):
+                    connection, _ = await self._session.connect(url)
+                    response, first = await self._session.exchange(
+                        connection, url, method, sent, body
+                    )
                 try:
-                    return Answer(response.status_code, await _read(response, max_bytes))
+                    rest = await _read(response, first, max_bytes, next_bytes_s)
+                    return Answer(response.status, rest)
                 finally:
-                    await response.aclose()
-        except (httpx.TimeoutException, TimeoutError) as exc:
-            raise UpstreamTimeout(replica, f"{request.url} was silent") from exc
-        except httpx.ConnectError as exc:
+                    response.close()
+        except TimeoutError as exc:
+            raise UpstreamTimeout(replica, f"{url} was silent") from exc
+        except aiohttp.ClientConnectorError as exc:
             if (short_of := shortage(exc)) is not None:
-                raise NotAsked(replica, f"{request.url} was not asked: {short_of}") from exc
+                raise NotAsked(replica, f"{url} was not asked: {short_of}") from exc
             if (why := tls_refusal(exc)) is not None:
-                raise TlsRefused(replica, f"{request.url}: {why}") from exc
-            raise UpstreamUnreachable(replica, f"{request.url} refused the connection") from exc
-        except (httpx.HTTPError, httpx.StreamError, AttributeError, ValueError) as exc:
-            # AttributeError: anyio asks a connection for its peer, which uvloop does not have any
-            # more where it was cut in the moment it was made. Found by `make chaos`.
+                raise TlsRefused(replica, f"{url}: {why}") from exc
+            raise UpstreamUnreachable(replica, f"{url} refused the connection") from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
             reason = str(exc) if isinstance(exc, _OddAnswer) else type(exc).__name__
             reason = tls_refusal(exc) or reason
-            raise UpstreamBroken(replica, f"{request.url}: {reason}") from exc
+            raise UpstreamBroken(replica, f"{url}: {reason}") from exc
 
 
 class _OddAnswer(ValueError):
     """An answer that is not read to its end; the message is ours."""
 
 
-async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+async def _read(
+    response: Response, first: bytes, max_bytes: int, next_bytes_s: float | None
+) -> bytes:
     """Read a body as it comes.
 
     Raises:
@@ -436,11 +459,12 @@ async def _read(response: httpx.Response, max_bytes: int) -> bytes:
     """
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _OddAnswer("answered compressed, which was not asked for")
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _OddAnswer(f"answered more than {max_bytes} bytes")
+    body = bytearray(first)
+    while len(body) <= max_bytes and not response.content.at_eof():
+        async with asyncio.timeout(next_bytes_s):
+            body += await response.content.readany()
+    if len(body) > max_bytes:
+        raise _OddAnswer(f"answered more than {max_bytes} bytes")
     return bytes(body)
 
 
