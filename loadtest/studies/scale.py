@@ -2,10 +2,11 @@
 
     python -m loadtest.studies.scale --replicas 8 16 32 64
 
-For every size a fleet in one process (`scale_fleet`), a Redis and two routers that share it. They
-stand idle, then agents' sessions are sent to the first router alone: what the second one uses
-meanwhile is what a request costs every router that it does not come to. `--no-redis`: one router,
-without Redis. CPU time and memory are the processes' own, so a busy machine changes them little.
+For every size a fleet in one process (`scale_fleet`), a Redis and `--routers` that share it. They
+stand idle, then agents' sessions are sent to the first router alone: what the others use
+meanwhile, in the mean, is what a request costs every router that it does not come to. `--slowness
+10`: they look at each replica a tenth as often. `--no-redis`: one router, without Redis. CPU time
+and memory are the processes' own, so a busy machine changes them little.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from loadtest.runner import ReplayOptions, replay
 from loadtest.runner.children import Child, running
 from loadtest.runner.stack import child_environment, greet, start_router
 from loadtest.studies.scale_costs import Cost, Held, Use
+from router.config import HealthConfig
 
 SIZES: Final = (8, 16, 32, 64)
 _FLEET_UP: Final = re.compile(r'^(\{"urls":.*\})$', re.MULTILINE)
@@ -52,6 +54,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     scale_tokens: float = 0.2
     idle_s: float = 20.0
     has_redis: bool = True
+    num_routers: int = 2  # with Redis
+    slowness: float = 1.0  # times the default intervals of probes and of readings of load
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -79,8 +83,11 @@ async def measure(num_replicas: int, setting: Setting) -> Measured:
         if store is not None:
             port = store.connection_pool.connection_kwargs["port"]
             flags = ["--redis", f"redis://127.0.0.1:{port}/0"]
+        health = HealthConfig()
+        flags += ["--health-interval-s", f"{setting.slowness * health.interval_s:g}"]
+        flags += ["--health-load-interval-s", f"{setting.slowness * health.load_interval_s:g}"]
         routers = []
-        for number in range(1 if store is None else 2):
+        for number in range(1 if store is None else setting.num_routers):
             log_dir = folder / f"router-{number + 1}"
             log_dir.mkdir()
             routers.append(await stack.enter_async_context(start_router(urls, flags, log_dir)))
@@ -154,7 +161,9 @@ def report(found: Sequence[Measured], setting: Setting) -> str:
     parts = [
         f"{len(turns):,} requests of {setting.num_sessions} sessions, {mean:,.0f} prompt tokens in "
         f"the mean, {_IN_FLIGHT} in flight, `kv_aware`; idle for {setting.idle_s:g} s before. "
-        f"{machine.num_cpus} cores, Python {machine.python}, warmroute {machine.warmroute}.",
+        f"Routers: {len(found[0].routers)}; they look at a replica every "
+        f"{setting.slowness * HealthConfig().interval_s:g} s. {machine.num_cpus} cores, "
+        f"Python {machine.python}, warmroute {machine.warmroute}.",
         _router_table(found),
     ]
     if setting.has_redis:
@@ -189,12 +198,12 @@ def _request_ms(cost: Cost, one: Measured) -> str:
 
 
 def _sharing_table(found: Sequence[Measured]) -> str:
-    header = ["replicas", "other router idle, % of a core", "its CPU a request, ms",
+    header = ["replicas", "another router idle, % of a core", "its CPU a request, ms",
               "Redis idle, % of a core", "Redis CPU a request, ms"]  # fmt: skip
     rows = []
     for one in found:
         assert one.redis is not None
-        costs = (one.routers[1], one.redis)
+        costs = (Cost.mean(one.routers[1:]), one.redis)
         rows.append([f"{one.num_replicas}"])
         for cost in costs:
             rows[-1] += [f"{100 * cost.idle_cpu:.1f}", _request_ms(cost, one)]
@@ -232,10 +241,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
     parser.add_argument("--sessions", type=int, default=setting.num_sessions)
+    parser.add_argument("--routers", type=int, default=setting.num_routers)
+    parser.add_argument("--slowness", type=float, default=setting.slowness)
     parser.add_argument("--idle", type=float, default=setting.idle_s, help="seconds")
     parser.add_argument("--no-redis", action="store_true", help="one router, without Redis")
     given = parser.parse_args(argv)
-    setting = Setting(num_sessions=given.sessions, idle_s=given.idle, has_redis=not given.no_redis)
+    setting = Setting(
+        num_sessions=given.sessions,
+        idle_s=given.idle,
+        has_redis=not given.no_redis,
+        num_routers=given.routers,
+        slowness=given.slowness,
+    )
     found = [uvloop.run(measure(num, setting)) for num in given.replicas]
     print(report(found, setting))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Final, Self
 
 import psutil
@@ -49,6 +51,16 @@ class Cost(Struct, frozen=True, kw_only=True):
             loaded_cpu_s=loaded.cpu_s - idle.cpu_s - idle_cpu * loaded_s,
             idle_bytes=idle.held_bytes,
             loaded_bytes=loaded.held_bytes,
+        )
+
+    @classmethod
+    def mean(cls, costs: Sequence[Self]) -> Self:
+        """Return what one of several uses in the mean."""
+        return cls(
+            idle_cpu=fmean(cost.idle_cpu for cost in costs),
+            loaded_cpu_s=fmean(cost.loaded_cpu_s for cost in costs),
+            idle_bytes=round(fmean(cost.idle_bytes for cost in costs)),
+            loaded_bytes=round(fmean(cost.loaded_bytes for cost in costs)),
         )
 
 
