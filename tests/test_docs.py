@@ -20,7 +20,7 @@ from hypothesis import given
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
 from loadtest.peers import cli as peers
-from loadtest.studies import cliff, real_grid
+from loadtest.studies import cliff, real_grid, scale
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -329,6 +329,7 @@ def flags() -> frozenset[str]:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
         docs.argument_parser(), cliff.parser(), peers.parser(), real_grid.parser(),
+        scale.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)

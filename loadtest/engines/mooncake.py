@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -105,6 +105,7 @@ class Master(Process):
         max_model_len: int = MAX_MODEL_LEN,
         load_failure_policy: str = "recompute",
         kv_role: str = "kv_both",
+        extra_config: Mapping[str, object] | None = None,
         options: Sequence[str] = (),
     ) -> Engine:
         """Make a replica that reads and writes this master's pool, over TCP.
@@ -115,6 +116,7 @@ class Master(Process):
             load_failure_policy: What it does where a pool object is gone; `fail`, vLLM's own
                 default, ends the request with an error.
             kv_role: kv_producer writes, kv_consumer reads.
+            extra_config: More of the connector's own configuration.
             options: More of its command line.
         """
         config_path = log_dir / f"{name}-mooncake.json"
@@ -140,7 +142,7 @@ class Master(Process):
             "kv_role": kv_role,
             "kv_load_failure_policy": load_failure_policy,
             # Names a socket in /tmp: two engines on one host must not share it.
-            "kv_connector_extra_config": {"lookup_rpc_port": free_port()},
+            "kv_connector_extra_config": {"lookup_rpc_port": free_port(), **(extra_config or {})},
         }
         return Engine(
             name,

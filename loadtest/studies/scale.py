@@ -233,19 +233,24 @@ def _held_table(found: Sequence[Measured]) -> str:
     return table(header, rows)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every size and print the tables."""
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
     setting = Setting()
-    parser = argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         prog="python -m loadtest.studies.scale", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--sessions", type=int, default=setting.num_sessions)
-    parser.add_argument("--routers", type=int, default=setting.num_routers)
-    parser.add_argument("--slowness", type=float, default=setting.slowness)
-    parser.add_argument("--idle", type=float, default=setting.idle_s, help="seconds")
-    parser.add_argument("--no-redis", action="store_true", help="one router, without Redis")
-    given = parser.parse_args(argv)
+    made.add_argument("--replicas", type=int, nargs="+", default=SIZES)
+    made.add_argument("--sessions", type=int, default=setting.num_sessions)
+    made.add_argument("--routers", type=int, default=setting.num_routers)
+    made.add_argument("--slowness", type=float, default=setting.slowness)
+    made.add_argument("--idle", type=float, default=setting.idle_s, help="seconds")
+    made.add_argument("--no-redis", action="store_true", help="one router, without Redis")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every size and print the tables."""
+    given = parser().parse_args(argv)
     setting = Setting(
         num_sessions=given.sessions,
         idle_s=given.idle,

@@ -1,4 +1,4 @@
-"""Hybrid models without weights: tiny tokenizer, several KV groups; prompts for recordings."""
+"""Models without weights: tiny tokenizer, several KV groups or heads; prompts for recordings."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ _DRAFTS: Final[dict[str, Any]] = {  # of EAGLE: a layer that is fed the target's
     "model_type": "llama",
     "num_hidden_layers": 1,
 }
+_TWO_HEADS: Final[dict[str, Any]] = {"num_key_value_heads": 2}  # one for each of two ranks
 CONFIGS: Final = {"windows": _WINDOWS, "convolutions": _CONVOLUTIONS}
-_SPECULATING: Final = {
+_OTHERS: Final = {
+    "two-heads": _TWO_HEADS,
     "drafts": _DRAFTS,
     "mtp-dense": {
         "architectures": ["MiMoForCausalLM"],
@@ -69,7 +71,7 @@ def make_model(kind: str, directory: Path) -> Path:
     """Write a model directory for `--load-format dummy`; return it. `drafts`: to draft for one."""
     directory.mkdir(parents=True, exist_ok=True)
     config = json.loads((MODEL_DIR / "config.json").read_text())
-    changes = (CONFIGS | _SPECULATING)[kind]
+    changes = (CONFIGS | _OTHERS)[kind]
     (directory / "config.json").write_text(json.dumps(config | changes))
     for file in MODEL_DIR.glob("*token*.json*"):
         (directory / file.name).write_bytes(file.read_bytes())
