@@ -66,9 +66,7 @@ class Releases:
         self.queue: Queue[_Chosen] = Queue(
             QueueRules(max_wait_s=1e9),
             self._working_sets,
-            idle_s=lambda candidate, now_s: 0.0,
-            capacity=lambda candidate: _CAPACITY,
-            answers=Fleet(),
+            Fleet(),
         )
         for _ in range(num_waiting):
             self._add()

@@ -135,9 +135,7 @@ class Router:
             self.queue = Queue(
                 setup.queue,
                 self._fleet.working_sets,
-                idle_s=self._fleet.idle_s,
-                capacity=self._fleet.capacity_tokens,
-                answers=self._fleet,
+                self._fleet,
             )
 
     def choose(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Choice:

@@ -30,15 +30,13 @@ BLOCK_SIZE: Final = 512
 NUM_REPLICAS: Final = 2
 NUM_BLOCKS: Final = 40_000
 ENGINES: Final = ("h100x4-70b", "cpu-tiny")
-PROMPTS: Final = ((200, 1, 1_200), (1_000, 1, 600), (1_000, 100, 400), (4_000, 1, 200),
-                  (16_000, 1, 80))  # fmt: skip
+PROMPTS: Final = ((200, 1, 4_800), (1_000, 1, 2_400), (1_000, 100, 1_600), (4_000, 1, 800),
+                  (16_000, 1, 320))  # fmt: skip
 """Tokens of a prompt and of its answer, and how many of them."""
 
 RULES: Final = (
-    QueueRules(window=0),
-    QueueRules(window=1),
-    QueueRules(window=4),
-    *[QueueRules(window=1, ready_ms=ready_ms) for ready_ms in (100.0, 200.0, 400.0)],
+    *[QueueRules(window=window, ready_ms=0.0) for window in (0, 1, 4)],
+    *[QueueRules(window=1, ready_ms=ready_ms) for ready_ms in (100.0, 200.0, 300.0, 400.0)],
 )
 
 

@@ -127,7 +127,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="milliseconds of work up to which an engine gets more prompts than that: "
             "it computes short ones several at a time",
         ),
-    ] = 0.0
+    ] = 300.0
     fill: Annotated[
         float,
         Meta(
@@ -140,8 +140,8 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         float,
         Meta(
             ge=0,
-            description="an engine that was idle for so many times what a prompt takes computes "
-            "it, whether its conversation fits or not",
+            description="idle time of an engine that a prompt spends whose conversation does not "
+            "fit, in times what it takes to compute",
         ),
     ] = 1.0
     max_wait_s: Annotated[

@@ -79,9 +79,7 @@ class WaitingRoom:
         self._queue: Queue[Choice] = Queue(
             self._rules,
             fleet.working_sets,
-            idle_s=fleet.idle_s,
-            capacity=fleet.capacity_tokens,
-            answers=fleet,
+            fleet,
         )
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None

@@ -134,7 +134,8 @@ class Status:
             stream = self._caches.stream(status.id)
             last_block = self._caches.index.last_blocks.get(status.id)
             replica = self._fleet.replica(status.replica)
-            alive, capacity = working_sets.at(status.id), self._fleet.capacity_tokens(status.id)
+            capacity = self._fleet.capacity_tokens(status.id)
+            num_live_tokens = working_sets.num_tokens_at(status.id)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
@@ -156,8 +157,8 @@ class Status:
                 cost_error_ms=status.cost.error_ms,
                 trust=self._caches.trust(status.id),
                 drops_last=last_block.is_dropped if last_block is not None else None,
-                num_sessions=alive.num_sessions,
-                footprint_ratio=alive.num_tokens / capacity if capacity else None,
+                num_sessions=working_sets.at(status.id).num_sessions,
+                footprint_ratio=num_live_tokens / capacity if capacity else None,
             )
 
     def pool_states(self) -> Sequence[PoolState]:

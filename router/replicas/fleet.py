@@ -352,11 +352,21 @@ class Fleet:
             state.health.absolve(lease.number, now_s)
             self._watch(state.candidate.replica.name)
 
-    def idle_s(self, candidate: CandidateId, now_s: float) -> float:
-        """Return for how long a candidate has computed no prompt; 0.0: it does, or is not known."""
+    def num_ready(self, candidate: CandidateId, now_s: float) -> int:
+        """Count requests before their first token that routers sent there, but for lost ones."""
         state = self._states.get(candidate)
-        since_s = state.ledger.idle_since_s if state is not None else None
-        return max(0.0, now_s - since_s) if since_s is not None else 0.0
+        return state.ledger.num_timely(now_s) if state is not None else 0
+
+    def spare_ms(self, candidate: CandidateId, now_s: float) -> float:
+        """Return how much idle time of a candidate is saved up; 0.0: it is not known."""
+        state = self._states.get(candidate)
+        return state.ledger.spare_ms(now_s) if state is not None else 0.0
+
+    def spend(self, candidate: CandidateId, spare_ms: float, now_s: float) -> None:
+        """Take so much of the idle time that was saved up."""
+        state = self._states.get(candidate)
+        if state is not None:
+            state.ledger.spend(spare_ms, now_s)
 
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
         """Return how many tokens a candidate's cache holds; None: not known.

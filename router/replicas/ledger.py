@@ -4,7 +4,7 @@ Leases of other routers are booked like our own, in the order their notes come: 
 no time, every router's ledger is the one that a single router would have.
 
 What must live here: leases, their sums, the predicted queue. What must not: health, what is
-cached. Every operation is O(1), since all candidates are asked before every decision.
+cached. Every operation is O(1), since all candidates are asked before every decision; `num_timely` is O(waiting).
 
 The model of an engine: prefills are done first come, first served; the oldest waiting lease (the
 head) is being computed, since it was dispatched or since the head before it was done. Sums are
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +26,13 @@ from router.replicas.recent import RecentShare
 _LATE_RATIO = 0.1
 """A head that should be done keeps a tenth of its work, or of the time it already took: the
 longer an engine hangs, the longer the queue it shows."""
+
+_LOST_RATIO, _LOST_S = 4.0, 10.0
+"""A first token that takes so many times what was predicted, and so many seconds more, is not to be
+counted on: the engine hangs, or the request waits for something else."""
+
+MAX_SPARE_MS = 3_000.0
+"""Idle time that is saved up at most: what one long prompt takes to compute, or some short ones."""
 
 BUSY_S = 60.0  # time constant of `busy`
 _ANSWER_DECAY = 0.95  # half of the weight of `answer_s` lies on the last 14 answers
@@ -93,11 +99,12 @@ class Ledger:
         "_decoding",
         "_head",
         "_head_s",
+        "_idle_since_s",
         "_mtoken2",
+        "_spare_ms",
         "_waiting",
         "answer_s",
         "busy",
-        "idle_since_s",
         "num_queued_tokens",
         "num_tokens",
     )
@@ -111,7 +118,8 @@ class Ledger:
         self._mtoken2 = 0.0
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
-        self.idle_since_s: float | None = -inf  # no prefill has been at work; None: one is
+        self._spare_ms = MAX_SPARE_MS  # idle time saved up, without what passes now
+        self._idle_since_s: float | None = None  # none is; None: one is, or none ever was
         self.answer_s: float | None = None  # from a first token to an end, of late; None: none yet
 
     @property
@@ -166,7 +174,7 @@ class Ledger:
         if self._head is None:
             self._head, self._head_s = lease, now_s
             self.busy.switch(True, now_s)
-            self.idle_since_s = None
+            self._spare_ms, self._idle_since_s = self.spare_ms(now_s), None
         self._waiting[number] = lease
         self.num_queued_tokens += num_uncached_tokens
         self.num_tokens += num_uncached_tokens + booking.num_cached_tokens
@@ -191,6 +199,31 @@ class Ledger:
             self.answer_s = before_s + (1.0 - _ANSWER_DECAY) * (took_s - before_s)
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
+
+    def num_timely(self, now_s: float) -> int:
+        """Count requests before their first token, but for those that should long have had it.
+
+        These say nothing of what the engine could compute: it has lost them, or waits for others.
+        """
+        return sum(
+            [
+                now_s - lease.begun_s < _LOST_S + _LOST_RATIO * lease.predicted_ms / 1000.0
+                for lease in self._waiting.values()
+            ]
+        )
+
+    def spare_ms(self, now_s: float) -> float:
+        """Return the time without a prefill at work that was saved up, at most `MAX_SPARE_MS`."""
+        if self._idle_since_s is None:
+            return self._spare_ms
+        idle_ms = max(0.0, now_s - self._idle_since_s) * 1000.0
+        return min(MAX_SPARE_MS, self._spare_ms + idle_ms)
+
+    def spend(self, spare_ms: float, now_s: float) -> None:
+        """Take so much of what was saved up; more than there is, too: that is owed."""
+        self._spare_ms = self.spare_ms(now_s) - spare_ms
+        if self._idle_since_s is not None:
+            self._idle_since_s = now_s
 
     def queue_ms(self, model: CostModel, now_s: float) -> float:
         """Predict the time until the prefills ahead are done; 0.0 if there are none."""
@@ -241,7 +274,7 @@ class Ledger:
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
             self.busy.switch(False, now_s)
-            self.idle_since_s = now_s
+            self._idle_since_s = now_s
         elif self._head is lease:
             self._head, self._head_s = next(iter(self._waiting.values())), now_s
         return True

@@ -3,6 +3,8 @@
 A conversation's footprint are the tokens that no other one shares with it: all of its last prompt
 but what was found in the cache when it began (a system prompt, a parent's context). It is alive
 until it has been silent for some times the usual pause between two turns of one conversation.
+One of a single turn so far counts by the share of those that went on, of late: what is asked once
+alone needs no place in a cache.
 Other routers' turns count as ours do, as their notes come.
 """
 
@@ -23,6 +25,8 @@ PATIENCE: Final = 3.0
 MIN_PATIENCE_S: Final = 0.5
 _FIRST_PAUSE_S: Final = 5.0  # until one was seen: about what an agent's tool takes
 _PAUSE_DECAY: Final = 0.95
+_SHARE_DECAY: Final = 0.95
+_FIRST_SHARE: Final = 0.5  # of conversations that go on, until some did or did not
 _LONGEST_TURN_S: Final = 3600.0  # who ran for longer has lost its end
 _MAX_OVER: Final = 100_000
 _ARRIVALS_S: Final = (30.0, 3.0)  # of their pace: time constant, and least time to judge by
@@ -33,6 +37,7 @@ class WorkingSet(Struct, gc=False):
 
     num_sessions: int = 0
     num_tokens: int = 0
+    num_once_tokens: int = 0  # of these, of conversations of a single turn
 
 
 NO_WORKING_SET: Final = WorkingSet()
@@ -46,18 +51,20 @@ class _Session(Struct, gc=False):
     last_s: float  # a turn of it began or ended
     begun_s: float  # its last turn
     num_running: int  # turns
+    goes_on: bool  # it has had a second turn
 
 
 class WorkingSets:
     """Live conversations by digest; every operation is O(1) amortised, unless it says otherwise."""
 
-    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets")
+    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets", "_share")
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # silent for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
         self._pause_s = _FIRST_PAUSE_S
+        self._share = _FIRST_SHARE  # of conversations that go on
         self._arrivals = RecentRate(*_ARRIVALS_S)
 
     @property
@@ -76,10 +83,12 @@ class WorkingSets:
         """Note a turn that is sent: `num_tokens` of prompt, of which so many are cached there."""
         self.expire(now_s)
         self._arrivals.add(now_s)
+        self.asked(session)
         known = self._take(session)
         if known is None:
+            goes_on = session in self._over
             num_shared = self._over.pop(session, num_cached_tokens)
-            entry = _Session(candidate, 0, num_shared, now_s, now_s, now_s, 1)
+            entry = _Session(candidate, 0, num_shared, now_s, now_s, now_s, 1, goes_on)
         else:
             entry = known
             if not entry.num_running:
@@ -90,6 +99,14 @@ class WorkingSets:
             entry.num_running += 1
         entry.num_own_tokens = max(0, num_tokens - entry.num_shared_tokens)
         self._put(session, entry)
+
+    def asked(self, session: int) -> None:
+        """Note that a further turn has come of a conversation that is alive, sent or not yet."""
+        entry = self._sessions.get(session)
+        if entry is not None and not entry.goes_on:
+            entry.goes_on = True
+            self._sets[entry.candidate].num_once_tokens -= entry.num_own_tokens
+            self._share += (1.0 - _SHARE_DECAY) * (1.0 - self._share)
 
     def end(self, session: int, now_s: float) -> None:
         """Note that a turn is over, however it ended; unknown ones are ignored."""
@@ -114,6 +131,11 @@ class WorkingSets:
         """Return what lives at a candidate; not to be changed. `expire` first."""
         return self._sets.get(candidate, NO_WORKING_SET)
 
+    def num_tokens_at(self, candidate: CandidateId) -> float:
+        """Return how many tokens at a candidate are expected to be asked for again."""
+        found = self.at(candidate)
+        return found.num_tokens - (1.0 - self._share) * found.num_once_tokens
+
     def home(self, session: int) -> CandidateId | None:
         """Return where a live conversation is; None: it is not alive."""
         entry = self._sessions.get(session)
@@ -133,12 +155,12 @@ class WorkingSets:
         entry = self._sessions.get(session)
         return None if entry is None else entry.num_own_tokens + entry.num_shared_tokens
 
-    def num_tokens_before(self, session: int) -> int:
-        """Sum the footprints of those that were at a session's home before it; O(sessions)."""
-        own = self._sessions[session]
+    def num_tokens_before(self, session: int) -> float:
+        """Return `num_tokens_at` a session's home of those that came before it; O(sessions)."""
+        own, share = self._sessions[session], self._share
         return sum(
             [
-                entry.num_own_tokens
+                entry.num_own_tokens * (1.0 if entry.goes_on else share)
                 for entry in self._sessions.values()
                 if entry.candidate == own.candidate and entry.since_s < own.since_s
             ]
@@ -156,6 +178,8 @@ class WorkingSets:
                 entry.last_s = now_s  # a long answer; it is looked at again in a while
                 self._put(session, entry)
             else:
+                if not entry.goes_on:
+                    self._share *= _SHARE_DECAY
                 self._over[session] = entry.num_shared_tokens
                 if len(self._over) > _MAX_OVER:
                     self._over.popitem(last=False)
@@ -171,6 +195,8 @@ class WorkingSets:
             found = self._sets[entry.candidate]
             found.num_sessions -= 1
             found.num_tokens -= entry.num_own_tokens
+            if not entry.goes_on:
+                found.num_once_tokens -= entry.num_own_tokens
             if not found.num_sessions:
                 del self._sets[entry.candidate]
         return entry
@@ -183,3 +209,5 @@ class WorkingSets:
             found = self._sets[entry.candidate] = WorkingSet()
         found.num_sessions += 1
         found.num_tokens += entry.num_own_tokens
+        if not entry.goes_on:
+            found.num_once_tokens += entry.num_own_tokens

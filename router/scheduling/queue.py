@@ -7,10 +7,11 @@ leaves, as soon as two things hold there:
    count on is evicted while they wait. So an engine has one ready beside the one it computes; or
    several short ones, which it computes in one step, up to `ready_ms` of work.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
-   the cache; of those that have outgrown it the last that came waits. Or the engine has been idle
-   for as long as this prompt takes it: where compute is to spare, recomputing costs less than
-   waiting. (Buying when the rent paid is the price: never more than twice the best that could have
-   been done.) With a pool what falls out is not computed again but read: conversations weigh by
+   the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
+   the engine's idle time is saved up, and a prompt that does not fit goes when there is as much as
+   it takes, and spends it. So with little to do nothing waits for room, and with too much to do
+   half of what conversations leave of the engine at most goes into prompts that overrun the cache.
+   With a pool what falls out is not computed again but read: conversations weigh by
    what that takes over computing them, as far as the pool had what others came back for.
 
 First go interactive requests, of these first those of the highest priority, then those of tenants
@@ -46,12 +47,13 @@ from operator import attrgetter
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId
+from router.replicas.ledger import MAX_SPARE_MS
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
     BATCH_RANK,
-    Answers,
+    Candidates,
     Choice,
     Group,
     QueueRules,
@@ -113,13 +115,11 @@ class Queue(Generic[C]):
     Args:
         rules: When one may go.
         working_sets: What lives where.
-        idle_s: For how long a candidate has computed no prompt; 0.0: it does.
-        capacity: A candidate's cache in tokens; None: not known, and everything fits.
-        answers: How fast candidates answer.
+        candidates: What is known of these.
     """
 
-    __slots__ = ("_answers", "_by_tenant", "_capacity", "_checks", "_forecast", "_groups",
-                 "_idle_s", "_max_wait_s", "_num_added", "_num_at", "_num_batch", "_num_changed",
+    __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_groups", "_max_wait_s",
+                 "_num_added", "_num_at", "_num_batch", "_num_changed",
                  "_pooled_ratio", "_rules", "_shares", "_waiting", "_widest",
                  "_working_sets")  # fmt: skip
 
@@ -127,18 +127,13 @@ class Queue(Generic[C]):
         self,
         rules: QueueRules,
         working_sets: WorkingSets,
-        *,
-        idle_s: Callable[[CandidateId, float], float],
-        capacity: Callable[[CandidateId], int | None],
-        answers: Answers,
+        candidates: Candidates,
     ) -> None:
         self._rules = rules
         self._widest = rules.window  # of those of all who have waited
         self._max_wait_s = (rules.max_wait_s, rules.batch_max_wait_s)
         self._working_sets = working_sets
-        self._idle_s = idle_s
-        self._capacity = capacity
-        self._answers = answers
+        self._candidates = candidates
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
         # By priority, tenant and number; none empty.
@@ -200,6 +195,8 @@ class Queue(Generic[C]):
         of_priority = self._by_tenant.setdefault(priority, {})
         of_priority.setdefault(tenant, {})[waiting.number] = waiting
         self._waiting.add(waiting.number)
+        if session is not None:
+            self._working_sets.asked(session)
         self._groups.setdefault(waiting.group, []).append(waiting)
         return waiting
 
@@ -258,7 +255,7 @@ class Queue(Generic[C]):
         """
         if not self._is_slow(waiting, choice, now_s):
             return None
-        per_s = self._answers.ends_per_s(waiting.answers_at or choice.view.id)
+        per_s = self._candidates.ends_per_s(waiting.answers_at or choice.view.id)
         if not per_s:
             return 0.0  # not known
         offered = {cost.id for cost in choice.costs()}
@@ -282,7 +279,7 @@ class Queue(Generic[C]):
         None: nothing else is in flight where it is answered, or too little is known.
         """
         candidate = waiting.answers_at or choice.view.id
-        return self._answers.tbt_ms(candidate, waiting.num_tokens, now_s)
+        return self._candidates.tbt_ms(candidate, waiting.num_tokens, now_s)
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request: it is sent, or its client has left. Once more has no effect."""
@@ -363,6 +360,9 @@ class Queue(Generic[C]):
                     if excess_ms > 0.0 and view.num_requests:
                         refuse(waiting, "deadline", excess_ms)
                         continue
+                    if verdict.why == "idle":
+                        price_ms = self._spare_price_ms(waiting, choice)
+                        self._candidates.spend(view.id, price_ms, now_s)
                     self._charge(waiting)
                     self._look_at_pool(waiting, choice)
                     send(waiting, choice, verdict.why)
@@ -392,22 +392,22 @@ class Queue(Generic[C]):
         """Return whether a request may go to a candidate now; it need not be in the queue."""
         view = choice.view
         rules = self._rules_of(waiting)
-        if view.num_waiting > rules.window and view.queue_ms >= rules.ready_ms:
-            return Verdict(False, "window")
+        if view.queue_ms >= rules.ready_ms and view.num_waiting > rules.window:
+            # Of these only what may have a first token soon: others could keep it closed for ever.
+            if self._candidates.num_ready(view.id, now_s) > rules.window:
+                return Verdict(False, "window")
         if self._is_slow(waiting, choice, now_s):
             return Verdict(False, "tbt")
-        capacity = self._capacity(view.id)
+        capacity = self._candidates.capacity_tokens(view.id)
         session, working_sets = waiting.session, self._working_sets
         if capacity is None or session is None:
             return Verdict(True, "room")
         room = rules.fill * capacity
         num_own = working_sets.num_own_tokens(session, waiting.num_tokens, view.num_gpu_tokens)
-        there = working_sets.at(view.id)
-        if working_sets.home(session) != view.id:
-            num_before = there.num_tokens
-        elif there.num_tokens <= room:
-            return Verdict(True, "room")
-        else:
+        num_before = working_sets.num_tokens_at(view.id)
+        if working_sets.home(session) == view.id:
+            if num_before <= room:
+                return Verdict(True, "room")
             num_before = working_sets.num_tokens_before(session)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
@@ -416,10 +416,14 @@ class Queue(Generic[C]):
             return Verdict(True, "pool")
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
-        idle_s = self._idle_s(view.id, now_s)
-        if 1e3 * idle_s >= rules.patience * compute_ms(choice, waiting.num_tokens):
+        price_ms = self._spare_price_ms(waiting, choice)
+        if self._candidates.spare_ms(view.id, now_s) >= min(price_ms, MAX_SPARE_MS):
             return Verdict(True, "idle")
         return Verdict(False, "room")
+
+    def _spare_price_ms(self, waiting: Waiting, choice: C) -> float:
+        """Return how much idle time a prompt takes that does not fit."""
+        return self._rules_of(waiting).patience * compute_ms(choice, waiting.num_tokens)
 
     def _levels(self, *, behind: bool) -> list[int]:
         """List the levels of those that wait: of class batch, or of the other."""

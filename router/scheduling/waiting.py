@@ -31,9 +31,9 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     """When a request may go; see `router.scheduling.queue`."""
 
     window: int = 1  # requests that may wait at a candidate behind the one it computes
-    ready_ms: float = 0.0  # of work at a candidate, up to which more may wait there
+    ready_ms: float = 300.0  # of work at a candidate, up to which more may wait there
     fill: float = 0.9  # of a cache, for the conversations that live there
-    patience: float = 1.0  # idle time that does instead of room, in times the prompt would take
+    patience: float = 1.0  # idle time that does instead of room, in times what a prompt takes
     max_wait_s: float = 60.0
     batch_max_wait_s: float = 600.0
     quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
@@ -56,8 +56,24 @@ class Choice(Protocol):
         ...
 
 
-class Answers(Protocol):
-    """How fast candidates answer."""
+class Candidates(Protocol):
+    """What is known of candidates."""
+
+    def capacity_tokens(self, candidate: CandidateId) -> int | None:
+        """Return how many tokens its cache holds; None: not known, and everything fits."""
+        ...
+
+    def num_ready(self, candidate: CandidateId, now_s: float) -> int:
+        """Count requests before their first token that routers sent there, but for lost ones."""
+        ...
+
+    def spare_ms(self, candidate: CandidateId, now_s: float) -> float:
+        """Return how much idle time of its engine is saved up."""
+        ...
+
+    def spend(self, candidate: CandidateId, spare_ms: float, now_s: float) -> None:
+        """Take so much of that."""
+        ...
 
     def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
         """Predict the time between tokens of an answer when its prompt has been computed.

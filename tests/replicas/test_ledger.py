@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CostModel
-from router.replicas.ledger import Foreign, Lease, Ledger
+from router.replicas.ledger import MAX_SPARE_MS, Foreign, Lease, Ledger
 from tests.effort import examples
 from tests.replicas.work import UNIT, book
 
@@ -50,6 +50,35 @@ def test_learns_how_long_answers_take() -> None:
             assert ledger.answer_s == pytest.approx(2.0)
 
     assert ledger.answer_s == pytest.approx(3.0, abs=0.01)
+
+
+def test_idle_time_is_saved_up_and_spent() -> None:
+    """Up to a bound; time with a prefill at work is none, whoever decodes."""
+    ledger = Ledger()
+    assert ledger.spare_ms(0.0) == MAX_SPARE_MS  # nothing has been asked of it
+    ledger.spend(MAX_SPARE_MS + 500.0, 0.0)
+    lease = book(ledger, 1, 0.0)
+    assert ledger.spare_ms(9.0) == -500.0
+    ledger.first_token(lease, 10.0)
+    assert ledger.spare_ms(11.0) == pytest.approx(500.0)
+    ledger.spend(200.0, 11.0)
+    assert ledger.spare_ms(11.5) == pytest.approx(800.0)
+    book(ledger, 2, 11.5)
+    assert ledger.spare_ms(20.0) == pytest.approx(800.0)
+    ledger = Ledger()
+    ledger.end(book(ledger, 1, 0.0), 1.0)
+    ledger.spend(100.0, 100.0)
+    assert ledger.spare_ms(100.0) == pytest.approx(MAX_SPARE_MS - 100.0)
+
+
+def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:
+    """By what was predicted of it: a long prompt takes long."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0)
+    long = book(ledger, 2, 0.0, tokens=100_000)
+    assert ledger.num_timely(10.0) == 2
+    assert (ledger.num_timely(60.0), ledger.num_waiting) == (1, 2)
+    assert ledger.num_timely(11.0 + 4e-3 * long.predicted_ms) == 0
 
 
 def test_queue_shrinks_as_the_head_is_computed() -> None:

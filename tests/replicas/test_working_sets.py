@@ -22,7 +22,7 @@ def test_what_was_cached_at_its_beginning_is_not_a_sessions_own() -> None:
     turn(sets, 2, A, 1200, 900, 0.0)
     turn(sets, 2, A, 2000, 1200, 1.0)
 
-    assert sets.at(A) == WorkingSet(num_sessions=2, num_tokens=1000 + 1100)
+    assert sets.at(A) == WorkingSet(num_sessions=2, num_tokens=1000 + 1100, num_once_tokens=1000)
     assert sets.at(B) == WorkingSet()
     assert sets.num_own_tokens(2, 3000, 2000) == 2100
     assert sets.num_own_tokens(3, 3000, 900) == 2100
@@ -53,6 +53,36 @@ def test_a_silent_session_is_over_until_it_goes_on() -> None:
     assert sets.num_own_tokens(1, 2000, 1000) == 1600
 
 
+def test_what_is_asked_once_counts_by_how_many_go_on() -> None:
+    """All of one that went on, whatever others do; it did as soon as a turn has come."""
+    sets = WorkingSets()
+    turn(sets, 1, A, 1000, 0, 0.0)
+    assert 0 < sets.num_tokens_at(A) < 1000
+    sets.asked(1)
+    sets.asked(1)
+    assert sets.num_tokens_at(A) == 1000
+
+    for number in range(2, 200):
+        turn(sets, number, A, 100, 0, 100.0 * number)
+    turn(sets, 200, A, 1000, 0, 19_900.0)
+    assert sets.at(A) == WorkingSet(num_sessions=2, num_tokens=1100, num_once_tokens=1100)
+    assert sets.num_tokens_at(A) < 0.01 * 1100
+
+    for number in range(300, 500):
+        for _ in range(2):
+            turn(sets, number, B, 100, 0, 20_000.0)
+    turn(sets, 600, B, 1000, 0, 20_000.0)
+    assert sets.num_tokens_at(B) == pytest.approx(200 * 100 + 1000, rel=0.01)
+
+
+def test_one_that_was_over_and_goes_on_has_gone_on() -> None:
+    """However late."""
+    sets = WorkingSets()
+    turn(sets, 1, A, 1000, 0, 0.0)
+    turn(sets, 1, A, 1000, 0, 1000.0)
+    assert sets.num_tokens_at(A) == 1000
+
+
 def test_a_session_is_alive_while_its_turn_runs() -> None:
     """However long an answer takes, if its end is not lost."""
     sets = WorkingSets()
@@ -70,6 +100,7 @@ def test_those_before_are_older_and_at_the_same_place() -> None:
     sets = WorkingSets()
     for session, candidate, num_tokens in ((1, A, 10), (2, B, 20), (3, A, 40), (4, A, 80)):
         turn(sets, session, candidate, num_tokens, 0, float(session))
+        sets.asked(session)
     turn(sets, 1, A, 11, 10, 5.0)
 
     assert sets.num_tokens_before(4) == 11 + 40

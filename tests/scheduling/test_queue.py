@@ -10,6 +10,7 @@ from msgspec import Struct
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
+from router.replicas.ledger import MAX_SPARE_MS
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Outlook, Queue
 from router.scheduling.waiting import QueueRules, Waiting
@@ -39,7 +40,8 @@ class Stage:
     def __init__(self, **rules: Any) -> None:
         self.sets = WorkingSets()
         self.num_waiting = {A: 0, B: 0}
-        self.idle_s = {A: 0.0, B: 0.0}
+        self.lost = {A: 0, B: 0}  # of those that wait: their first tokens are not to come
+        self.spare = {A: 0.0, B: 0.0}
         self.wants: dict[str, CandidateId] = {}
         self.cached: dict[str, int] = {}
         self.pooled: dict[str, int] = {}
@@ -53,12 +55,22 @@ class Stage:
         self.why: list[str] = []
         self.num_choices = 0
         self.queue: Queue[Chosen] = Queue(
-            QueueRules(**rules),
+            QueueRules(**{"ready_ms": 0.0, **rules}),
             self.sets,
-            idle_s=lambda candidate, now_s: self.idle_s[candidate],
-            capacity=lambda candidate: CAPACITY,
-            answers=self,
+            self,
         )
+
+    def capacity_tokens(self, candidate: CandidateId) -> int | None:
+        return CAPACITY
+
+    def num_ready(self, candidate: CandidateId, now_s: float) -> int:
+        return self.num_waiting[candidate] - self.lost[candidate]
+
+    def spare_ms(self, candidate: CandidateId, now_s: float) -> float:
+        return self.spare[candidate]
+
+    def spend(self, candidate: CandidateId, spare_ms: float, now_s: float) -> None:
+        self.spare[candidate] -= spare_ms
 
     def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
         return self.tbt[candidate]
@@ -103,8 +115,10 @@ class Stage:
         return self.sent[before:]
 
     def lives(self, session: int, candidate: CandidateId, num_tokens: int, at_s: float) -> None:
-        self.sets.begin(session, candidate, num_tokens, 0, at_s)
-        self.sets.end(session, at_s)
+        """Let a conversation have had two turns."""
+        for _ in range(2):
+            self.sets.begin(session, candidate, num_tokens, 0, at_s)
+            self.sets.end(session, at_s)
 
     def _choose(self, waiting: Waiting) -> Chosen | None:
         self.num_choices += 1
@@ -200,16 +214,52 @@ def test_of_those_that_have_outgrown_a_cache_the_last_that_came_waits() -> None:
     assert stage.release(0.2) == ["first"]
 
 
-@pytest.mark.parametrize(("idle_s", "goes"), [(1.9, False), (2.0, True)])
-def test_compute_to_spare_does_instead_of_room(idle_s: float, goes: bool) -> None:
-    """An engine that was idle for as long as a prompt takes had better compute it."""
+@pytest.mark.parametrize(("spare_ms", "goes"), [(1_999.0, False), (2_000.0, True)])
+def test_compute_to_spare_does_instead_of_room(spare_ms: float, goes: bool) -> None:
+    """As much idle time saved up as a prompt takes had better be spent on it."""
     stage = Stage()
     stage.lives(1, A, 9_000, 0.0)
     stage.ask("new", 2_000, session=2)
-    stage.idle_s[A] = idle_s
+    stage.spare[A] = spare_ms
 
     assert bool(stage.release(0.1)) is goes
     assert stage.why == ["idle"] * goes
+    assert stage.spare[A] == (0.0 if goes else spare_ms)
+
+
+def test_idle_time_is_spent_once() -> None:
+    """A prompt that takes more than can be saved goes when all is, and owes the rest."""
+    stage = Stage(window=9)
+    stage.lives(1, A, 9_000, 0.0)
+    stage.ask("long", 8_000, session=2)
+    stage.spare[A] = MAX_SPARE_MS
+
+    assert stage.release(0.1) == ["long"]
+    assert stage.spare[A] == MAX_SPARE_MS - 8_000.0
+    stage.ask("short", 100, session=3)
+    assert stage.release(0.2) == []
+
+
+def test_a_lost_request_and_direct_clients_do_not_close_the_window() -> None:
+    """What routers sent, and its first token may come, is what counts."""
+    stage = Stage()
+    stage.num_waiting[A] = 2
+    stage.ask("a", 100)
+    assert stage.release() == []
+    stage.lost[A] = 1
+    assert stage.release() == ["a"]
+
+
+def test_what_is_asked_once_takes_no_room() -> None:
+    """Where conversations do not go on, none waits for the end of others."""
+    stage = Stage()
+    for number in range(200):
+        stage.ask(str(number), 4_000, session=number, at_s=float(number))
+        stage.num_waiting[A] = 0
+        for name in stage.release(float(number)):
+            stage.sets.end(int(name), float(number))
+    assert len(stage.queue) == 0
+    assert stage.why[-50:] == ["room"] * 50
 
 
 def test_a_cache_of_one_is_never_too_small() -> None:
@@ -404,7 +454,7 @@ def test_high_ones_that_wait_for_room_do_not_hold_up_low_ones() -> None:
 
 def test_arms_have_windows_of_their_own_for_what_is_ready_of_all() -> None:
     """One that waits by a shallow window does not hold up another arm's, which counts it."""
-    wide = QueueRules(window=2)
+    wide = QueueRules(window=2, ready_ms=0.0)
     stage = Stage(window=0)
     stage.num_waiting[A] = 1
     stage.ask("shallow", 100)
