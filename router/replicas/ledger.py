@@ -4,7 +4,8 @@ Leases of other routers are booked like our own, in the order their notes come: 
 no time, every router's ledger is the one that a single router would have.
 
 What must live here: leases, their sums, the predicted queue. What must not: health, what is
-cached. Every operation is O(1), since all candidates are asked before every decision; `num_timely` is O(waiting).
+cached. Every operation is O(1), since all candidates are asked before every decision; but
+`num_timely`, which only the queue asks, is O(waiting).
 
 The model of an engine: prefills are done first come, first served; the oldest waiting lease (the
 head) is being computed, since it was dispatched or since the head before it was done. Sums are
