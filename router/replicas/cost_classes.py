@@ -31,7 +31,9 @@ NUM_RECENT: Final = 32
 _EVERY: Final = 8  # first tokens between two looks: as often as a fit is solved
 _LEAVES: Final = log(1.5)
 _JOINS: Final = log(1.2)
-_FLOOR_MS: Final = 5.0  # below this, differences are the timer's
+_FLOOR_MS: Final = 50.0
+"""What is quicker counts as so much: it is scheduling and network, not what a GPU computes, and too
+little to decide by."""
 _NUM_COMPARED: Final = 9  # of a class's replicas: 0.3 ms for each look
 
 

@@ -19,6 +19,7 @@ class Hardware:
         self.classes = [CostClass("h100", CostFit())]
         self.factors = dict(factors)
         self.speeds = {name: Speed(name, self.classes) for name in factors}
+        self.lengths = (50, 300, 2000, 9000)
         self._noise = noise
         self._random = random.Random(7)
 
@@ -45,7 +46,7 @@ class Hardware:
         return {name: speed.cost_class.name for name, speed in self.speeds.items()}
 
     def _work(self) -> Work:
-        num_tokens = self._random.choice((50, 300, 2000, 9000))
+        num_tokens = self._random.choice(self.lengths)
         return Work(num_tokens=num_tokens, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
 
 
@@ -87,6 +88,14 @@ def test_equal_ones_stay_together_though_times_vary() -> None:
 
     fleet.factors = dict.fromkeys(fleet.factors, 2.0)
     fleet.run(NUM_RECENT // 4)
+    assert set(fleet.classes_of().values()) == {"h100"}
+
+
+def test_what_is_quick_tells_nothing_of_hardware() -> None:
+    """Some milliseconds more or less are not what a GPU computes."""
+    fleet = Hardware({"a": 0.1, "far": 2.0})
+    fleet.lengths = (0,)
+    fleet.run()
     assert set(fleet.classes_of().values()) == {"h100"}
 
 
