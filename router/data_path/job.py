@@ -104,6 +104,7 @@ class Job(Struct, kw_only=True):
     expected_ttft_ms: float | None = None  # so predicted when it came; None: it has no deadline
     expected_tbt_ms: float | None = None  # so predicted when it was let go; None: no limit
     waited_ms: float = 0.0  # until it was let go to a replica
+    waited_for: str | None = None  # what it last was held by: `Verdict.why`; None: it was not
     released: str | None = None  # why it was: `Verdict.why`; None: it has not waited
     tokenized_s: float = 0.0
     placed_s: float = 0.0

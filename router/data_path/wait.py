@@ -268,6 +268,7 @@ class WaitingRoom:
         job, now_s = seat.job, monotonic()
         job.waited_ms = (now_s - waiting.since_s) * 1e3
         job.released = why
+        job.waited_for = waiting.held_by
         assert seat.choice is not None
         if self._rules.tbt_ms is not None:
             job.expected_tbt_ms = self._queue.tbt_ms(waiting, choice, now_s)

@@ -28,7 +28,7 @@ _LATE_RATIO = 0.1
 """A head that should be done keeps a tenth of its work, or of the time it already took: the
 longer an engine hangs, the longer the queue it shows."""
 
-_LOST_RATIO, _LOST_S = 4.0, 10.0
+_LOST_RATIO, _LOST_S = 4.0, 30.0
 """A first token that takes so many times what was predicted, and so many seconds more, is not to be
 counted on: the engine hangs, or the request waits for something else."""
 

@@ -368,6 +368,7 @@ class Queue(Generic[C]):
                     send(waiting, choice, verdict.why)
                     num_tries.clear()
                     continue
+                waiting.held_by = verdict.why
                 is_widest = self._rules_of(waiting).window >= self._widest
                 if verdict.why == "window" and is_widest and view.id not in full:
                     full.add(view.id)

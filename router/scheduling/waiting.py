@@ -105,6 +105,7 @@ class Waiting(Struct):
     candidate: CandidateId | None = None  # likewise
     answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
     group: Group = (None, 0, True, 0)
+    held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
     expected_ms: float | None = None  # its wait, as predicted when it came
     rules: QueueRules | None = None  # of its arm of an experiment; None: the queue's own
 

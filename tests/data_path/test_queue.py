@@ -268,6 +268,7 @@ async def test_a_session_that_does_not_fit_goes_for_a_reason(
 
     record = records_in(file)[2]
     assert record.released == why
+    assert record.waited_for == ("room" if why == "waited_out" else None)
     assert (record.waited_ms >= 100) is (why == "waited_out")
     assert 0 < record.router_ms <= record.total_ms - record.waited_ms
 

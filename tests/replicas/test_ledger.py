@@ -76,9 +76,9 @@ def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:
     ledger = Ledger()
     book(ledger, 1, 0.0)
     long = book(ledger, 2, 0.0, tokens=100_000)
-    assert ledger.num_timely(10.0) == 2
+    assert ledger.num_timely(30.0) == 2
     assert (ledger.num_timely(60.0), ledger.num_waiting) == (1, 2)
-    assert ledger.num_timely(11.0 + 4e-3 * long.predicted_ms) == 0
+    assert ledger.num_timely(31.0 + 4e-3 * long.predicted_ms) == 0
 
 
 def test_queue_shrinks_as_the_head_is_computed() -> None:
