@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -53,6 +54,20 @@ class _Chosen(Struct, frozen=True):
         return ()
 
 
+class _Candidates(Fleet):
+    """Of as many tokens each, and with no time to spare."""
+
+    def __init__(self, num_ahead: Mapping[CandidateId, int]) -> None:
+        super().__init__()
+        self._num_ahead = num_ahead
+
+    def num_ready(self, candidate: CandidateId, now_s: float) -> int:
+        return self._num_ahead[candidate]
+
+    def capacity_tokens(self, candidate: CandidateId) -> int | None:
+        return _CAPACITY
+
+
 class Releases:
     """A queue that stays as long as it is: who goes is followed by another."""
 
@@ -64,9 +79,9 @@ class Releases:
         self._now_s = 1_000.0
         self.num_sent = 0
         self.queue: Queue[_Chosen] = Queue(
-            QueueRules(max_wait_s=1e9),
+            QueueRules(max_wait_s=1e9, ready_ms=0.0),
             self._working_sets,
-            Fleet(),
+            _Candidates(self._num_ahead),
         )
         for _ in range(num_waiting):
             self._add()

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from policies.registry import POLICIES
+from policies.view import CandidateId
 from router import config
 from router.cli import main
 from router.cli.group import SUMMARIES
@@ -244,7 +246,7 @@ async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None
     file.write_text(json.dumps(chat(words(9))))
     async with (
         Engines(1, time_model=STUCK) as engines,
-        on_stage(*engines, queue__mode="on", queue__window=0) as stage,
+        on_stage(*engines, queue__mode="on", queue__window=0, queue__ready_ms=0.0) as stage,
     ):
         goes = await explain(str(file), "--admin", stage.admin_url)
         async with stage.hanging_up(streamed(chat(words(1)))):
@@ -261,9 +263,11 @@ async def test_explain_says_who_takes_the_room(tmp_path: Path) -> None:
     file.write_text(json.dumps(chat(words(2, 300))))
     async with (
         Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
-        on_stage(*engines, queue__mode="on", queue__patience=1e6) as stage,
+        on_stage(*engines, queue__mode="on") as stage,
     ):
-        await stage.ask(chat(words(1, 300)))
+        for _ in range(2):
+            await stage.ask(chat(words(1, 300)))
+        stage.router.fleet.spend(CandidateId("r1"), 3_600_000.0, time.monotonic())
         waits = await explain(str(file), "--admin", stage.admin_url)
 
     text = " ".join(waits.stdout.split())

@@ -60,7 +60,7 @@ FAMILIES = {
     "deepseek-v4": Family("deepseek_v4"),
     "deepseek-v4.1": Family("deepseek_v41"),
     **{name: Family("mistral") for name in VERSIONS if name not in ONLY_PROVEN},
-    "kimi-k2.5-tools": Family("hf", HERE / "templates" / "kimi-k2.5-tools.jinja"),
+    "kimi-k2.5-tools": Family("hf", HERE / "templates/kimi/k2.5-tools.jinja"),
     **{
         path.stem: Family("hf", path)
         for path in sorted((HERE / "templates/families").glob("*.jinja"))
