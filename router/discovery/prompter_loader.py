@@ -74,7 +74,10 @@ class PrompterLoader:
         if self._config.encoder == "tokenizers":
             logger.info("tokenizers stays", extra={"model": model, "reason": "tokens.encoder"})
             return
-        proving = asyncio.get_running_loop().run_in_executor(self._loaders, prompter.quicken)
+        try:
+            proving = asyncio.get_running_loop().run_in_executor(self._loaders, prompter.quicken)
+        except RuntimeError:  # it was loaded as the router ended, and the threads are gone
+            return
         proving.add_done_callback(partial(self._quickened, model, time.monotonic()))
 
     def _quickened(self, model: str, started_s: float, proving: asyncio.Future[str | None]) -> None:
