@@ -22,7 +22,7 @@ async def test_ranks_that_go_are_dropped_and_those_that_come_are_found() -> None
     settings = {"health__interval_s": 0.05, "health__load_interval_s": 0.1}
     async with FakeEngine() as engine:
         engine.pages |= pages(0, 1, 2)
-        async with on_stage(engine, **settings) as stage:
+        async with on_stage(engine, **settings, policy__name="round_robin") as stage:
             fleet = stage.router.fleet
             assert fleet.replica("r1").num_ranks == 3
 
