@@ -117,16 +117,8 @@ def mtoken2(num_uncached_tokens: int, num_cached_tokens: int) -> float:
 
 def scaled(model: CostModel, factor: float) -> CostModel:
     """Return a model by which everything takes `factor` times as long."""
-    base, token, token2, running, cpu, read, pooled = (factor * _coefficients(model)).tolist()
-    return CostModel(
-        base_ms=base,
-        ms_per_token=token,
-        ms_per_mtoken2=token2,
-        ms_per_running=running,
-        ms_per_fetched_token=pooled,
-        ms_per_cpu_token=cpu,
-        ms_per_fetch=read,
-        fetched_token_error_ms=factor * model.fetched_token_error_ms,
+    return _model_of(
+        factor * _coefficients(model), fetched_token_error_ms=factor * model.fetched_token_error_ms
     )
 
 
@@ -234,21 +226,13 @@ class CostFit:
         noise = max(_PRIOR_NOISE, limit / _CLIP)
         error_ms = noise * float(np.sqrt(np.linalg.inv(matrix)[_POOLED, _POOLED]))
         pooled = min(float(theta[_POOLED]) + excess_ms, float(highs[_POOLED]))
-        return self._as_model(pooled, error_ms)
-
-    def _as_model(self, pooled: float, pooled_error: float) -> CostModel:
-        base, token, token2, running, cpu, read, _ = self._theta.tolist()
-        return CostModel(
-            base_ms=base,
-            ms_per_token=token,
-            ms_per_mtoken2=token2,
-            ms_per_running=running,
-            ms_per_fetched_token=pooled,
-            ms_per_cpu_token=cpu,
-            ms_per_fetch=read,
+        coefficients = theta.copy()
+        coefficients[_POOLED] = pooled
+        return _model_of(
+            coefficients,
             error_ms=self._error_ms or 0.0,
             fetch_error_ms=self._fetch_error_ms or 0.0,
-            fetched_token_error_ms=pooled_error,
+            fetched_token_error_ms=error_ms,
         )
 
 
@@ -267,6 +251,21 @@ def _coefficients(model: CostModel) -> Array:
             model.ms_per_fetch,
             model.ms_per_fetched_token,
         ]
+    )
+
+
+def _model_of(coefficients: Array, **errors: float) -> CostModel:
+    """Make a model of its coefficients, in the order of `_coefficients`, and its errors."""
+    base, token, token2, running, cpu, read, pooled = coefficients.tolist()
+    return CostModel(
+        base_ms=base,
+        ms_per_token=token,
+        ms_per_mtoken2=token2,
+        ms_per_running=running,
+        ms_per_cpu_token=cpu,
+        ms_per_fetch=read,
+        ms_per_fetched_token=pooled,
+        **errors,
     )
 
 

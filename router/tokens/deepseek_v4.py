@@ -128,11 +128,16 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
         return "".join(pieces)
 
 
+def wants_thinking(arguments: dict[str, Any]) -> bool:
+    """Return whether a request has the model think; it does unless something is said of it."""
+    if "thinking" not in arguments and "enable_thinking" not in arguments:
+        return True
+    return bool(arguments.get("thinking") or arguments.get("enable_thinking"))
+
+
 def _thinking(arguments: dict[str, Any]) -> tuple[bool, str]:
     """Return whether the model thinks, and the text about its effort."""
-    is_thinking = bool(arguments.get("thinking")) or bool(arguments.get("enable_thinking"))
-    if "thinking" not in arguments and "enable_thinking" not in arguments:
-        is_thinking = True
+    is_thinking = wants_thinking(arguments)
     effort = arguments.get("reasoning_effort")
     if not isinstance(effort, str):
         return is_thinking, _HIGH

@@ -35,6 +35,7 @@ from router.tokens.deepseek_v4 import (
     print_task,
     sort_results,
     tools_head,
+    wants_thinking,
     with_tools,
 )
 from router.tokens.json_memo import JsonMemo
@@ -112,9 +113,6 @@ def _effort(arguments: dict[str, Any]) -> int | None:
     Raises:
         TemplateFailed: an effort that the rules do not know.
     """
-    thinks = bool(arguments.get("thinking") or arguments.get("enable_thinking"))
-    if "thinking" not in arguments and "enable_thinking" not in arguments:
-        thinks = True
     effort = arguments.get("reasoning_effort")
     if effort == "none":
         return None
@@ -127,7 +125,7 @@ def _effort(arguments: dict[str, Any]) -> int | None:
             "DeepSeek V4.1 takes a `reasoning_effort` of none, low, high, xhigh, max or 1 to 100",
             param="reasoning_effort",
         )
-    return effort if thinks else None
+    return effort if wants_thinking(arguments) else None
 
 
 def _last_user(messages: Sequence[Message]) -> int:

@@ -152,7 +152,7 @@ class KimiEncoder:
     """Encodes texts as `TextEncoder` does, never by fastokens.
 
     Raises:
-        NeedsEngine: special tokens that cannot be told apart in a text.
+        NeedsEngine: special tokens that a text does not distinguish.
     """
 
     __slots__ = (

@@ -21,6 +21,7 @@ from router.tokens import modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
 from router.tokens.harmony import HarmonyRenderer
+from router.tokens.kimi_code import CLASS as KIMI_CLASS
 from router.tokens.media_book import MediaBook
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.panics import is_failure
@@ -176,7 +177,7 @@ def _is_kimi(model: str, local_files_only: bool) -> bool:
     classes = config.get("auto_map")
     if isinstance(classes, dict):
         classes = classes.get("AutoTokenizer")
-    return bool(config.get("tokenizer_class") == "TikTokenTokenizer" and classes)
+    return bool(config.get("tokenizer_class") == KIMI_CLASS and classes)
 
 
 def _kimi_prompter(
