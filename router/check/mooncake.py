@@ -258,7 +258,7 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
     pool = _subject(seen)
     there = [r for r in replicas if r.error is None and r.pool in (seen.name, None)]
     members = [r for r in there if r.pool == seen.name]
-    known = [r.name for r in members if r.has_pool_connector or any(k.num_pooled for k in r.ranks)]
+    known = [r.name for r in members if _takes_part(r)]
     unknown = [r.name for r in there if r.name not in known and r.pool == seen.name]
     excluded = [r.name for r in there if r.reads_pool is False]
     if known:
@@ -283,6 +283,11 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
             "engines whose hashes cannot be computed cannot be matched with the pool's keys",
             "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here",
         )
+
+
+def _takes_part(replica: ReplicaSeen) -> bool:
+    has_connector = replica.has_pool_connector or "store" in replica.transfers
+    return has_connector or any(rank.num_pooled for rank in replica.ranks)
 
 
 def _events(seen: PoolSeen) -> Finding:

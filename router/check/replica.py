@@ -61,6 +61,7 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     seems: Role | None = None  # what it shows; None: nothing
     transfer: Transfer = "store"  # as configured, of a role that is not both
     transfers: tuple[Transfer, ...] = ()  # that it can do, by its own word; empty: or it says none
+    several: tuple[str, ...] = ()  # in its MultiConnector, in order; empty: none, or not said
     speculates: bool = False  # it has metrics of speculative decoding
     eagle: bool | None = None  # as configured; None: to be learned
     drops_last: bool | None = None  # the last block of a hit, by its own word; None: it says none
@@ -114,6 +115,7 @@ async def look(
         _with_facts(seen, facts, publishers),
         seems=info.role or facts.seems,
         transfers=info.transfers,
+        several=info.several,
         drops_last=info.eagle,
         bootstrap=bootstrap,
         has_bootstrap=has_bootstrap,
@@ -255,6 +257,8 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
             "replicas[].pool: NAME, or false",
         )
     yield from _role(subject, seen)
+    if seen.several:
+        yield _connectors(subject, seen)
     yield from _speculation(subject, seen)
     yield from events.judge(subject, seen)
 
@@ -282,6 +286,18 @@ def _role(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
         )
     elif seen.role != "both":
         yield subject.ok("role", seen.role)
+
+
+def _connectors(subject: Subject, seen: ReplicaSeen) -> Finding:
+    """Judge what a MultiConnector holds. It saves to all, and loads from one."""
+    text = f"MultiConnector: {', '.join(seen.several)}; it loads from the first that has any tokens"
+    if seen.pool is not None and "store" in seen.transfers:
+        return subject.note(
+            "connectors",
+            f"{text}, and does not say what it stores in the pool: that is known once listed",
+            "mooncake.poll_s, mooncake.list_s; or MooncakeStoreConnector alone",
+        )
+    return subject.ok("connectors", text)
 
 
 def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:

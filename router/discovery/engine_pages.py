@@ -70,12 +70,15 @@ class _KvTransfer(_Connector):
     kv_connector_extra_config: _Connectors | None = None
 
     @property
+    def is_several(self) -> bool:
+        """Whether it stands for others."""
+        return self.kv_connector == "MultiConnector" and self.kv_connector_extra_config is not None
+
+    @property
     def connectors(self) -> list[_Connector]:
         """Those it has: its own, or those of a MultiConnector, in their order."""
         extra = self.kv_connector_extra_config
-        if self.kv_connector == "MultiConnector" and extra is not None:
-            return extra.connectors
-        return [self]
+        return extra.connectors if self.is_several and extra is not None else [self]
 
 
 class _Speculation(Struct):
@@ -93,6 +96,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
 
     role: Role | None = None  # None, too: it transfers nothing
     transfers: tuple[Transfer, ...] = ()  # that it can do, and we can speak; empty, too: none
+    several: tuple[str, ...] = ()  # of a MultiConnector: its connectors, in their order
     eagle: bool | None = None  # whether it drops the last block of a hit
 
 
@@ -227,7 +231,9 @@ def server_info(body: bytes) -> ServerInfo:
         if each.kv_connector in TRANSFER_OF_CONNECTOR
     ]
     kind = next((each.kv_role for each in known), transfer.kv_role if transfer else None)
+    several = transfer.connectors if transfer is not None and transfer.is_several else []
     return ServerInfo(
+        several=tuple(each.kv_connector or "?" for each in several),
         role=ROLE_OF_KIND.get(kind or ""),
         transfers=tuple(
             dict.fromkeys(TRANSFER_OF_CONNECTOR[each.kv_connector or ""] for each in known)

@@ -3,7 +3,9 @@
 1. Find the master that serves, if there are several (router.pool.leader); read its counters, often:
    is it up, is it the same process, did it evict?
 2. List its keys where the directories may be wrong: at the start, after an eviction or a restart,
-   after a verification that differed, where a model's keys are not known yet; else now and then.
+   after a verification that differed, where a model's keys are not known yet, where there are more
+   objects and nothing was heard of them (engines' MultiConnector passes no events on); else now and
+   then.
 3. Follow its event stream, if it has one; a gap in it asks for a listing, too.
 
 It never fails a request: an error is counted and logged once, the pool is not counted on, and
@@ -72,6 +74,7 @@ class PoolFollower:
         self._clock = clock
         self._num_failures = 0
         self._list_again_s = 0.0  # not before
+        self._num_known = 0
         self._logged = ""
         self._patterns: dict[str, str] = {}
         self._clashing: tuple[str, ...] = ()
@@ -127,6 +130,7 @@ class PoolFollower:
     def _look(self, figures: MasterFigures) -> None:
         before, self._figures = self._figures, figures
         pool = self._pool
+        is_news = self._note_known()
         if figures.num_keys:
             pool.bytes_per_object = figures.bytes_per_object
         pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
@@ -155,6 +159,14 @@ class PoolFollower:
             before.num_keys, figures.num_keys
         ):
             pool.wants_listing = True
+        elif self.is_lister and not is_news and _fell(figures.num_keys, before.num_keys):
+            pool.wants_listing = True  # there are more, and nothing was heard of them
+
+    def _note_known(self) -> bool:
+        """Count the blocks that are known; return whether that is news."""
+        before = self._num_known
+        self._num_known = sum(len(directory) for directory in self._pool.directories.values())
+        return self._num_known != before
 
     # ---------------------------------------------------------------- 2 listing
 
@@ -190,6 +202,7 @@ class PoolFollower:
             took_s = self._clock() - started_s
             self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
         pool.listed_s = self._clock()
+        self._note_known()
         self._metrics.pool_listing.observe(took_s)
         self._log_patterns()
 

@@ -72,6 +72,7 @@ def test_members_are_known_by_their_word_or_taken_for_such() -> None:
     silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))
     replicas = [
         replace(silent, name="other", has_pool_connector=True),
+        replace(silent, name="several", transfers=("nixl", "store")),
         replace(silent, name="off", pool=None, reads_pool=False),
         replace(silent, name="maybe"),
         replace(silent, name="gone", error="x"),
@@ -80,7 +81,7 @@ def test_members_are_known_by_their_word_or_taken_for_such() -> None:
 
     findings = {f.text: f for f in judge(POOL, replicas) if f.about in ("members", "hashes")}
 
-    assert "take part: other, odd" in findings
+    assert "take part: other, several, odd" in findings
     assert "do not, as configured: off" in findings
     assert any("they take part: maybe;" in text for text in findings)
     assert any("cannot be matched" in text for text in findings)

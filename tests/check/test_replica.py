@@ -120,6 +120,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         replace(REPLICA, role="decode", transfer="store", transfers=("nixl", "mooncake")),
         "error", "role", "speak nixl and mooncake", "transfer: nixl",
     ),
+    (
+        replace(REPLICA, several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
+        "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
+    ),
     (replace(REPLICA, speculates=True), "note", "drafts", "is learned", "eagle: false"),
     (
         replace(REPLICA, speculates=True, drops_last=True, eagle=False),

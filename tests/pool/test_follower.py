@@ -125,6 +125,27 @@ async def test_an_eviction_is_a_reason_to_list() -> None:
         assert rig.held(20) == 0
 
 
+async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
+    """Engines with a MultiConnector say nothing of what they store; others are believed."""
+    async with rigged() as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1))
+        await rig.step()
+        assert rig.held(1, 2) == 1
+
+        rig.master.pool.put(names(2))
+        await rig.step()
+        assert rig.held(1, 2) == 2
+        assert rig.num_listings() == 2
+
+        rig.master.pool.put(names(3))
+        rig.pool.stored("tiny", [block_key(digest(3))])
+        await rig.step()
+        await rig.step()
+        assert rig.held(1, 2, 3) == 3
+        assert rig.num_listings() == 2
+
+
 async def test_listings_take_a_small_part_of_the_time() -> None:
     """However often they are wanted."""
     async with rigged() as rig:
