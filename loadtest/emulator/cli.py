@@ -71,6 +71,7 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 )
 @option("--block-size", "block_size", "Tokens per KV block.")
 @option("--num-gpu-blocks", "num_gpu_blocks", "KV blocks per rank, the null block among them.")
+@option("--kv-cache-dtype", "kv_cache_dtype", "Data type of the KV cache, as it is reported.")
 @option(
     "--sliding-window",
     "sliding_window",

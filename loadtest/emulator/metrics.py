@@ -191,7 +191,7 @@ class EngineMetrics(Collector):
         options = self._options
         labels = {
             "block_size": options.block_size,
-            "cache_dtype": "auto",
+            "cache_dtype": options.kv_cache_dtype,
             "enable_prefix_caching": options.enable_prefix_caching,
             "gpu_memory_utilization": 0.9,
             "kv_cache_size_tokens": options.num_cache_tokens(),

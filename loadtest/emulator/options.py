@@ -38,6 +38,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # the cache
     block_size: int = 16
     num_gpu_blocks: int = 16384
+    kv_cache_dtype: str = "auto"  # reported; in a pool it reads other types' objects all the same
     sliding_window: int | None = None  # tokens, of layers beside those of full attention
     num_window_groups: int = 1  # KV groups of such layers
     enable_prefix_caching: bool = True

@@ -58,6 +58,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     num_unknown_keys: int = 0
     models: tuple[PatternSeen, ...] = ()
     clashing: tuple[str, ...] = ()  # layouts that name some objects alike
+    mixed: tuple[tuple[str, str], ...] = ()  # directory, and KV data types of its replicas
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -106,6 +107,7 @@ async def look(
             for name in sorted(pool.directories)
         ),
         clashing=pool.clashing,
+        mixed=tuple((name, ", ".join(dtypes)) for name, dtypes in sorted(pool.mixed.items())),
     )
 
 
@@ -197,6 +199,14 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
             f"{' and '.join(seen.clashing)} name some objects alike: engines of one find objects "
             "of another, cannot read them, and may try for ever",
             '"cache_prefix" for each kind of replica, or the same "store_tp_size" for all, in '
+            "kv_connector_extra_config",
+        )
+    for name, dtypes in seen.mixed:
+        yield pool.error(
+            "data types",
+            f"{name}: replicas with KV caches of {dtypes} name their objects alike: engines find "
+            "what they cannot read, and may try for ever; none is credited with any",
+            'one --kv-cache-dtype for all, or a "cache_prefix" for each in '
             "kv_connector_extra_config",
         )
     yield from _members(seen, replicas)

@@ -130,6 +130,7 @@ async def look(
             names_in_keys(facts.models),
             replica=entry.name,
             layout=entry.replica.pool_layout,
+            kv_dtype=facts.kv_dtype,
         )
         pool_stored = partial(pool.stored, base, candidate=CandidateId(entry.name))
     async with asyncio.TaskGroup() as tg:

@@ -60,7 +60,7 @@ class PoolVerifier:
         """Find what each candidate's pool has in its layout.
 
         Those are left out that are in no pool, or in one that is not counted on now, or whose
-        layout is not known.
+        layout is not known, or that share its keys with replicas of another KV data type.
         `index` knows the KV groups of a contract's candidates, and whether they drop the last block
         of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
         MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
@@ -85,7 +85,7 @@ class PoolVerifier:
                 if pool is None or pool not in up:
                     continue
                 directory = up[pool].directory_of(model, candidate)
-                if directory is None:
+                if directory is None or directory in up[pool].mixed:
                     continue
                 match = by_directory.get((pool, directory))
                 if match is None:

@@ -78,6 +78,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     num_cache_tokens: int | None = None  # per rank, all KV groups counted
     prefix_caching: bool | None
     hash_algorithm: str | None
+    kv_dtype: str | None = None  # as its flag names it; `auto`: the model's own
     cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # others: another process; empty: unsaid
     started_s: float | None  # unix seconds: another value means another process
     num_ranks: int
@@ -184,6 +185,7 @@ class EngineApi:
             num_cache_tokens=pages.num_blocks(info.get("kv_cache_size_tokens")) or None,
             prefix_caching=pages.flag(info.get("enable_prefix_caching")),
             hash_algorithm=info.get("prefix_caching_hash_algo"),
+            kv_dtype=info.get("cache_dtype"),
             cache_shapes=page.cache_shapes() if page is not None else frozenset(),
             started_s=page.started_s() if page is not None else None,
             num_ranks=max(len(numbers), 1),

@@ -99,6 +99,7 @@ class ReplicaWatch:
                         follower.cancel()
             finally:
                 self._models.forget(self._name)
+                self._members.detach(replica)
                 self._streams.drop(replica)
             logger.warning("replica restarted", extra={"replica": self._name})
 
@@ -136,6 +137,7 @@ class ReplicaWatch:
             block_size=facts.block_size,
             num_blocks=facts.num_gpu_blocks,
             num_cache_tokens=facts.num_cache_tokens,
+            kv_dtype=facts.kv_dtype,
             version=facts.version,
             publishes_events=bool(facts.endpoints(self._config.events, self._replica)),
             cost_class=self._replica.hardware or facts.models[0].id,

@@ -11,6 +11,8 @@ prefixes, namespaces, fingerprints.
     several (TP 2 beside TP 4)  a directory for each, named `MODEL@@LAYOUT`: a replica reads that of
                                 the blocks that it stored itself, or of the layout configured for it
     several KV groups           a directory for each further group: `...@@group:1`
+    several KV data types       keys do not name them (0.32.0): replicas of one layout that differ
+                                find objects that they cannot read, and are credited with none
 
     begin_listing -> listed ... -> reconcile (in slices) -> True      or abandon_listing
 """
@@ -18,7 +20,7 @@ prefixes, namespaces, fingerprints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -35,6 +37,7 @@ from router.pool.layouts import GroupLayout, Layout, layouts_of
 
 _NOBODY: Final = Assignment(None, {})
 _ANYBODY: Final = CandidateId("")
+_WIDE: Final = {"bfloat16", "float16"}  # KV data types that `auto` may stand for
 _SAMPLE: Final = 20_000  # blocks of a listing that show which ranks make one (1 ms)
 
 
@@ -63,6 +66,7 @@ class PoolCatalog:
         "_assigned",
         "_evidence",
         "_is_listing",
+        "_kv_dtypes",
         "_layouts",
         "_max_blocks",
         "_models",
@@ -77,6 +81,7 @@ class PoolCatalog:
         "is_up",
         "layouts",
         "listed_s",
+        "mixed",
         "quiet_s",
         "reason",
         "wants_listing",
@@ -90,10 +95,13 @@ class PoolCatalog:
         self._layouts: dict[KeyPattern, list[Layout]] = {}  # as last seen
         self._assigned: dict[str, Assignment] = {}
         self._names: dict[str, dict[str, str]] = {}  # model -> layout -> directory, if several
+        self._kv_dtypes: dict[str, dict[str, str]] = {}  # model -> replica -> of its KV cache
         self._is_listing = False
         self._reconciling: Iterator[int] | None = None
         self.directories: dict[str, PoolDirectory] = {}
         self.layouts: dict[str, GroupLayout] = {}  # directory -> what makes its blocks
+        self.mixed: dict[str, tuple[str, ...]] = {}
+        """Directory to the KV data types of its replicas, where they differ."""
         self.bytes_per_object: float | None = None  # this and the next two: the master's figures
         self.allocated_bytes: int | None = None
         self.capacity_bytes: int | None = None
@@ -169,7 +177,13 @@ class PoolCatalog:
     # -- from engines and prompts ------------------------------------------------------------
 
     def add_model(
-        self, model: str, hints: Collection[str], *, replica: str = "", layout: str | None = None
+        self,
+        model: str,
+        hints: Collection[str],
+        *,
+        replica: str = "",
+        layout: str | None = None,
+        kv_dtype: str | None = None,
     ) -> None:
         """Serve a base model, whose objects' model field may be one of `hints`.
 
@@ -178,10 +192,21 @@ class PoolCatalog:
             hints: What keys may call it.
             replica: One that serves it.
             layout: Of that replica, or some fields of the layout's name; None: to be found out.
+            kv_dtype: Of its KV cache; None: it does not say.
         """
+        self.remove_replica(replica)
         self._models[model] = None
         self._evidence.add_model(model, hints, replica=replica, layout=layout)
         self.directory(model)
+        if kv_dtype is not None:
+            self._kv_dtypes.setdefault(model, {})[replica] = kv_dtype
+        self._find_mixed()
+
+    def remove_replica(self, replica: str) -> None:
+        """Let go of a replica that is not there any more."""
+        for dtypes in self._kv_dtypes.values():
+            dtypes.pop(replica, None)
+        self._find_mixed()
 
     def forget(self, candidate: CandidateId) -> None:
         """Forget which layout a candidate has: it is another process now."""
@@ -411,6 +436,27 @@ class PoolCatalog:
                     known_as = name if is_main else _group_name(name, number)
                     self.layouts[known_as] = group
                     self.directory(known_as)
+        self._find_mixed()
+
+    def _find_mixed(self) -> None:
+        """Find the directories that replicas of several KV data types would share."""
+        found: dict[str, set[str]] = {}
+        for model, dtypes in self._kv_dtypes.items():
+            for candidate, dtype in self._by_candidate(model, dtypes):
+                name = self.directory_of(model, candidate)
+                if name is not None:
+                    found.setdefault(name, set()).add(dtype)
+        self.mixed = {name: tuple(sorted(each)) for name, each in found.items() if _differ(each)}
+
+    def _by_candidate(
+        self, model: str, dtypes: Mapping[str, str]
+    ) -> Iterator[tuple[CandidateId, str]]:
+        """Name the candidates of replicas: those whose layout is known, else the replica."""
+        own = self._assigned[model].own if model in self._assigned else {}
+        for replica, dtype in dtypes.items():
+            of_replica = [each for each in own if each.partition("#")[0] == replica]
+            for candidate in of_replica or [CandidateId(replica)]:
+                yield candidate, dtype
 
     def _place(
         self,
@@ -444,6 +490,12 @@ class PoolCatalog:
             for name, layout in self.layouts.items()
             if layout.group is group
         ]
+
+
+def _differ(dtypes: Collection[str]) -> bool:
+    """Return whether KV caches of these cannot be one another's; `auto` may be 16 bits wide."""
+    named = set(dtypes) - {"auto"}
+    return len(named) > 1 or (len(dtypes) > 1 and not named <= _WIDE)
 
 
 def _group_name(name: str, group: int) -> str:

@@ -78,6 +78,7 @@ class PoolFollower:
         self._logged = ""
         self._patterns: dict[str, str] = {}
         self._clashing: tuple[str, ...] = ()
+        self._mixed: dict[str, tuple[str, ...]] = {}
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -265,6 +266,7 @@ class PoolFollower:
 
     def _log(self) -> None:
         """Log a change of state, once."""
+        self._log_mixed()
         said = "up" if self._pool.is_up else self._pool.reason
         if said == self._logged:
             return
@@ -280,6 +282,17 @@ class PoolFollower:
                 "pool lost: nothing is counted on there",
                 extra={"master": self._api.url, "reason": said},
             )
+
+    def _log_mixed(self) -> None:
+        mixed, self._mixed = self._mixed, self._pool.mixed
+        for name, dtypes in self._mixed.items():
+            if name not in mixed:
+                logger.warning(
+                    "replicas with KV caches of several data types name pool objects alike and "
+                    "cannot read the others': none is credited with any; give each kind a "
+                    "cache_prefix",
+                    extra={"model": name, "kv_cache_dtypes": ", ".join(dtypes)},
+                )
 
     def _log_patterns(self) -> None:
         for name, layout in self._pool.layouts.items():

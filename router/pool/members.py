@@ -25,6 +25,11 @@ class PoolMembers:
         """Name the pool that a replica reads and writes; None: none."""
         return pool_of(configured, tuple(self._pools))
 
+    def detach(self, replica: Replica) -> None:
+        """Note that the replica is not there, or will be another process."""
+        if replica.pool is not None:
+            self._pools[replica.pool].catalog.remove_replica(replica.name)
+
     def attach(self, replica: Replica, configured: ReplicaConfig) -> None:
         """Note what the replica's objects in its pool may be called; forget whether it reads it."""
         said = configured.pool
@@ -35,6 +40,7 @@ class PoolMembers:
                 names_in_keys(replica.models),
                 replica=replica.name,
                 layout=configured.pool_layout,
+                kv_dtype=replica.kv_dtype,
             )
         elif self._pools and said is not False:
             logger.warning(

@@ -34,6 +34,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     num_blocks: int | None = None
     num_cache_tokens: int | None = None  # that a rank's cache holds, by the engine's own word
+    kv_dtype: str | None = None  # of its KV cache, as its flag names it; `auto`: the model's own
     version: str | None = None
     publishes_events: bool = False
     cost_class: str = "default"

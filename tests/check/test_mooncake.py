@@ -67,6 +67,19 @@ def test_an_empty_pool_and_followed_events_are_well() -> None:
         assert [f.about for f in findings if f.level != "ok"] == ["load failures"]
 
 
+def test_data_types_that_share_names_are_an_error() -> None:
+    """Engines find what they cannot read; the model and the types are named."""
+    (found,) = [
+        f
+        for f in judge(replace(POOL, mixed=(("qwen", "auto, fp8"),)), [REPLICA])
+        if f.level == "error"
+    ]
+
+    assert found.about == "data types"
+    assert "qwen: replicas with KV caches of auto, fp8" in found.text
+    assert "cache_prefix" in found.hint
+
+
 def test_members_are_known_by_their_word_or_taken_for_such() -> None:
     """By their stores, their metrics, the configuration; the rest is only believed."""
     silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))

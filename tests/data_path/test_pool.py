@@ -334,6 +334,35 @@ async def test_a_pool_that_is_not_there_is_no_reason_not_to_serve() -> None:
         assert "pool lost: nothing is counted on there" in stage.log
 
 
+async def test_what_is_of_another_data_type_is_not_credited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its keys are the same, an engine could not read it; the log says so once."""
+    async with PoolMaster(EmulatedPool()) as master:
+        options = {"pool": master.url, "ms_per_fetched_token": 0.0}
+        settings = {
+            "mooncake__master": master.url,
+            "mooncake__poll_s": 0.02,
+            "policy__name": "round_robin",
+        }
+        async with (
+            Engines(1, **options) as (one,),
+            Engines(1, kv_cache_dtype="fp8", **options) as (two,),
+            on_stage(one, two, **settings) as stage,
+        ):
+            await stage.until(lambda: stage.pool.is_up)
+            first = await ask(stage, (one, two), words(1))
+            await named(stage)
+            second = await ask(stage, (one, two), words(1), "ok", words(2))
+            await stage.until(lambda: "KV caches of several data types" in caplog.text)
+            listed = (await stage.admin("/admin/replicas")).json()["replicas"]
+
+    assert first.replica != second.replica
+    assert len(stage.pool.directories["tiny"]) > 0
+    assert parts(second)["pool"] == 0
+    assert [each["replica"]["kv_dtype"] for each in listed] == ["auto", "fp8"]
+
+
 async def test_what_is_on_disk_only_is_not_counted_on() -> None:
     """Asked about before the decision; a listing that shows it again changes nothing."""
     async with pooled() as (stage, master, engines):

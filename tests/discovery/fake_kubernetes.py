@@ -12,7 +12,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
@@ -53,6 +53,7 @@ class FakeKubernetes:
         self.status = 200
         self.watch_status = 200
         self.list_body: bytes | None = None  # instead of the list
+        self.list_end: Literal["never", "cut"] | None = None  # how a list ends that is begun
         self.is_silent = False
         self.num_lists = 0
         self.queries: list[dict[str, str]] = []  # of watches
@@ -104,7 +105,9 @@ class FakeKubernetes:
         if status != 200:
             return _status(status)
         assert request.query["labelSelector"] == f"kubernetes.io/service-name={SERVICE}"
-        return await self._watch(request) if is_watch else self._list(request)
+        if is_watch:
+            return await self._watch(request)
+        return await self._begin(request) if self.list_end is not None else self._list(request)
 
     def _list(self, request: web.Request) -> web.Response:
         if self.list_body is not None:
@@ -115,6 +118,17 @@ class FakeKubernetes:
         more = {"continue": str(end)} if end < len(self.slices) else {}
         metadata = {"resourceVersion": "42"} | more
         return web.json_response({"kind": "EndpointSliceList", "metadata": metadata, "items": page})
+
+    async def _begin(self, request: web.Request) -> web.StreamResponse:
+        """Begin a list that does not come to its end."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"items": [')
+        if self.list_end == "never":
+            await asyncio.Event().wait()
+        assert request.transport is not None
+        request.transport.abort()
+        return response
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         self.queries.append(dict(request.query))

@@ -27,7 +27,7 @@ vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
 vllm:num_requests_running{engine="1",model_name="tiny"} 4.0
 vllm:num_requests_waiting{engine="0",model_name="tiny"} 1.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 9.0
-vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0",num_gpu_blocks="1200",prefix_caching_hash_algo="sha256"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="fp8",enable_prefix_caching="True",engine="0",num_gpu_blocks="1200",prefix_caching_hash_algo="sha256"} 1.0
 """  # noqa: E501
 SOURCES = {
     "0": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": None},
@@ -78,6 +78,7 @@ async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineAp
     assert facts.models == (ServedModel(id="tiny", root="/models/tiny", max_model_len=4096),)
     assert (facts.version, facts.block_size, facts.num_gpu_blocks) == ("0.32.0", 32, 600)
     assert (facts.prefix_caching, facts.hash_algorithm, facts.num_ranks) == (True, "sha256", 2)
+    assert facts.kv_dtype == "fp8"
     assert facts.event_sources == {
         0: EventSource("tcp://*:5557"),
         1: EventSource("tcp://*:5558", topic="kv"),

@@ -127,6 +127,20 @@ async def test_a_watch_that_has_gone_silent_is_left(
         await subject.sees("b")
 
 
+async def test_a_watch_that_is_alive_and_has_lost_an_event_is_left_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on beyond its time, and only a new list shows which pod is gone."""
+    monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
+    async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
+        await subject.until(lambda: subject.server.num_watches)
+        subject.server.set(B, silently=True)
+        async with asyncio.timeout(60):
+            while subject.answers[-1] != ["b"]:
+                subject.server.send("BOOKMARK", {"metadata": {"resourceVersion": "99"}})
+                await asyncio.sleep(0.05)
+
+
 FAILURES: list[tuple[str, Callable[[FakeKubernetes], object], str]] = [
     ("forbidden", lambda s: setattr(s, "status", 403), "`list` and `watch` on endpointslices"),
     ("watch", lambda s: setattr(s, "watch_status", 403), "`list` and `watch` on endpointslices"),
@@ -137,6 +151,10 @@ FAILURES: list[tuple[str, Callable[[FakeKubernetes], object], str]] = [
     ("garbage", lambda s: setattr(s, "list_body", b"<html>"), "no list of EndpointSlices"),
     ("deep", lambda s: setattr(s, "list_body", b"[" * 9999), "no list of EndpointSlices"),
     ("silent", lambda s: setattr(s, "is_silent", True), "no answer in"),
+    ("slow", lambda s: setattr(s, "list_end", "never"), "its list did not end in time"),
+    ("cut", lambda s: setattr(s, "list_end", "cut"), "its list broke off"),
+    ("pages", lambda s: setattr(s, "status", 410), "answered 410"),
+    ("version", lambda s: setattr(s, "watch_status", 410), "answered 410"),
 ]
 
 
@@ -155,7 +173,13 @@ async def test_a_server_that_fails_changes_nothing(
         server = subject.server
         await subject.sees("a")
         await subject.until(lambda: server.num_watches)
-        before = {"status": 200, "watch_status": 200, "list_body": None, "is_silent": False}
+        before = {
+            "status": 200,
+            "watch_status": 200,
+            "list_body": None,
+            "list_end": None,
+            "is_silent": False,
+        }
         token, num_answers = server.token, len(subject.answers)
         server.set(B, silently=True)
         spoil(server)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
+from policies.view import CandidateId
 from router.contracts import BlockKey, block_key
 from router.pool.catalog import PoolCatalog
 
@@ -251,3 +254,53 @@ def test_a_block_s_size_is_that_of_its_objects() -> None:
     listing(pool, [name(1, head="tiny@tp_rank:0"), name(1, head="tiny@tp_rank:1")])
 
     assert pool.bytes_per_block("tiny") == 200.0
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "mixed"),
+    [
+        (("auto", "auto"), ()),
+        (("auto", "bfloat16"), ()),
+        (("auto", None), ()),
+        (("auto", "fp8"), ("auto", "fp8")),
+        (("bfloat16", "float16"), ("bfloat16", "float16")),
+        (("fp8_e4m3", "fp8_e5m2"), ("fp8_e4m3", "fp8_e5m2")),
+    ],
+)
+def test_replicas_whose_kv_differs_in_type_are_noticed(
+    dtypes: tuple[str | None, str | None], mixed: tuple[str, ...]
+) -> None:
+    """Keys do not name it; `auto` may be any type of 16 bits."""
+    pool = a_pool()
+    for replica, dtype in zip(("r1", "r2"), dtypes, strict=True):
+        pool.add_model("tiny", ("tiny",), replica=replica, kv_dtype=dtype)
+
+    assert pool.mixed.get("tiny", ()) == tuple(sorted(mixed))
+
+    pool.remove_replica("r2")
+    assert pool.mixed == {}
+
+
+def test_replicas_of_other_prefixes_may_differ_in_the_type_of_their_kv() -> None:
+    """Each finds its own objects alone, as soon as it has stored some."""
+    pool = a_pool()
+    heads = {"r1": "one@tiny@tp_rank:0@group:0", "r2": "two@tiny@tp_rank:0@group:0"}
+    for replica, dtype in zip(heads, ("auto", "fp8"), strict=True):
+        pool.add_model("tiny", ("tiny",), replica=replica, kv_dtype=dtype)
+    assert pool.mixed == {"tiny": ("auto", "fp8")}
+
+    for at, replica in enumerate(heads):
+        numbers = range(100 * at + 1, 100 * at + 31)
+        pool.stored("tiny", chain(*numbers), candidate=CandidateId(replica))
+    listing(
+        pool,
+        [
+            *names(range(1, 31), head=heads["r1"]),
+            *names(range(101, 131), head=heads["r2"]),
+        ],
+    )
+
+    assert pool.mixed == {}
+    assert pool.directory_of("tiny", CandidateId("r1")) != pool.directory_of(
+        "tiny", CandidateId("r2")
+    )
