@@ -17,12 +17,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 
+from loadtest.markdown import table
 from router.api.anthropic import parse_messages
 from router.api.openai import ChatRequest, Json, parse_chat
 from router.api.responses import parse_responses
@@ -133,20 +135,31 @@ def main() -> None:
         before = json.loads(GOLDEN.read_text())["families"] if GOLDEN.exists() else {}
         golden = {"seed": given.seed, "families": {**before, **found}}
         GOLDEN.write_text(json.dumps(golden, indent=0, sort_keys=True) + "\n")
-    is_proven, num_equal = True, 0
+    counts: dict[str, Counter[str]] = {}
     for name, recorded in found.items():
         named, _, api = name.rpartition(" ")
         seen = compare(load(named), named, api, given.seed, recorded)
-        num_equal += seen.num_equal
-        is_proven &= not seen.wrong and not seen.wrongly_refused
-        print(
-            f"{name}: of {len(recorded)} equal {seen.num_equal}, refused by both "
-            f"{seen.num_refused - len(seen.wrongly_refused)}, the engine's to make "
-            f"{seen.num_for_engine}, wrong {seen.wrong[:10]}, wrongly refused "
-            f"{seen.wrongly_refused[:10]}"
-        )
-    print(f"{num_equal} prompts with the engine's ids")
-    sys.exit(not is_proven)
+        counts.setdefault(named, Counter()).update(_counts(seen, len(recorded)))
+        for fault, numbers in (("wrong", seen.wrong), ("wrongly refused", seen.wrongly_refused)):
+            if numbers:
+                print(f"{name}, {fault}: {numbers[:10]}")
+    counts["all"] = sum(counts.values(), Counter())
+    header = ("conversations", "equal", "left to the engine", "refused by it", "wrong")
+    rows = [[name, *(f"{of[column]:,}" for column in header)] for name, of in counts.items()]
+    print(table(("family", *header), rows))
+    sys.exit(counts["all"]["wrong"] > 0)
+
+
+def _counts(seen: Comparison, num: int) -> dict[str, int]:
+    """Share conversations out: each has one column of the table, and counts in the first."""
+    num_wrong = len(seen.wrong) + len(seen.wrongly_refused)
+    return {
+        "conversations": num,
+        "equal": seen.num_equal,
+        "left to the engine": seen.num_for_engine,
+        "refused by it": num - seen.num_equal - seen.num_for_engine - num_wrong,
+        "wrong": num_wrong,
+    }
 
 
 if __name__ == "__main__":
