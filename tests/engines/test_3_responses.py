@@ -113,3 +113,41 @@ def test_a_response_is_found_through_any_router(
         assert routers[1].metric("warmroute_responses_found_total", result="redis") == 6
         lost = httpx.get(f"{routers[0].url}/v1/responses/resp_unheard_of", timeout=30)
         assert lost.status_code == 404
+
+
+def test_what_runs_in_the_background_is_reached(
+    start_router: Callable[..., Router], replicas: tuple[Engine, Engine]
+) -> None:
+    """Read until it is done, its events from a point on, cancelled: all at the engine that has it.
+
+    An engine without these routes (vLLM 0.32 has no input_items) says so itself.
+    """
+    with start_router(policy="round_robin") as router:
+        body = {"model": "tiny", "input": "Count.", "max_output_tokens": 24, "background": True}
+        made = [httpx.post(f"{router.url}/v1/responses", json=body, timeout=60) for _ in range(4)]
+        long = {**body, "max_output_tokens": 12_000, "stream": True}
+        with httpx.stream("POST", f"{router.url}/v1/responses", json=long, timeout=60) as stream:
+            events = (json.loads(line[5:]) for line in stream.iter_lines() if line[:5] == "data:")
+            running = next(events)["response"]["id"]
+
+        for answer in made:
+            assert answer.json()["status"] in ("queued", "in_progress", "completed")
+            url = f"{router.url}/v1/responses/{answer.json()['id']}"
+            wait_until(
+                lambda: httpx.get(url, timeout=30).json()["status"] in ("completed", "incomplete"),  # noqa: B023
+                60,
+                "the response",
+            )
+            assert httpx.get(f"{url}/input_items", timeout=30).json() == {"detail": "Not Found"}
+        assert len({answer.headers["x-warmroute-replica"] for answer in made}) == 2
+
+        url = f"{router.url}/v1/responses/{running}"
+        replayed = httpx.stream(
+            "GET", url, params={"stream": True, "starting_after": 1}, timeout=60
+        )
+        with replayed as stream:
+            events = (json.loads(line[5:]) for line in stream.iter_lines() if line[:5] == "data:")
+            assert next(events)["sequence_number"] == 2
+        cancelled = httpx.post(f"{url}/cancel", timeout=60)
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+        assert httpx.get(url, timeout=30).json()["status"] == "cancelled"

@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 
-from tests.engines.harness import Engine, Router, wait_until
+from router.api.sessions import session_hash, session_of
+from router.config import Config
+from tests.engines.harness import Engine, EventTap, Router, wait_until
 from tests.engines.turns import SETTLE_S
 
 TOOL: dict[str, Any] = {
@@ -124,19 +126,26 @@ def test_tokens_are_counted_as_the_engine_counts(
     assert router.metric("warmroute_counted_requests_total", by="router") == before + 1
 
 
-def test_what_the_engine_refuses_it_refuses_in_its_own_words(
-    router: Router, replicas: tuple[Engine, Engine]
-) -> None:
-    """Unknown blocks and server tools are forwarded unchanged."""
-    document = {"type": "document", "source": {"type": "text", "data": "x"}}
-    search = {"type": "web_search_20250305", "name": "web_search"}
-    for fields in (
-        {"messages": [{"role": "user", "content": [document]}]},
-        {"messages": _turns()[:1], "tools": [search]},
+def test_events_name_the_session(router: Router, taps: tuple[EventTap, EventTap]) -> None:
+    """What an agent or its sub-agent has computed is published under the digest of its session."""
+    body = {"model": "tiny", "max_tokens": 1, "system": SYSTEM, "messages": _turns()[:1]}
+    for headers in (
+        {"x-claude-code-session-id": "s"},
+        {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"},
     ):
-        body = {"model": "tiny", "max_tokens": 1, **fields}
-        direct = httpx.post(f"{replicas[0].url}/v1/messages", json=body, timeout=60)
-        through = httpx.post(f"{router.url}/v1/messages", json=body, timeout=60)
-
-        assert direct.status_code == 400
-        assert (through.status_code, through.json()) == (400, direct.json())
+        body["system"] = [{"type": "text", "text": f"{headers} " * 20}]  # blocks of its own
+        answer = httpx.post(f"{router.url}/v1/messages", json=body, headers=headers, timeout=120)
+        assert answer.status_code == 200, answer.text
+        session = session_of(headers, body, Config().session.headers, "/v1/messages")
+        assert session is not None
+        assert (session.parent is not None) == (len(headers) > 1)
+        name = f"{session_hash(session.name, 'tiny'):016x}"
+        wait_until(
+            lambda name=name: any(
+                event["type"] == "BlockStored" and event.get("session_id") == name
+                for tap in taps
+                for event in tap.events()
+            ),
+            20,
+            f"blocks of the session {name}",
+        )
