@@ -301,7 +301,7 @@ def home(stage: Stage, session: int) -> None:
 
 
 async def traffic(
-    stage: Stage, is_over: Any, *, num_clients: int = 4, limit_s: float = 50.0
+    stage: Stage, is_over: Any, *, num_clients: int = 4, limit_s: float = 120.0
 ) -> None:
     """Let clients ask one after the other until something is so."""
 

@@ -285,7 +285,7 @@ async def test_a_first_byte_that_does_not_come_moves_on() -> None:
     """Also where probes are answered: each phase has its own deadline."""
     async with (
         Engines(2) as engines,
-        on_stage(*engines, forward__first_byte_timeout_s=0.2) as stage,
+        on_stage(*engines, forward__first_byte_timeout_s=1.0) as stage,
     ):
         first = await warmed(stage, engines)
         arm(holder(stage, first, engines), "hang", count=1)

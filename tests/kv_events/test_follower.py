@@ -26,7 +26,7 @@ class WatchedEvents(EngineEvents):
     """Signals when a turn of the loop is over: it receives again."""
 
     def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
-        super().__init__(endpoint, replay_endpoint, "kv", replay_timeout_s=0.3)
+        super().__init__(endpoint, replay_endpoint, "kv", replay_timeout_s=2.0)
         self.turned = asyncio.Event()
 
     async def receive(self, timeout_s: float) -> Received:
@@ -154,6 +154,7 @@ async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
         other.close()
         async with following(publisher) as followed:
             followed.source._replay_endpoint = other.replay_endpoint
+            followed.source._replay_timeout_s = 0.3
             await followed.until(lambda: followed.stream.counters.num_failed_replays >= 3)
             number = iter(range(10_000))
 

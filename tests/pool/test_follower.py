@@ -77,10 +77,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(**fields: object) -> AsyncIterator[Rig]:
+async def rigged(*, timeout_s: float = 10.0, **fields: object) -> AsyncIterator[Rig]:
     async with PoolMaster(EmulatedPool(capacity_bytes=16_384 * 8)) as master:
-        config = msgspec.convert({"master": master.url, "timeout_s": 0.3, **fields}, MooncakeConfig)
-        async with MasterApi(master.url, timeout_s=0.3) as api:
+        given = {"master": master.url, "timeout_s": timeout_s, **fields}
+        config = msgspec.convert(given, MooncakeConfig)
+        async with MasterApi(master.url, timeout_s=timeout_s) as api:
             yield Rig(master, api, config)
 
 
@@ -223,7 +224,7 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
 @pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
 async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
     """Then it is not counted on, and what was known stays for its return."""
-    async with rigged() as rig:
+    async with rigged(timeout_s=1.0 if fault == "hang" else 10.0) as rig:
         rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         await rig.step()

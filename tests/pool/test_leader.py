@@ -24,7 +24,7 @@ async def group(*states: str) -> AsyncIterator[tuple[MasterApi, PoolMaster, Pool
     """Two masters that say these things of themselves."""
     async with PoolMaster() as one, PoolMaster() as two:
         one.ha_status, two.ha_status = states
-        async with MasterApi(f"{one.url}, {two.url}/", timeout_s=0.3) as api:
+        async with MasterApi(f"{one.url}, {two.url}/", timeout_s=10.0) as api:
             yield api, one, two
 
 

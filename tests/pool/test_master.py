@@ -27,7 +27,7 @@ async def master() -> AsyncIterator[PoolMaster]:
 
 @pytest.fixture
 async def api(master: PoolMaster) -> AsyncIterator[MasterApi]:
-    async with MasterApi(master.url + "/", timeout_s=0.2) as asking:
+    async with MasterApi(master.url + "/", timeout_s=1.0) as asking:
         yield asking
 
 
