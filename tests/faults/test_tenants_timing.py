@@ -18,9 +18,11 @@ from loadtest.emulator.time_model import TimeModel
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
 from tests.faults.test_tenants import A, B, tenants_file
 
-COLD = TimeModel(base_ms=1.0, ms_per_prefill_token=0.05)  # 65 ms for these prompts
+# 160 ms for these prompts: a busy machine adds 100 ms to some of them and to some it does not.
+COLD = TimeModel(base_ms=1.0, ms_per_prefill_token=0.12)
 NUM_PROBES = 20
 NUM_WORDS = 300
+BY_CHANCE = 3.3  # one sample of 1,000 is beyond
 
 
 @pytest.mark.parametrize("cache", ["own", "group"])
@@ -53,9 +55,9 @@ async def test_time_shows_nothing_of_other_tenants(tmp_path: Path, cache: str) -
     z = _rank_sum(probes, fresh)
     figures = f"z={z:.2f}, medians {_median(probes):.1f} and {_median(fresh):.1f} ms"
     if cache == "own":
-        assert abs(z) < 3.3, figures  # 1 in 1,000 by chance
+        assert abs(z) < BY_CHANCE, figures
     else:
-        assert z < -4, figures
+        assert z < -BY_CHANCE, figures
 
 
 def _unsalted(line: str) -> str:
