@@ -133,5 +133,6 @@ class Decider:
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)
         taken_s = time.thread_time() - start_s
         caches.release(claim, computed=False, now_s=now_s)
+        caches.expire_claims(now_s)  # as the router does all the time: they hold the chain
         fleet.end(lease, now_s, Outcome.OK)
         return taken_s * 1e6

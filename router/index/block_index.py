@@ -22,7 +22,7 @@ from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, 
 from router.index.hit_length import Chain, KvLayout, with_drop
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.last_block import Drop, LastBlock
-from router.index.prefix import Either, PrefixEnd, leading, num_leading, prolonged
+from router.index.prefix import NO_END, Either, PrefixEnd, leading, num_leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
 from router.messages import TierChange
@@ -281,7 +281,7 @@ class BlockIndex:
         """Claim blocks that a request will compute there; several requests may claim the same."""
         computing = self._of(candidate).computing
         claimed = dict.fromkeys(keys, 1)
-        if len(claimed) == len(keys) and computing.keys().isdisjoint(claimed):
+        if len(claimed) == len(keys) and computing.keys().isdisjoint(claimed.keys()):
             computing.update(claimed)  # mostly; a quarter of the time
         else:
             for key in keys:
@@ -412,18 +412,35 @@ class BlockIndex:
     def _match(
         self, chain: Sequence[BlockKey], candidates: Iterable[CandidateId]
     ) -> dict[CandidateId, BlockMatch]:
+        if not chain:
+            return dict.fromkeys(candidates, NO_BLOCKS)
         matches: dict[CandidateId, BlockMatch] = {}
         known: dict[int, BlockMatch] = {0: NO_BLOCKS}
         ends: list[PrefixEnd] = []
+        end, first, holdings_of = NO_END, chain[0], self._holdings.get
+        num_blocks, last, following, before_last, before_that = end
         for candidate in candidates:
-            holdings = self._holdings.get(candidate)
-            if holdings is None or not chain:
+            holdings = holdings_of(candidate)
+            if holdings is None:
                 matches[candidate] = NO_BLOCKS
                 continue
-            stored = leading(chain, holdings.gpu, ends)
+            gpu = holdings.gpu
+            if (  # where most candidates' prefix ends: what `leading` finds, in half the time
+                last in gpu
+                and following not in gpu
+                and before_last in gpu
+                and before_that in gpu
+                and first in gpu
+            ):
+                stored = num_blocks
+            else:
+                stored = leading(chain, gpu, ends)
+                if ends and ends[0] is not end:
+                    end = ends[0]
+                    num_blocks, last, following, before_last, before_that = end
             if holdings.computing or holdings.cpu:
-                following = chain[stored] if stored < len(chain) else None
-                if following in holdings.computing or following in holdings.cpu:
+                next_key = chain[stored] if stored < len(chain) else None
+                if next_key in holdings.computing or next_key in holdings.cpu:
                     matches[candidate] = _with_other_tiers(chain, holdings, stored)
                     continue
             match = known.get(stored)

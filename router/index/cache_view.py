@@ -153,10 +153,9 @@ class CacheView:
                 matches[candidate] = self.index.prolonged(short, candidate, held)
         if self.index.last_blocks:
             self._drop_last(matches)
-        for candidate in matches:
-            stream = self._streams.get(candidate)
-            if stream is not None and stream.is_suspect:
-                matches[candidate] = NO_BLOCKS
+        streams = self._streams
+        for candidate in [each for each in matches if each in streams and streams[each].is_suspect]:
+            matches[candidate] = NO_BLOCKS
         return matches
 
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:

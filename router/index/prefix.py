@@ -23,6 +23,7 @@ class PrefixEnd(NamedTuple):
     before_that: BlockKey
 
 
+NO_END = PrefixEnd(0, BlockKey(-1), -1, BlockKey(-1), BlockKey(-1))
 _MAX_ENDS = 12  # a bisection of 6,000 blocks costs as much as trying so many
 
 
@@ -37,11 +38,11 @@ def _prefix_end(chain: Sequence[BlockKey], num_blocks: int) -> PrefixEnd:
 
 
 def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[PrefixEnd]) -> int:
-    """Count leading blocks in `held`; adds an end it had to bisect for to `ends`."""
+    """Count leading blocks in `held`; the end that it found comes first in `ends`, mostly."""
     if chain[0] not in held:
         return 0
     low, high = 1, len(chain)  # blocks [0, low) are held; none behind `high` is
-    for num_blocks, last, following, before_last, before_that in ends:
+    for position, (num_blocks, last, following, before_last, before_that) in enumerate(ends):
         if num_blocks < low or num_blocks > high:
             continue
         if last not in held:
@@ -49,10 +50,12 @@ def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[Pre
         elif following in held:
             low = num_blocks + 1
         elif before_last in held and before_that in held:
+            if position:
+                ends.insert(0, ends.pop(position))
             return num_blocks
     low = _bisect(chain, held, low, high)
     if len(ends) < _MAX_ENDS:
-        ends.append(_prefix_end(chain, low))
+        ends.insert(0, _prefix_end(chain, low))
     return _checked(chain, held, low)
 
 

@@ -65,10 +65,10 @@ class RankBlocks:
         "_lora_paths",
         "_plain",
         "_pool_stored",
-        "_search",
         "_translation",
         "counters",
         "needs_history",
+        "search",
         "understands_groups",
     )
 
@@ -87,7 +87,7 @@ class RankBlocks:
         self._pool_stored = pool_stored
         self._candidate = candidate
         self._lora_paths = {} if lora_paths is None else lora_paths
-        self._search = ContractSearch(contract, seeds, self._lora_paths)
+        self.search = ContractSearch(contract, seeds, self._lora_paths)
         self._translation: Translation | None = None
         self._groups = RankGroups()
         self._plain: dict[int | None, str | None] = {}
@@ -101,17 +101,17 @@ class RankBlocks:
     @property
     def contract(self) -> HashContract:
         """The contract found, or the guess."""
-        return self._search.contract
+        return self.search.contract
 
     @property
     def phase(self) -> Phase:
         """How far the search for the contract is."""
-        return self._search.phase
+        return self.search.phase
 
     @property
     def wants_tokens(self) -> bool:
         """Whether batches have to be decoded with their tokens."""
-        return self._search.phase is not Phase.FOUND
+        return self.search.phase is not Phase.FOUND
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:
@@ -122,14 +122,14 @@ class RankBlocks:
         self, contract: HashContract, *, is_verified: bool, groups: tuple[KvGroup, ...] = ()
     ) -> None:
         """Go on with the blocks that are in the index, as another router named them."""
-        self._search.take_over(contract, is_verified=is_verified)
+        self.search.take_over(contract, is_verified=is_verified)
         self._is_taken_over = True
         self._groups.take_over(groups)
         self._lay_out()
 
     def restart(self) -> None:
         """Forget what was learned about the engine: it may be another one now."""
-        self._search.restart()
+        self.search.restart()
         self._translation = None
         self._groups = RankGroups()
         self._lay_out()
@@ -239,7 +239,7 @@ class RankBlocks:
 
     def _examine(self, event: BlockStored, payload: bytes, position: int) -> None:
         """Learn about the contract from an event that starts a prompt."""
-        search, contract, phase = self._search, self.contract, self.phase
+        search, contract, phase = self.search, self.contract, self.phase
         view = self._view(event)
         if view is None or not search.wants(view):
             return

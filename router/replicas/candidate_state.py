@@ -154,7 +154,7 @@ class CandidateState:
             view is None
             or now_s >= self._view_until_s
             or match != self._view_match
-            or view.cost is not self.fit.model
+            or view.cost is not self.speed.cost_class.fit.model
         ):
             view = self._describe(match, now_s)
             self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself

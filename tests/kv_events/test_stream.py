@@ -431,7 +431,7 @@ def test_tokens_that_are_none_degrade() -> None:
     talk.say(batch(stored(prompt(1))))
     for number in range(2 * VERIFY_EVERY):
         talk.say(BAD_TOKENS if number == VERIFY_EVERY else batch(stored(prompt(number + 2))))
-    talk.stream._blocks._search._num_until_verified = 0
+    talk.stream._blocks.search._num_until_verified = 0
     talk.say(BAD_TOKENS)
 
     assert talk.stream.state_and_reason() == ("degraded", "a batch was not understood")
