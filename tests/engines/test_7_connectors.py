@@ -13,29 +13,30 @@ from msgspec.structs import replace
 from loadtest.agents import make_sessions
 from loadtest.engines.ports import free_port
 from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
+from tests.engines.test_7_prefill import chat, said
 from tests.engines.turns import PROFILE, take_turns, wrong_predictions
 from tests.forks import python_command, python_environment
 
 MAX_WRONG = 2  # of twelve: on a starved machine a read may fail, and is computed instead
 
 
-def several(log_dir: Path, name: str) -> tuple[str, str]:
+def several(log_dir: Path, name: str, role: str = "kv_both") -> tuple[str, str]:
     """Options of an engine that saves to the pool and to files of its own."""
     connectors = [
         {
             "kv_connector": "MooncakeStoreConnector",
-            "kv_role": "kv_both",
+            "kv_role": role,
             "kv_connector_extra_config": {"lookup_rpc_port": free_port()},
         },
         {
             "kv_connector": "ExampleConnector",
-            "kv_role": "kv_both",
+            "kv_role": role,
             "kv_connector_extra_config": {"shared_storage_path": str(log_dir / f"{name}-files")},
         },
     ]
     transfer = {
         "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"connectors": connectors},
     }
@@ -47,7 +48,7 @@ def check(engines: Sequence[Engine], master: Master) -> str:
     urls = [word for engine in engines for word in ("--replica", engine.url)]
     command = [*python_command(), "-m", "router.cli", "check", *urls, "--mooncake", master.url]
     done = subprocess.run(
-        [*command, "--wait", "60"],
+        [*command, "--wait", "60", "--health-timeout-s", "60"],  # /server_info takes seconds
         env=python_environment(),
         capture_output=True,
         text=True,
@@ -89,3 +90,39 @@ async def test_a_pool_is_known_whose_engines_announce_nothing(log_dir: Path) -> 
     assert num_announced == 0
     assert "MultiConnector: MooncakeStoreConnector, ExampleConnector" in found
     assert "take part: r1, r2" in found
+
+
+@pytest.mark.timeout(600)
+def test_one_computes_and_the_other_answers(log_dir: Path) -> None:
+    """Through the store alone, as without the other connector; without roles they are refused."""
+    master = Master(log_dir)
+    with all_up([master], timeout_s=MASTER_READY_S):
+        producer, consumer = engines = [
+            master.engine(role, log_dir, options=several(log_dir, role, role))
+            for role in ("kv_producer", "kv_consumer")
+        ]
+        config = {
+            "replicas": [
+                {"url": producer.url, "name": "p", "role": "prefill"},
+                {"url": consumer.url, "name": "d", "role": "decode"},
+            ],
+            "prefill": {"store_wait_s": 5.0},
+        }
+        with all_up(engines):
+            with Router(engines, log_dir, options=master.options) as router:
+                refused = router.chat(chat(9))
+            with Router((), log_dir, config=config, options=master.options) as router:
+                answers = [router.chat(chat(number)) for number in range(3)]
+            alone = [producer.chat(chat(number)) for number in range(3)]
+
+    assert refused.status_code == 503
+    assert "computed at r1 (kv_producer)" in refused.json()["error"]["message"]
+    assert [said(answer) for answer in answers] == [
+        each["choices"][0]["message"]["content"] for each in alone
+    ]
+    for answer in answers:
+        usage = answer.json()["usage"]
+        num_reusable = (usage["prompt_tokens"] - 1) // 32 * 32
+        assert answer.headers["x-warmroute-prefill"] == "p"
+        assert usage["prompt_tokens_details"]["cached_tokens"] == num_reusable > 1000
+        assert answer.headers["x-warmroute-cached"] == f"gpu=0;cpu=0;pool={num_reusable}"
