@@ -116,7 +116,7 @@ def router(replicas: tuple[Engine, Engine], lasting_router: Router) -> Router:
             engine.reset_prefix_cache()
         return False
 
-    wait_until(is_cold, 30, "cold caches")
+    wait_until(is_cold, 60, "cold caches")
     return lasting_router
 
 

@@ -39,12 +39,12 @@ from tests.forks import PYTHONPATH, kill, python_command
 
 __all__ = [
     "BLOCK_SIZE", "ENGINE_READY_S", "ENVIRON", "MASTER_READY_S", "MAX_MODEL_LEN", "MODEL_DIR",
-    "NUM_BLOCKS", "REPOSITORY", "Engine", "EventTap", "LossyProxy", "Master", "Ours", "Router",
-    "all_up", "answers", "engine_python", "num_removed", "read_metric", "replay", "unpack",
-    "wait_until",
+    "NUM_BLOCKS", "REPOSITORY", "ROUTER_READY_S", "Engine", "EventTap", "LossyProxy", "Master",
+    "Ours", "Router", "all_up", "answers", "engine_python", "num_removed", "read_metric",
+    "replay", "unpack", "wait_until",
 ]  # fmt: skip
 
-ROUTER_READY_S = 30.0
+ROUTER_READY_S = 90.0  # beside engines under load, on two cores
 
 
 class Ours(Process):
@@ -251,7 +251,7 @@ class LossyProxy:
         self._is_losing.set()
         try:
             yield
-            wait_until(lambda: self.num_lost > num_lost_before, 10, "a message to lose")
+            wait_until(lambda: self.num_lost > num_lost_before, 60, "a message to lose")
         finally:
             self._is_losing.clear()
 

@@ -59,7 +59,7 @@ def test_replay_gives_what_was_published(
 ) -> None:
     """The replay's payloads are the published ones, byte for byte, from the number asked."""
     engine, tap = replicas[0], taps[0]
-    wait_until(lambda: engine.complete(range(300, 400)) and tap.messages() != [], 10, "an event")
+    wait_until(lambda: engine.complete(range(300, 400)) and tap.messages() != [], 60, "an event")
     first = int.from_bytes(tap.messages()[0][1], "big")
 
     *replies, end = replay(engine.replay_endpoint, first)

@@ -83,7 +83,7 @@ def test_what_drafts_drop_of_each_hit_is_learned(
             ask(router, stem)
             wait_until(
                 lambda number=number: router.metric("warmroute_audited_total") == 2 * number + 1,  # type: ignore[misc]
-                30,
+                60,
                 "the first answer's audit",
             )
             predicted, reported = ask(router, [*stem, *range(300, 350)])

@@ -68,7 +68,7 @@ def test_every_turn_is_predicted(router: Router, stream: bool) -> None:
         replica = headers["x-warmroute-replica"]
         replicas.add(replica)
         held = (usage["input_tokens"] - 1) // BLOCK_SIZE * BLOCK_SIZE
-        wait_until(lambda: router.num_known_tokens(body)[replica] >= held, 15, "its blocks")  # noqa: B023
+        wait_until(lambda: router.num_known_tokens(body)[replica] >= held, 60, "its blocks")  # noqa: B023
         items += step(number)
     assert len(replicas) == 1
 
@@ -101,13 +101,13 @@ def test_a_response_is_found_through_any_router(
             for _ in range(2)
         ]
         for router in routers:
-            wait_until(lambda: router.metric("warmroute_redis_up") == 1, 30, "redis")  # noqa: B023
+            wait_until(lambda: router.metric("warmroute_redis_up") == 1, 60, "redis")  # noqa: B023
         body = {"model": "tiny", "input": "Remember me.", "max_output_tokens": 4}
         made = [respond(routers[0].url, body)[0]["id"] for _ in range(6)]
         for number, response_id in enumerate(made):
             for router in routers:
                 url = f"{router.url}/v1/responses/{response_id}"
-                wait_until(lambda: httpx.get(url, timeout=30).status_code == 200, 5, url)  # noqa: B023
+                wait_until(lambda: httpx.get(url, timeout=30).status_code == 200, 60, url)  # noqa: B023
             after = {**body, "previous_response_id": response_id}
             assert respond(routers[number % 2].url, after)[0]["previous_response_id"] == response_id
         assert routers[1].metric("warmroute_responses_found_total", result="redis") == 6

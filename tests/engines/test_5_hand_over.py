@@ -83,7 +83,7 @@ def test_answers_and_cached_tokens_are_those_of_the_text(
         answers: list[list[dict[str, Any]]] = []
         for ask in (replicas[0].chat, partial(answer_of, handing)):
             replicas[0].reset_prefix_cache()
-            wait_until(lambda: handing.metric("warmroute_index_blocks") == 0, 15, "cold caches")
+            wait_until(lambda: handing.metric("warmroute_index_blocks") == 0, 60, "cold caches")
             before = handing.metric("warmroute_handed_over_requests_total")
             answers.append([say(ask(body)) for body in turns(**fields)])
             num_handed += handing.metric("warmroute_handed_over_requests_total") > before

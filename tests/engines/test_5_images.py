@@ -96,7 +96,7 @@ def test_responses_with_images_are_predicted(seeing: Router) -> None:
         assert seeing.explain(body)["way"] == "media"
         wait_until(
             lambda: seeing.num_known_tokens(body)["r1"] == settled,  # noqa: B023
-            20,
+            60,
             f"{settled} tokens to be known",
         )
         items = [*items, {"type": "message", "role": "user", "content": f"And {number}? " * 20}]

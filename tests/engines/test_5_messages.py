@@ -74,7 +74,7 @@ def _record(router: Router, request_id: str) -> dict[str, Any]:
             return []
         return [each for each in router.decisions() if each["request_id"] == request_id]
 
-    wait_until(lambda: bool(found()), 30, "the record")
+    wait_until(lambda: bool(found()), 60, "the record")
     return found()[0]
 
 
@@ -146,6 +146,6 @@ def test_events_name_the_session(router: Router, taps: tuple[EventTap, EventTap]
                 for tap in taps
                 for event in tap.events()
             ),
-            20,
+            60,
             f"blocks of the session {name}",
         )

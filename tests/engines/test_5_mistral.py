@@ -58,7 +58,7 @@ def test_turns_are_predicted(mistral: Router) -> None:
         sent = dict(body)
         wait_until(
             lambda sent=sent, settled=settled: mistral.num_known_tokens(sent)["r1"] == settled,
-            20,
+            60,
             f"{settled} tokens to be known",
         )
         before = usage["prompt_tokens"]

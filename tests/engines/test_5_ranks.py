@@ -65,7 +65,7 @@ def ask(router: Router, model: str, first_word: str) -> tuple[str, int]:
     cached = int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert reply.headers["x-warmroute-cached"].startswith(f"gpu={cached};")
     if not cached:
-        wait_until(lambda: router.metric("warmroute_kv_events_total") > stored, 15, "events")
+        wait_until(lambda: router.metric("warmroute_kv_events_total") > stored, 60, "events")
     return reply.headers["x-warmroute-replica"], cached
 
 

@@ -62,17 +62,17 @@ def test_a_replica_that_is_paused_gets_no_requests(
 
     held = first_body(57)
     replicas[0].chat(held)
-    wait_until(lambda: router.num_known_tokens(held)["r1"] > 0, 15, "its blocks")
+    wait_until(lambda: router.num_known_tokens(held)["r1"] > 0, 60, "its blocks")
     try:
         pause = httpx.post(f"{replicas[0].url}/pause", params={"clear_cache": "false"}, timeout=60)
         pause.raise_for_status()
-        wait_until(is_paused, 30, "the pause in the router")
+        wait_until(is_paused, 60, "the pause in the router")
         answer = router.chat(held)
         assert answer.status_code == 200
         assert answer.headers["x-warmroute-replica"] == "r2"
     finally:
         httpx.post(f"{replicas[0].url}/resume", timeout=60).raise_for_status()
-    wait_until(lambda: not is_paused(), 30, "its end")
+    wait_until(lambda: not is_paused(), 60, "its end")
     assert router.num_known_tokens(held)["r1"] == reported(replicas[0], held) > 0
 
 
@@ -101,14 +101,14 @@ def test_a_gap_is_replayed(
         with proxy.losing():
             replicas[0].chat(lost)
         replicas[0].chat(after)
-        wait_until(lambda: router.num_known_tokens(lost)["r1"] > 0, 15, "the replay")
+        wait_until(lambda: router.num_known_tokens(lost)["r1"] > 0, 60, "the replay")
 
         assert proxy.num_lost > 0
         replays = router.metric("warmroute_kv_events_total", replica="r1", kind="replays")
         assert replays > num_replays
         for body in (lost, after):
             assert router.num_known_tokens(body)["r1"] == reported(replicas[0], body)
-        wait_until(lambda: router.state("r1") == "exact", 15, "r1 exact again")
+        wait_until(lambda: router.state("r1") == "exact", 60, "r1 exact again")
 
 
 def test_a_gap_without_replay_is_admitted(
@@ -121,7 +121,7 @@ def test_a_gap_without_replay_is_admitted(
         with proxy.losing():
             replicas[0].chat(lost)
         replicas[0].chat(after)
-        wait_until(lambda: router.num_known_tokens(after)["r1"] > 0, 15, "the events after")
+        wait_until(lambda: router.num_known_tokens(after)["r1"] > 0, 60, "the events after")
 
         assert router.state("r1") == "degraded"
         for body in (before, lost, after):
@@ -147,10 +147,10 @@ async def restart(router: Router, replicas: tuple[Engine, Engine]) -> None:
     away = await take_turns(router.url, sessions(62, 2), max_rounds=2)  # raises on an error
     again = [router.chat(body) for body in bodies]
     replicas[1].start().wait_ready("/health", ENGINE_READY_S)
-    wait_until(lambda: router.metric("warmroute_replica_healthy", replica="r2") == 1, 30, "r2 up")
+    wait_until(lambda: router.metric("warmroute_replica_healthy", replica="r2") == 1, 60, "r2 up")
     credited = [router.num_known_tokens(body)["r2"] for body in bodies]
     replicas[1].chat(first_body(63))  # the first event of its new life
-    wait_until(lambda: router.state("r2") == "exact", 15, "r2 exact again")
+    wait_until(lambda: router.state("r2") == "exact", 60, "r2 exact again")
     back = await take_turns(router.url, sessions(64), max_rounds=3)
 
     assert {result.replica for _, result in away} == {"r1"}
@@ -182,7 +182,7 @@ async def kill_owner(router: Router, replicas: tuple[Engine, Engine]) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    wait_until(lambda: engine.metric("vllm:num_requests_running") > 0, 20, "the request to run")
+    wait_until(lambda: engine.metric("vllm:num_requests_running") > 0, 60, "the request to run")
     engine.kill()
     asking.join()
     rest = await take_turns(router.url, mixed_sessions(num_sessions=2), max_rounds=2)

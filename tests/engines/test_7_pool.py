@@ -59,7 +59,7 @@ async def test_a_session_goes_on_where_its_cache_is_not(
         assert first.replica is not None
         assert second.num_prompt_tokens is not None
         num_blocks = second.num_prompt_tokens // 32  # stored behind the answer's back
-        wait_until(lambda: len(master.keys()) >= num_blocks, 15, "the turn's blocks in the pool")
+        wait_until(lambda: len(master.keys()) >= num_blocks, 60, "the turn's blocks in the pool")
         router.drain(first.replica)
         ((_, third),) = await take_turns(router.url, [session], max_rounds=1)
 
@@ -111,9 +111,9 @@ async def test_a_late_router_knows_the_pool(start_pooled: PooledRouter, master: 
     turn = session.next_turn()
     assert turn is not None
     with start_pooled() as late:
-        wait_until(lambda: late.metric("warmroute_pool_blocks") > 0, 15, "the pool's keys")
+        wait_until(lambda: late.metric("warmroute_pool_blocks") > 0, 60, "the pool's keys")
         body = turn.body
-        wait_until(lambda: late.explain(body)["num_pool_tokens"] > 0, 15, "the session's blocks")
+        wait_until(lambda: late.explain(body)["num_pool_tokens"] > 0, 60, "the session's blocks")
 
     assert late is not router
 
@@ -125,14 +125,14 @@ async def test_an_engine_that_is_paused_empties_the_pool(
     with start_pooled() as router:
         session = make_sessions(replace(PROFILE, num_sessions=1, seed=73))[0]
         await take_turns(router.url, [session], max_rounds=2)
-        wait_until(lambda: router.metric("warmroute_pool_blocks", model="tiny") > 0, 15, "blocks")
+        wait_until(lambda: router.metric("warmroute_pool_blocks", model="tiny") > 0, 60, "blocks")
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
             for route in ("pause", "resume"):
                 (await client.post(f"{pooled[0].url}/{route}")).raise_for_status()
         left = len(master.keys())
         wait_until(
             lambda: router.metric("warmroute_pool_knowledge_total", kind="emptied") == 1,
-            15,
+            60,
             "the pool's end in the router",
         )
         (_, third), (_, fourth) = await take_turns(router.url, [session], max_rounds=2)

@@ -26,6 +26,7 @@ from loadtest.runner.sessions import send_turn
 from tests.engines.harness import (
     ENGINE_READY_S,
     MASTER_READY_S,
+    ROUTER_READY_S,
     Engine,
     EventTap,
     Master,
@@ -47,7 +48,6 @@ from tests.ports import free_port
 from tests.redis_servers import RedisServer, binary
 
 MIN_POOLED_RATIO = 0.98  # evictions included: the pool moves between answer and look-up
-ROUTER_READY_S = 90.0  # beside two engines under load, on two cores
 BUFFER_STEPS = 200  # batches an engine can replay: some seconds of load, not a session's history
 
 StartRouters = Callable[..., Any]
@@ -104,7 +104,7 @@ def start_routers(redis: RedisServer, master: Master, log_dir: Path) -> StartRou
         flags = ("--redis", redis.url, "--redis-namespace", namespace, *flags)
         routers = [Router(replicas, log_dir, options=flags, **options) for _ in range(num_routers)]
         with all_up(routers, "/readyz", ROUTER_READY_S):
-            wait_until(lambda: all(sees(r) >= num_routers for r in routers), 15, "one another")
+            wait_until(lambda: all(sees(r) >= num_routers for r in routers), 60, "one another")
             yield routers
 
     return start
@@ -136,7 +136,7 @@ async def test_two_routers_are_as_good_as_one(
     num_before = num_removed(taps)
     with start_routers(replicas) as routers:
         for router in routers:  # what a router led whose lease has not run out is believed so long
-            wait_until(lambda r=router: r.metric("warmroute_index_blocks") == 0, 15, "cold caches")  # type: ignore[misc]
+            wait_until(lambda r=router: r.metric("warmroute_index_blocks") == 0, 60, "cold caches")  # type: ignore[misc]
         turns = await take_turns([r.url for r in routers], some_sessions(), scripted=True)
         states = [router.state(name) for router in routers for name in ("r1", "r2")]
 
@@ -235,7 +235,7 @@ async def test_a_session_leaves_a_busy_replica(
         one.drain(away)
         with busy(one, engine, num_requests=12):
             one.drain(away, draining=False)
-            wait_until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, 30, "both again")
+            wait_until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, 60, "both again")
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
 
     assert third.replica == away
@@ -476,7 +476,7 @@ def busy(router: Router, engine: Engine, *, num_requests: int) -> Iterator[None]
     try:
         # Half of them: the first may be done before the last is there.
         half = num_requests // 2
-        wait_until(lambda: router.metric("warmroute_inflight_requests") >= half, 30, "work")
+        wait_until(lambda: router.metric("warmroute_inflight_requests") >= half, 60, "work")
         yield
         assert engine.metric("vllm:num_requests_running") > 0, "it was busy for too short a time"
     finally:

@@ -50,7 +50,7 @@ class Followed:
         return self.index.match(chain, [R1])[R1].num_gpu_blocks
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not is_so():
                 self.source.turned.clear()
                 await self.source.turned.wait()

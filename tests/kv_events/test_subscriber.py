@@ -24,14 +24,14 @@ SEVEN = (7).to_bytes(8, "big")
 async def receive_until(source: EngineEvents, num_messages: int) -> list[Message]:
     """Collect live messages; link changes are let pass."""
     messages: list[Message] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(messages) < num_messages:
             messages += (await source.receive(1.0)).messages
     return messages
 
 
 async def link_change(source: EngineEvents, is_up: bool) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await source.receive(1.0)).is_up is not is_up:
             pass
 
@@ -170,7 +170,7 @@ async def test_a_replay_brings_what_is_buffered(has_topic: bool) -> None:
         for number in range(500):
             publisher.lose(b"%d" % number)
         source = EngineEvents(publisher.endpoint, publisher.replay_endpoint, "kv")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len((await replayed(source, 0))[0]) < 500:
                 pass
             messages, is_complete = await replayed(source, 100)
@@ -240,7 +240,7 @@ async def test_a_message_beyond_the_limit_cuts_the_connection(
             publisher.publish(b"a" * 1001)
             await link_change(source, False)
             later: list[Message] = []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not later:
                     publisher.publish(b"b")
                     later = (await source.receive(0.2)).messages
@@ -264,7 +264,7 @@ async def test_messages_of_no_shape_are_counted_and_logged_once(
                 publisher.shout(frames)
             publisher.publish(b"sane")
             num_odd, messages = 0, []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not messages:
                     received = await source.receive(1.0)
                     num_odd += received.num_odd

@@ -240,7 +240,7 @@ def message(*events: tuple[str, str]) -> bytes:
 
 
 async def receive(events: MasterEvents) -> ObjectEvents:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             received = await events.receive(0.2)
             if received.events or received.num_undecodable:
@@ -350,7 +350,7 @@ async def test_events_that_are_none_are_a_gap() -> None:
                 msgspec.msgpack.encode([1, [{"event_type": "stored", "object_key": "a@1"}], 0])
             )
             events, num_undecodable, has_gap = [], 0, False
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not events:
                     received = await source.receive(1.0)
                     events += received.events

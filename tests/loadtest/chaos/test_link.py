@@ -29,7 +29,7 @@ async def link() -> AsyncIterator[Link]:
 
 async def say(link: Link, text: bytes) -> bytes:
     """Send something and end; read what comes back."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
         writer.write(text)
         writer.write_eof()
