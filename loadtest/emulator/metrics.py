@@ -81,6 +81,15 @@ class EngineMetrics(Collector):
         )
 
         yield self._sleep_state()
+        if self._options.pool is not None:
+            store = CounterMetricFamily(
+                "vllm:mooncake_store_operation",
+                "Number of Mooncake store operations.",
+                labels=("engine", "model_name", "operation", "status"),
+            )
+            for rank in range(len(self._ranks)):
+                store.add_metric((str(rank), self._model, "put", "ok"), 0)
+            yield store
         if self._options.pool is not None and self._options.kv_role != "producer":
             family = GaugeMetricFamily(
                 "vllm:num_requests_kv_fetch_by_stage",

@@ -20,6 +20,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from policies.registry import POLICIES
 from policies.view import CandidateId
 from router import config
@@ -445,6 +446,40 @@ async def test_check_says_that_all_is_well() -> None:
     assert json.loads(as_json.stdout)["well"] is True
     waited = [*table.stderr.splitlines(), *as_json.stderr.splitlines()]
     assert all(line.startswith("waiting for ") for line in waited)  # where it took a while
+
+
+async def test_check_finds_halves_that_have_no_roles() -> None:
+    """A producer in a pool shows that it is one, and what to write is said."""
+    async with PoolMaster(EmulatedPool()) as master:
+        async with (
+            Engines(1, pool=master.url, kv_role="producer") as (producer,),
+            Engines(1, pool=master.url, kv_role="consumer") as (consumer,),
+        ):
+            urls = ("--replica", producer.url, "--replica", consumer.url)
+            result = await check(*urls, "--mooncake", master.url, "--json")
+
+    findings = json.loads(result.stdout)["findings"]
+    assert result.exit_code == 1
+    (found,) = [each for each in findings if each["level"] == "error"]
+    assert (found["subject"], found["about"]) == ("replica r1", "role")
+    assert found["text"] == "it shows role prefill, and is used as both"
+    assert "role: decode for those that answer its prompts" in found["hint"]
+
+
+async def test_check_finds_kv_of_two_data_types_in_one_pool() -> None:
+    """Engines name the objects alike, and could not read each other's."""
+    async with PoolMaster(EmulatedPool()) as master:
+        async with (
+            Engines(1, pool=master.url) as (wide,),
+            Engines(1, pool=master.url, kv_cache_dtype="fp8") as (narrow,),
+        ):
+            urls = ("--replica", wide.url, "--replica", narrow.url)
+            result = await check(*urls, "--mooncake", master.url, "--json")
+
+    findings = json.loads(result.stdout)["findings"]
+    assert result.exit_code == 1
+    (found,) = [each for each in findings if each["level"] == "error"]
+    assert (found["subject"], found["about"]) == ("pool", "data types")
 
 
 async def test_check_says_what_is_wrong_with_status_1() -> None:

@@ -197,6 +197,25 @@ async def test_explain_shows_both_halves() -> None:
         assert prefill["decision"]["costs"][0]["id"] == "p"
 
 
+@pytest.mark.parametrize("policy", ["kv_aware", "mooncake"])
+async def test_a_conversations_prompts_go_on_where_they_were_computed(policy: str) -> None:
+    """By the policy, among prefill replicas: each has the beginnings of its own ones."""
+    async with two_prefillers(policy__name=policy) as (stage, engines):
+        for number in range(1, 5):
+            begun = await stage.ask(long_chat(number))
+            await stage.saved(*engines.values())
+            further = chat(words(number, LONG), "ok", words(100 + number, LONG))
+            explained = (await stage.admin("/admin/explain", further)).json()["prefill"]
+            went_on = await stage.ask(further)
+            await stage.saved(*engines.values())
+
+            where = begun.headers["x-warmroute-prefill"]
+            assert where in ("p1", "p2")
+            assert went_on.headers["x-warmroute-prefill"] == where
+            held = {view["id"]: view["num_gpu_tokens"] for view in explained["candidates"]}
+            assert held.pop(where) > 1000 > max(held.values())
+
+
 async def test_without_a_prefill_replica_prompts_are_computed_where_they_are_decoded() -> None:
     """It drains, or is gone."""
     async with split() as it:

@@ -285,7 +285,7 @@ async def test_a_server_of_another_authority_gets_no_token(tmp_path: Path) -> No
 
 
 async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
-    """A pod that terminates is left when its answers are done; the router is named what fails."""
+    """One that terminates is left when its answers are done; a label that changes counts."""
     async with Engines(1) as (engine,), kubernetes(tmp_path) as server:
         port = engine.url.rpartition(":")[2]
         server.set(slice_of(endpoint("127.0.0.1", "vllm-a", ready=True)))
@@ -306,6 +306,11 @@ async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
             await stage.until(lambda: [r.name for r in stage.router.fleet.replicas] == ["vllm-b"])
             await stage.ready()
             assert (await stage.ask(chat(words(1)))).replica == "vllm-b"
+
+            server.set(slice_of(new, labels={"warmroute.io/role": "decode"}))
+            await stage.until(lambda: [r.role for r in stage.router.fleet.replicas] == ["decode"])
+            await stage.ready()
+            assert (await stage.ask(chat(words(1)))).headers["x-warmroute-prefill"] == "local"
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,13 @@ _DRAFTS: Final[dict[str, Any]] = {  # of EAGLE: a layer that is fed the target's
     "num_hidden_layers": 1,
 }
 _TWO_HEADS: Final[dict[str, Any]] = {"num_key_value_heads": 2}  # one for each of two ranks
+_EXPERTS: Final[dict[str, Any]] = {"num_experts": 2}
+"""To vLLM a model of experts, which alone may have ranks behind ports of their own; its layers are
+dense, for the CPU build cannot hand tokens to experts of another rank (0.32.0, `all_gatherv`)."""
 CONFIGS: Final = {"windows": _WINDOWS, "convolutions": _CONVOLUTIONS}
 _OTHERS: Final = {
     "two-heads": _TWO_HEADS,
+    "experts": _EXPERTS,
     "drafts": _DRAFTS,
     "mtp-dense": {
         "architectures": ["MiMoForCausalLM"],
