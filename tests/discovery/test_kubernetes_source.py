@@ -133,7 +133,7 @@ async def test_a_watch_that_is_alive_and_has_lost_an_event_is_left_in_the_end(
     """It goes on beyond its time, and only a new list shows which pod is gone."""
     monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
     async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
-        await subject.until(lambda: subject.server.num_watches)
+        await subject.sees("a")
         subject.server.set(B, silently=True)
         async with asyncio.timeout(60):
             while subject.answers[-1] != ["b"]:
