@@ -1,22 +1,26 @@
 """Requests a second through one router process: 20 KB bodies, 16 in flight, warm.
 
 Sixteen connections, each with a conversation of its own, send as fast as they are answered; the
-replicas answer at once. Once without and once with decision records written to a file, and
-straight to a replica, to show that neither client nor replica is what limits.
+replicas answer at once. Once without and once with decision records written to a file. Beside it,
+the same straight to a replica, to show that neither client nor replica is what limits; and through
+a bare proxy (loadtest.bench.bare_proxy), to show what the HTTP library takes of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
+import psutil
 import uvloop
 
 from loadtest.bench.client import Connection, hammer
 from loadtest.bench.conversations import Prepared, of_size
 from loadtest.bench.measures import Budget, Line
-from loadtest.bench.rig import Rig, RigError, start_rig
+from loadtest.bench.rig import Rig, RigError, end, leashed, start_rig
 from loadtest.bench.setting import Setting
 from router.tokens import load_prompter
 
@@ -49,6 +53,7 @@ async def _run(setting: Setting) -> list[Line]:
                     setting, rig.direct_port, requests, seconds / 3, "direct"
                 )
                 direct_note = f"direct {direct / direct_s:,.0f}/s; "
+                bare = await _bare(setting, rig.direct_port, requests, seconds)
         lines.append(
             Line(
                 what=f"{what} in one process, 20 KB, {_IN_FLIGHT} in flight",
@@ -59,7 +64,38 @@ async def _run(setting: Setting) -> list[Line]:
                 note=f"{direct_note}{cpu_ms:.2f} ms of router CPU a request",
             )
         )
-    return lines
+    return [*lines, bare]
+
+
+async def _bare(setting: Setting, port: int, requests: list[bytes], seconds: float) -> Line:
+    """Measure a proxy that only passes on."""
+    async with _bare_proxy(port) as (bare_port, process):
+        num, elapsed_s = await _hammer(setting, bare_port, requests, seconds, "bare proxy")
+        cpu = process.cpu_times()
+    return Line(
+        what=f"requests/s of a bare aiohttp proxy, 20 KB, {_IN_FLIGHT} in flight",
+        unit="1/s",
+        num_samples=num,
+        value=num / elapsed_s,
+        note=f"{(cpu.user + cpu.system) / num * 1000:.2f} ms of its CPU a request, its start "
+        "included; it knows nothing of tokens, replicas or limits",
+    )
+
+
+@asynccontextmanager
+async def _bare_proxy(port: int) -> AsyncIterator[tuple[int, psutil.Process]]:
+    process = await asyncio.create_subprocess_exec(
+        *(*leashed(), "-m", "loadtest.bench.bare_proxy", f"http://127.0.0.1:{port}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            raise RigError("the bare proxy did not start")
+        yield int(line), psutil.Process(process.pid)
+    finally:
+        await end(process)
 
 
 async def _warm(rig: Rig, prepared: Prepared) -> bytes:
