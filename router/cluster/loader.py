@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02  # how soon a stream that wants its snapshot gets it
 _POSTPONED_S: Final = 0.1  # the same where the snapshot was worth less than what we know
-_SLICE_S: Final = 0.004  # longest time to stage what was read before requests get a turn
+_SLICE_S: Final = 0.002
+"""Longest time to stage what was read before requests get a turn. A dict that grows comes on top:
+8 to 11 ms for the one of 175,000 blocks."""
 
 
 async def load_snapshots(store: RedisStore, memberships: Memberships) -> None:
