@@ -274,8 +274,8 @@ class Metrics:
         return {}
 
     def cache_shapes(self) -> frozenset[tuple[str, ...]]:
-        """Read what the ranks say that must stay while a process lives: sizes, names of blocks."""
-        names = ("block_size", "num_gpu_blocks", "prefix_caching_hash_algo")
+        """Read what ranks say that stays while a process lives: of blocks and their names."""
+        names = ("block_size", "num_gpu_blocks", "prefix_caching_hash_algo", "cache_dtype")
         found = [dict(_LABELS.findall(line)) for line in self._samples("vllm:cache_config_info")]
         return frozenset(tuple(labels.get(name, "") for name in names) for labels in found)
 

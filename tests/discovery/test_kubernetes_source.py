@@ -184,9 +184,8 @@ async def test_a_server_that_fails_changes_nothing(
         server.set(B, silently=True)
         spoil(server)
         server.write(None)
-        await subject.until(lambda: subject.failures)
-        assert reason in subject.failures[0]
-        assert token not in subject.failures[0]
+        await subject.until(lambda: any(reason in each for each in subject.failures))
+        assert not any(token in each for each in subject.failures)
         assert len(subject.answers) == num_answers
 
         for key, value in before.items():

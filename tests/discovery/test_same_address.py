@@ -23,11 +23,12 @@ QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02, "health__t
         {"data_parallel_size": 2},
         {"num_gpu_blocks": 512},
         {"hash_algorithm": "xxhash_cbor"},
+        {"kv_cache_dtype": "fp8"},
     ],
     ids=lambda other: next(iter(other)),
 )
 async def test_what_comes_at_its_address_is_found_anew(other: dict[str, Any]) -> None:
-    """With another block size, number of ranks, size of cache or hash: no block, no claim."""
+    """Its blocks, ranks, cache, hash or data type differ: no block is left, and no claim."""
     port = free_port()
     options = {"port": port, "num_gpu_blocks": 2048}
     prompt = chat(words(1, 200))
