@@ -31,6 +31,7 @@ from tests.faults.stage import SLOW, STUCK, Engines, chat, on_stage, streamed, w
 from tests.forks import python_command, python_environment
 
 REPLICA = ("--replica", "http://127.0.0.1:9")
+PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "60")
 
 
 def run(*args: str, **kwargs: str) -> Result:
@@ -456,7 +457,7 @@ async def test_check_finds_halves_that_have_no_roles() -> None:
             Engines(1, pool=master.url, kv_role="consumer") as (consumer,),
         ):
             urls = ("--replica", producer.url, "--replica", consumer.url)
-            result = await check(*urls, "--mooncake", master.url, "--json")
+            result = await check(*urls, "--mooncake", master.url, "--json", *PATIENT)
 
     findings = json.loads(result.stdout)["findings"]
     assert result.exit_code == 1
@@ -474,7 +475,7 @@ async def test_check_finds_kv_of_two_data_types_in_one_pool() -> None:
             Engines(1, pool=master.url, kv_cache_dtype="fp8") as (narrow,),
         ):
             urls = ("--replica", wide.url, "--replica", narrow.url)
-            result = await check(*urls, "--mooncake", master.url, "--json")
+            result = await check(*urls, "--mooncake", master.url, "--json", *PATIENT)
 
     findings = json.loads(result.stdout)["findings"]
     assert result.exit_code == 1
