@@ -141,9 +141,9 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             description="idle time of an engine that a prompt spends whose conversation does not "
-            "fit, in times what it takes to compute",
+            "fit, in times what it takes to compute, for each prompt that waits for the engine",
         ),
-    ] = 1.0
+    ] = 0.15
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
     ] = 60.0

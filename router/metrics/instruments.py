@@ -117,7 +117,7 @@ class Metrics:
         "deadline (its first token would come too late), tbt (its answer would be too slow for "
         "longer than it may wait, queue.tbt_ms)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
-        "Prompts that the router's queue let go, by why: room, pool (what falls out of a "
+        "Prompts that the router's queue let go, by why: room, reload (what falls out of a "
         "cache is read again soon), idle (an engine had compute to spare), waited_out "
         "(queue.max_wait_s)")]
     tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",

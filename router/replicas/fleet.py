@@ -357,16 +357,16 @@ class Fleet:
         state = self._states.get(candidate)
         return state.ledger.num_timely(now_s) if state is not None else 0
 
-    def spare_ms(self, candidate: CandidateId, now_s: float) -> float:
-        """Return how much idle time of a candidate is saved up; 0.0: it is not known."""
+    def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
+        """Return whether a candidate has saved up so much idle time; False: it is not known."""
         state = self._states.get(candidate)
-        return state.ledger.spare_ms(now_s) if state is not None else 0.0
+        return state is not None and state.ledger.idle.can_spend(price_ms, now_s)
 
-    def spend(self, candidate: CandidateId, spare_ms: float, now_s: float) -> None:
+    def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
         """Take so much of the idle time that was saved up."""
         state = self._states.get(candidate)
         if state is not None:
-            state.ledger.spend(spare_ms, now_s)
+            state.ledger.idle.spend(price_ms, now_s)
 
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
         """Return how many tokens a candidate's cache holds; None: not known.

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel
 from router.replicas.cost_fit import Work, mtoken2
+from router.replicas.idle_time import IdleTime
 from router.replicas.recent import RecentShare
 
 _LATE_RATIO = 0.1
@@ -31,9 +32,6 @@ longer an engine hangs, the longer the queue it shows."""
 _LOST_RATIO, _LOST_S = 4.0, 30.0
 """A first token that takes so many times what was predicted, and so many seconds more, is not to be
 counted on: the engine hangs, or the request waits for something else."""
-
-MAX_SPARE_MS = 3_000.0
-"""Idle time that is saved up at most: what one long prompt takes to compute, or some short ones."""
 
 BUSY_S = 60.0  # time constant of `busy`
 _ANSWER_DECAY = 0.95  # half of the weight of `answer_s` lies on the last 14 answers
@@ -100,18 +98,18 @@ class Ledger:
         "_decoding",
         "_head",
         "_head_s",
-        "_idle_since_s",
         "_mtoken2",
-        "_spare_ms",
         "_waiting",
         "answer_s",
         "busy",
+        "idle",
         "num_queued_tokens",
         "num_tokens",
     )
 
     def __init__(self) -> None:
         self.busy = RecentShare(BUSY_S)  # time with a prefill at work
+        self.idle = IdleTime()  # the other time, as far as it may be spent
         self._waiting: OrderedDict[int, Lease] = OrderedDict()
         self._decoding: dict[int, float] = {}  # since when
         self._head: Lease | None = None
@@ -119,8 +117,6 @@ class Ledger:
         self._mtoken2 = 0.0
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
-        self._spare_ms = MAX_SPARE_MS  # idle time saved up, without what passes now
-        self._idle_since_s: float | None = None  # none is; None: one is, or none ever was
         self.answer_s: float | None = None  # from a first token to an end, of late; None: none yet
 
     @property
@@ -175,7 +171,7 @@ class Ledger:
         if self._head is None:
             self._head, self._head_s = lease, now_s
             self.busy.switch(True, now_s)
-            self._spare_ms, self._idle_since_s = self.spare_ms(now_s), None
+            self.idle.switch(False, now_s)
         self._waiting[number] = lease
         self.num_queued_tokens += num_uncached_tokens
         self.num_tokens += num_uncached_tokens + booking.num_cached_tokens
@@ -212,19 +208,6 @@ class Ledger:
                 for lease in self._waiting.values()
             ]
         )
-
-    def spare_ms(self, now_s: float) -> float:
-        """Return the time without a prefill at work that was saved up, at most `MAX_SPARE_MS`."""
-        if self._idle_since_s is None:
-            return self._spare_ms
-        idle_ms = max(0.0, now_s - self._idle_since_s) * 1000.0
-        return min(MAX_SPARE_MS, self._spare_ms + idle_ms)
-
-    def spend(self, spare_ms: float, now_s: float) -> None:
-        """Take so much of what was saved up; more than there is, too: that is owed."""
-        self._spare_ms = self.spare_ms(now_s) - spare_ms
-        if self._idle_since_s is not None:
-            self._idle_since_s = now_s
 
     def queue_ms(self, model: CostModel, now_s: float) -> float:
         """Predict the time until the prefills ahead are done; 0.0 if there are none."""
@@ -275,7 +258,7 @@ class Ledger:
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
             self.busy.switch(False, now_s)
-            self._idle_since_s = now_s
+            self.idle.switch(True, now_s)
         elif self._head is lease:
             self._head, self._head_s = next(iter(self._waiting.values())), now_s
         return True

@@ -8,11 +8,12 @@ leaves, as soon as two things hold there:
    several short ones, which it computes in one step, up to `ready_ms` of work.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
    the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
-   the engine's idle time is saved up, and a prompt that does not fit goes when there is as much as
-   it takes, and spends it. So with little to do nothing waits for room, and with too much to do
-   half of what conversations leave of the engine at most goes into prompts that overrun the cache.
-   With a pool what falls out is not computed again but read: conversations weigh by
-   what that takes over computing them, as far as the pool had what others came back for.
+   the engine's idle time is saved up (`router.replicas.idle_time`), and a prompt that does not fit
+   spends of it `patience` times what it takes to compute for each prompt that waits there. So with
+   little to do nothing waits for room, and the more there is to do the less goes into prompts that
+   overrun the cache. What falls out and is then read, from a pool or the engine's CPU memory, is
+   not computed again: conversations weigh by what that takes over computing them, as far as what
+   others came back for was there.
 
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
@@ -47,7 +48,6 @@ from operator import attrgetter
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId
-from router.replicas.ledger import MAX_SPARE_MS
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
@@ -70,7 +70,7 @@ _NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
 _NUM_CHECKS: Final = 4  # of deadlines, in a release
 _CHECK_AGAIN_S: Final = 0.05  # at the soonest
-_POOL_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
+_RELOAD_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
 _number = attrgetter("number")
 _since = attrgetter("since_s")
 
@@ -78,7 +78,7 @@ _since = attrgetter("since_s")
 class Verdict(NamedTuple):
     """Whether a request may go, and why.
 
-    `why` it goes: room, pool (what falls out is read again soon), idle (compute to spare),
+    `why` it goes: room, reload (what falls out is read again soon), idle (compute to spare),
     waited_out; what it waits for: window, tbt (answers there are slow), room.
     """
 
@@ -118,9 +118,9 @@ class Queue(Generic[C]):
         candidates: What is known of these.
     """
 
-    __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_groups", "_max_wait_s",
-                 "_num_added", "_num_at", "_num_batch", "_num_changed",
-                 "_pooled_ratio", "_rules", "_shares", "_waiting", "_widest",
+    __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_groups",
+                 "_kept_ratio", "_max_wait_s", "_num_added", "_num_at", "_num_batch",
+                 "_num_changed", "_num_there", "_pooled_ratio", "_rules", "_shares", "_waiting", "_widest",
                  "_working_sets")  # fmt: skip
 
     def __init__(
@@ -140,8 +140,10 @@ class Queue(Generic[C]):
         self._by_tenant: dict[int, dict[str, dict[int, Waiting]]] = {}
         self._shares: dict[int, Shares] = {}  # by priority: tenants of one take turns
         self._num_at: Counter[int] = Counter()  # by level, none 0
+        self._num_there: Counter[CandidateId | None] = Counter()  # by where they would go, none 0
         self._num_added = self._num_batch = 0
         self._pooled_ratio = 0.0  # of what conversations had computed: a pool has so much
+        self._kept_ratio = 0.0  # of what engines' caches lost of it: CPU memory has so much
         self._num_changed = 0  # times that a tenant was spent, or was no more
         self._forecast = Forecast()
         self._checks: list[tuple[float, int, Waiting]] = []  # of deadlines: when, number
@@ -198,6 +200,7 @@ class Queue(Generic[C]):
         if session is not None:
             self._working_sets.asked(session)
         self._groups.setdefault(waiting.group, []).append(waiting)
+        self._num_there[None] += 1
         return waiting
 
     def is_spent(self, tenant: str, priority: int = 0) -> bool:
@@ -354,6 +357,7 @@ class Queue(Generic[C]):
                 self._put(waiting, choice)
                 verdict = self.judge(waiting, choice, now_s)
                 if verdict.goes:
+                    price_ms = self._idle_price_ms(waiting, choice)
                     self.remove(waiting)
                     self._forecast.learn(waiting, now_s)
                     excess_ms = self._excess_ms(waiting, choice, now_s)
@@ -361,10 +365,9 @@ class Queue(Generic[C]):
                         refuse(waiting, "deadline", excess_ms)
                         continue
                     if verdict.why == "idle":
-                        price_ms = self._spare_price_ms(waiting, choice)
-                        self._candidates.spend(view.id, price_ms, now_s)
+                        self._candidates.spend_idle_time(view.id, price_ms, now_s)
                     self._charge(waiting)
-                    self._look_at_pool(waiting, choice)
+                    self._look_at_reloads(waiting, choice)
                     send(waiting, choice, verdict.why)
                     num_tries.clear()
                     continue
@@ -412,19 +415,31 @@ class Queue(Generic[C]):
             num_before = working_sets.num_tokens_before(session)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
-        weight = 1.0 - self._pooled_ratio * (1.0 - reload_ratio(choice, num_own))
-        if weight * (num_before + num_own) <= room:
-            return Verdict(True, "pool")
+        if self._reload_weight(choice, num_own) * (num_before + num_own) <= room:
+            return Verdict(True, "reload")
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
-        price_ms = self._spare_price_ms(waiting, choice)
-        if self._candidates.spare_ms(view.id, now_s) >= min(price_ms, MAX_SPARE_MS):
+        if self._candidates.has_idle_time(view.id, self._idle_price_ms(waiting, choice), now_s):
             return Verdict(True, "idle")
         return Verdict(False, "room")
 
-    def _spare_price_ms(self, waiting: Waiting, choice: C) -> float:
-        """Return how much idle time a prompt takes that does not fit."""
-        return self._rules_of(waiting).patience * compute_ms(choice, waiting.num_tokens)
+    def _reload_weight(self, choice: C, num_tokens: int) -> float:
+        """Return what is lost of a conversation that falls out, over what computing it took.
+
+        The better of what pool and CPU memory give back, as far as conversations found it there.
+        """
+        pooled = self._pooled_ratio * (1.0 - reload_ratio(choice, num_tokens, from_pool=True))
+        kept = self._kept_ratio * (1.0 - reload_ratio(choice, num_tokens, from_pool=False))
+        return 1.0 - max(pooled, kept)
+
+    def _idle_price_ms(self, waiting: Waiting, choice: C) -> float:
+        """Return how much idle time a prompt spends that does not fit.
+
+        The more wait for the engine the less is left of its compute, and the dearer what the prompt
+        throws out of the cache: others have to compute it again.
+        """
+        patience = self._rules_of(waiting).patience * self._num_there[choice.view.id]
+        return patience * compute_ms(choice, waiting.num_tokens)
 
     def _levels(self, *, behind: bool) -> list[int]:
         """List the levels of those that wait: of class batch, or of the other."""
@@ -570,15 +585,23 @@ class Queue(Generic[C]):
                 candidate, _, lives_there, step = each.group
                 self._join_group(each, (candidate, each.rank, lives_there, step))
 
-    def _look_at_pool(self, waiting: Waiting, choice: C) -> None:
-        """Learn how much the pool has of what a conversation had computed before."""
-        session, num_pooled = waiting.session, choice.num_pooled_tokens
-        if session is None or num_pooled is None:
+    def _look_at_reloads(self, waiting: Waiting, choice: C) -> None:
+        """Learn how much of what a conversation had computed the engine can read again.
+
+        Of the pool it is all of it that counts, of CPU memory what the engine's cache has lost.
+        """
+        session, view = waiting.session, choice.view
+        num_known = self._working_sets.num_last_tokens(session) if session is not None else None
+        if session is None or not num_known:
             return
-        num_known = self._working_sets.num_last_tokens(session)
-        if num_known is not None:
-            ratio = min(1.0, num_pooled / max(1, num_known))
-            self._pooled_ratio += (1.0 - _POOL_DECAY) * (ratio - self._pooled_ratio)
+        if choice.num_pooled_tokens is not None:
+            ratio = min(1.0, choice.num_pooled_tokens / num_known)
+            self._pooled_ratio += (1.0 - _RELOAD_DECAY) * (ratio - self._pooled_ratio)
+        num_lost = num_known - view.num_gpu_tokens
+        if num_lost > 0 and self._working_sets.home(session) == view.id:
+            num_kept = max(0, min(num_known, view.num_cpu_tokens) - view.num_gpu_tokens)
+            weight = (1.0 - _RELOAD_DECAY) * num_lost / num_known
+            self._kept_ratio += weight * (num_kept / num_lost - self._kept_ratio)
 
     def _join_group(self, waiting: Waiting, name: Group) -> None:
         if name != waiting.group:
@@ -586,10 +609,15 @@ class Queue(Generic[C]):
             waiting.group = name
             group = self._groups.setdefault(name, [])
             group.insert(bisect_left(group, waiting.number, key=_number), waiting)
+            self._num_there[name[0]] += 1
 
     def _leave_group(self, waiting: Waiting) -> None:
         group = self._groups[waiting.group]
         del group[bisect_left(group, waiting.number, key=_number)]
+        there = waiting.group[0]
+        self._num_there[there] -= 1
+        if not self._num_there[there]:
+            del self._num_there[there]
         if not group:
             del self._groups[waiting.group]
 

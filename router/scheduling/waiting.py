@@ -33,7 +33,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     window: int = 1  # requests that may wait at a candidate behind the one it computes
     ready_ms: float = 300.0  # of work at a candidate, up to which more may wait there
     fill: float = 0.9  # of a cache, for the conversations that live there
-    patience: float = 1.0  # idle time that does instead of room, in times what a prompt takes
+    patience: float = 0.15  # idle time in place of room, in times what a prompt takes, for each
     max_wait_s: float = 60.0
     batch_max_wait_s: float = 600.0
     quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
@@ -67,11 +67,11 @@ class Candidates(Protocol):
         """Count requests before their first token that routers sent there, but for lost ones."""
         ...
 
-    def spare_ms(self, candidate: CandidateId, now_s: float) -> float:
-        """Return how much idle time of its engine is saved up."""
+    def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
+        """Return whether so much idle time of its engine is saved up."""
         ...
 
-    def spend(self, candidate: CandidateId, spare_ms: float, now_s: float) -> None:
+    def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
         """Take so much of that."""
         ...
 
@@ -142,10 +142,15 @@ def compute_ms(choice: Choice, num_tokens: int) -> float:
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
 
 
-def reload_ratio(choice: Choice, num_tokens: int) -> float:
-    """Return what reading so many tokens from the pool takes, over computing them; at most 1."""
+def reload_ratio(choice: Choice, num_tokens: int, *, from_pool: bool) -> float:
+    """Return what reading so many tokens takes, over computing them; at most 1.
+
+    From the pool, or from the engine's own CPU memory.
+    """
     cost = choice.view.cost
-    if choice.num_pooled_tokens is None or num_tokens <= 0:
+    if num_tokens <= 0 or (from_pool and choice.num_pooled_tokens is None):
         return 1.0
-    read_ms = cost.fetch_ms(num_tokens, from_pool=True) + cost.fetch_margin_ms(num_tokens)
+    read_ms = cost.fetch_ms(num_tokens, from_pool=from_pool)
+    if from_pool:
+        read_ms += cost.fetch_margin_ms(num_tokens)
     return min(1.0, read_ms / max(1.0, cost.prefill_ms(num_tokens, 0) - cost.base_ms))

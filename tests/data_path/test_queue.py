@@ -111,7 +111,7 @@ async def has(stage: Stage, gate: Gate, *names: str) -> None:
 
 def keep_busy(stage: Stage) -> None:
     """Have no idle time of the replica be saved up."""
-    stage.router.fleet.spend(CandidateId("r1"), 3_600_000.0, time.monotonic())
+    stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
 
 
 async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:

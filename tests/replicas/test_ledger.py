@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CostModel
-from router.replicas.ledger import MAX_SPARE_MS, Foreign, Lease, Ledger
+from router.replicas.idle_time import MAX_MS
+from router.replicas.ledger import Foreign, Lease, Ledger
 from tests.effort import examples
 from tests.replicas.work import UNIT, book
 
@@ -52,23 +53,17 @@ def test_learns_how_long_answers_take() -> None:
     assert ledger.answer_s == pytest.approx(3.0, abs=0.01)
 
 
-def test_idle_time_is_saved_up_and_spent() -> None:
-    """Up to a bound; time with a prefill at work is none, whoever decodes."""
+def test_idle_time_is_that_without_a_prefill_at_work() -> None:
+    """Whoever decodes."""
     ledger = Ledger()
-    assert ledger.spare_ms(0.0) == MAX_SPARE_MS  # nothing has been asked of it
-    ledger.spend(MAX_SPARE_MS + 500.0, 0.0)
+    ledger.idle.spend(MAX_MS, 0.0)
     lease = book(ledger, 1, 0.0)
-    assert ledger.spare_ms(9.0) == -500.0
+    assert not ledger.idle.can_spend(0.0, 10.0)
     ledger.first_token(lease, 10.0)
-    assert ledger.spare_ms(11.0) == pytest.approx(500.0)
-    ledger.spend(200.0, 11.0)
-    assert ledger.spare_ms(11.5) == pytest.approx(800.0)
-    book(ledger, 2, 11.5)
-    assert ledger.spare_ms(20.0) == pytest.approx(800.0)
-    ledger = Ledger()
-    ledger.end(book(ledger, 1, 0.0), 1.0)
-    ledger.spend(100.0, 100.0)
-    assert ledger.spare_ms(100.0) == pytest.approx(MAX_SPARE_MS - 100.0)
+    assert ledger.idle.can_spend(100.0, 12.0)
+    book(ledger, 2, 12.0)
+    saved_ms = ledger.idle.saved_ms(12.0)
+    assert ledger.idle.saved_ms(13.0) < saved_ms
 
 
 def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:

@@ -10,7 +10,6 @@ from msgspec import Struct
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
-from router.replicas.ledger import MAX_SPARE_MS
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Outlook, Queue
 from router.scheduling.waiting import QueueRules, Waiting
@@ -41,9 +40,10 @@ class Stage:
         self.sets = WorkingSets()
         self.num_waiting = {A: 0, B: 0}
         self.lost = {A: 0, B: 0}  # of those that wait: their first tokens are not to come
-        self.spare = {A: 0.0, B: 0.0}
+        self.idle_ms = {A: 0.0, B: 0.0}  # saved up
         self.wants: dict[str, CandidateId] = {}
         self.cached: dict[str, int] = {}
+        self.kept: dict[str, int] = {}  # in CPU memory
         self.pooled: dict[str, int] = {}
         self.sent: list[str] = []
         self.refused: list[str] = []
@@ -66,11 +66,11 @@ class Stage:
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:
         return self.num_waiting[candidate] - self.lost[candidate]
 
-    def spare_ms(self, candidate: CandidateId, now_s: float) -> float:
-        return self.spare[candidate]
+    def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
+        return self.idle_ms[candidate] >= price_ms
 
-    def spend(self, candidate: CandidateId, spare_ms: float, now_s: float) -> None:
-        self.spare[candidate] -= spare_ms
+    def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
+        self.idle_ms[candidate] -= price_ms
 
     def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
         return self.tbt[candidate]
@@ -126,7 +126,8 @@ class Stage:
         if to is None:
             return None
         view = ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=COST,
-                                  num_cpu_tokens=self.cached[waiting.item],
+                                  num_cpu_tokens=max(self.cached[waiting.item],
+                                                     self.kept.get(waiting.item, 0)),
                                   num_requests=self.num_requests[to],
                                   queue_ms=self.queue_ms[to],
                                   num_waiting=self.num_waiting[to])  # fmt: skip
@@ -214,30 +215,34 @@ def test_of_those_that_have_outgrown_a_cache_the_last_that_came_waits() -> None:
     assert stage.release(0.2) == ["first"]
 
 
-@pytest.mark.parametrize(("spare_ms", "goes"), [(1_999.0, False), (2_000.0, True)])
-def test_compute_to_spare_does_instead_of_room(spare_ms: float, goes: bool) -> None:
-    """As much idle time saved up as a prompt takes had better be spent on it."""
-    stage = Stage()
+@pytest.mark.parametrize(("idle_ms", "goes"), [(1_999.0, False), (2_000.0, True)])
+def test_idle_time_does_instead_of_room(idle_ms: float, goes: bool) -> None:
+    """As much as a prompt takes, here, had better be spent on it."""
+    stage = Stage(patience=1.0)
     stage.lives(1, A, 9_000, 0.0)
     stage.ask("new", 2_000, session=2)
-    stage.spare[A] = spare_ms
+    stage.idle_ms[A] = idle_ms
 
     assert bool(stage.release(0.1)) is goes
     assert stage.why == ["idle"] * goes
-    assert stage.spare[A] == (0.0 if goes else spare_ms)
+    assert stage.idle_ms[A] == (0.0 if goes else idle_ms)
 
 
-def test_idle_time_is_spent_once() -> None:
-    """A prompt that takes more than can be saved goes when all is, and owes the rest."""
-    stage = Stage(window=9)
+def test_the_more_wait_the_more_idle_time_a_prompt_takes() -> None:
+    """Of those for the same engine: where many wait there is too little for all of them."""
+    stage = Stage(window=99, patience=0.5)
     stage.lives(1, A, 9_000, 0.0)
-    stage.ask("long", 8_000, session=2)
-    stage.spare[A] = MAX_SPARE_MS
+    stage.lives(2, B, 9_000, 0.0)
+    for number in range(4):
+        stage.ask(f"new{number}", 2_000, session=10 + number)
+    stage.ask("alone", 2_000, session=20, to=B)
+    stage.release(0.1)  # none goes; now it is known where each would
+    stage.idle_ms = {A: 3_999.0, B: 1_000.0}
 
-    assert stage.release(0.1) == ["long"]
-    assert stage.spare[A] == MAX_SPARE_MS - 8_000.0
-    stage.ask("short", 100, session=3)
-    assert stage.release(0.2) == []
+    assert stage.release(0.2) == ["alone"]
+    stage.idle_ms[A] = 7_000.0
+    assert len(stage.release(0.3)) == 2  # for 4,000 ms, and 3,000
+    assert stage.idle_ms == {A: 0.0, B: 0.0}
 
 
 def test_a_lost_request_and_direct_clients_do_not_close_the_window() -> None:
@@ -507,7 +512,27 @@ def test_with_a_pool_that_has_what_is_asked_for_caches_may_overflow(
     stage.ask("new", 2_000, session=1_001)
 
     assert stage.release(0.1) == ["new"] * goes
-    assert stage.why[-1] == ("pool" if goes else "room")
+    assert stage.why[-1] == ("reload" if goes else "room")
+
+
+@pytest.mark.parametrize(("num_kept", "goes"), [(990, True), (100, False)])
+def test_with_cpu_memory_that_keeps_what_falls_out_caches_may_overflow(
+    num_kept: int, goes: bool
+) -> None:
+    """Half of each conversation that came back had fallen out; the engine had kept it, or not."""
+    stage = Stage(window=1_000, patience=1e6)
+    for number in range(60):
+        name = f"back{number}"
+        stage.lives(number, B, 1_000, 0.0)
+        stage.kept[name] = num_kept
+        stage.ask(name, 1_100, session=number, to=B, cached=500 if goes else 100)
+        stage.release(0.0)
+        stage.sets.remove(B)
+    stage.lives(1_000, A, 9_000, 0.0)
+    stage.ask("new", 2_000, session=1_001)
+
+    assert stage.release(0.1) == ["new"] * goes
+    assert stage.why[-1] == ("reload" if goes else "room")
 
 
 def test_of_a_full_queue_the_lowest_priority_is_refused_first() -> None:
