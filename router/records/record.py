@@ -133,7 +133,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     expected_tbt_ms: float | None = None  # between its tokens; None: no limit, or not known
     waited_ms: float = 0.0  # in the router, for room (queue.mode on)
     waited_for: str | None = None  # last: window | room | tbt; None: nothing, or those before it
-    released: str | None = None  # why it was let go: room | reload | idle | waited_out; None: was not
+    released: str | None = None  # why it was let go (queue `Verdict`); None: was not
     predicted_ttft_ms: float | None
     ttft_ms: float | None
     total_ms: float

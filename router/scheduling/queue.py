@@ -120,8 +120,8 @@ class Queue(Generic[C]):
 
     __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_groups",
                  "_kept_ratio", "_max_wait_s", "_num_added", "_num_at", "_num_batch",
-                 "_num_changed", "_num_there", "_pooled_ratio", "_rules", "_shares", "_waiting", "_widest",
-                 "_working_sets")  # fmt: skip
+                 "_num_changed", "_num_there", "_pooled_ratio", "_rules", "_shares", "_waiting",
+                 "_widest", "_working_sets")  # fmt: skip
 
     def __init__(
         self,
