@@ -596,6 +596,8 @@ class Prompter:
 
 
 def _bytes(parts: Sequence[str]) -> bytes:
+    if all(map(str.isascii, parts)):  # half of the time; a wide character would widen it all
+        return "".join(parts).encode()
     try:
         return b"".join([part.encode() for part in parts])
     except UnicodeEncodeError as exc:
