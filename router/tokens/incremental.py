@@ -227,10 +227,11 @@ class SegmentTree:
         """Make the path the most recently used, its root end most of all; keep the budget."""
         segments = self._segments
         for segment in reversed(path[1:]):
-            if segment.key not in segments:
+            try:
+                segments.move_to_end(segment.key)  # as nearly all can: one look-up
+            except KeyError:
                 segments[segment.key] = segment
                 self._size_bytes += segment.size_bytes
-            segments.move_to_end(segment.key)
         while self._size_bytes > self._max_bytes:
             _, oldest = segments.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
