@@ -343,6 +343,7 @@ async def on_stage(
         ("listen", "host"): "127.0.0.1",
         ("listen", "port"): 0,
         ("listen", "drain_grace_s"): 0.0,
+        ("forward", "connect_timeout_s"): PATIENCE_S,  # a busy machine's loop may stand for 2 s
         ("admin", "port"): 0,
         ("tokens", "prove_ratio"): 0.0,
         ("tokens", "encoder"): "tokenizers",  # to load and prove another takes 0.3 s of CPU
