@@ -33,7 +33,8 @@ from router.data_path.terms import NotContinued, Terms
 from router.errors import RouterError, TemplateFailed
 from router.metrics import Children, Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
-from router.tokens.conversation import has_media, media_items
+from router.tokens.conversation import has_media, mark_media, media_items
+from router.tokens.media_book import MediaBook
 from router.tokens.media_names import MediaItem
 from router.tokens.panics import is_failure
 from router.tokens.prompter import EncodePlan
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
 _TOKENS_PER_IMAGE: Final = 1_000  # a screenshot has some, where it is not known
+_MEDIA_MARK: Final = "what this message says is not known here"
 _MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
 _MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
 _HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
@@ -215,16 +217,58 @@ class Tokenizer:
             return await self._off_loop(plan.encode)
         return plan.encode()
 
-    async def _with_media(self, job: Job, prompter: Prompter) -> tuple[Tokens | None, str]:
+    async def _with_media(self, job: Job, prompter: Prompter) -> tuple[Tokens, str]:
+        """Make a prompt with images as far as they are known; of one with other media what is
+        before their message. The rest is estimated.
+
+        Raises:
+            NeedsEngine: nothing of it can be made here.
+        """
+        if prompter.media is not None:
+            try:
+                return await self._with_images(job, prompter, prompter.media)
+            except NeedsEngine as exc:
+                if exc.reason != "multimodal":
+                    raise
+        tokens = await self._before_media(job, prompter)
+        self._metrics.needs_engine.labels(job.inbound.api.name, "multimodal").inc()
+        return tokens, "prefix"
+
+    async def _before_media(self, job: Job, prompter: Prompter) -> Tokens:
+        """Make what stands before the first message with media.
+
+        No engine is asked: it would fetch and decode them, and once more for the request itself.
+
+        Raises:
+            NeedsEngine: nothing of it can be made here.
+        """
+        assert job.chat is not None
+        chat = replace(job.chat, messages=mark_media(job.chat.messages, _MEDIA_MARK))
+        try:
+            text = "".join(await self._rendered(job, chat, prompter))
+        except TemplateFailed as exc:
+            raise NeedsEngine("multimodal", "template") from exc
+        before, mark, behind = text.partition(_MEDIA_MARK)
+        if not mark or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
+            raise NeedsEngine("multimodal")
+        plan = prompter.plan_rendered(chat, [before], owner=owner_of(job.tenant))
+        tokens = prompter.commit(plan, await self._encoded(plan)).before_tail()
+        if not tokens.num_tokens:
+            raise NeedsEngine("multimodal")
+        num_media = 1 + behind.count(_MEDIA_MARK)
+        job.num_head_tokens = tokens.num_tokens
+        job.num_rest_tokens = len(behind) // _BYTES_PER_TOKEN + num_media * _TOKENS_PER_IMAGE
+        return tokens
+
+    async def _with_images(
+        self, job: Job, prompter: Prompter, book: MediaBook
+    ) -> tuple[Tokens, str]:
         """Make a prompt with images as far as they are known; the rest is estimated.
 
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
         assert job.chat is not None
-        book = prompter.media
-        if book is None:
-            raise NeedsEngine("multimodal")
         items: list[MediaItem] = media_items(job.chat.messages)
         job.has_named_media = any(item.uuid is not None for item in items)
         chat = replace(job.chat, shows_images=True)

@@ -135,7 +135,7 @@ class Metrics:
         "Prompts turned into tokens, by way: local, media (with images), prefix (up to an image "
         "that is not known), engine, unknown")]
     needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
-        "Prompts that were not tokenized here, by API and why: an engine was asked, or nothing is "
+        "Prompts not tokenized here, or not to their end, by API and why: an engine was asked, or nothing is "
         "known of them")]
     counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
         "Requests for the number of a prompt's tokens, by who counted them: router, engine")]

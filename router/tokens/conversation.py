@@ -126,6 +126,13 @@ def has_media(messages: Sequence[Json]) -> bool:
     return False
 
 
+def mark_media(messages: Sequence[Json], mark: str) -> list[Json]:
+    """Copy messages with a mark in the place of what a message with media says."""
+    return [
+        {**message, "content": mark} if has_media((message,)) else message for message in messages
+    ]
+
+
 def media_items(messages: Sequence[Json]) -> list[MediaItem]:
     """List the images of a conversation, in order.
 

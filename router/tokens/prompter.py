@@ -102,6 +102,10 @@ class Tokens:
             num_tokens += len(segment.ids)
         return num_tokens
 
+    def before_tail(self) -> Tokens:
+        """Return the tokens that are the same whatever follows the text."""
+        return Tokens(self._tree, self._path[:-1], len(self._path) - 1)
+
     def ids(self) -> list[int]:
         """List the token ids, shape (num_tokens,); O(num_tokens), for proofs and engines."""
         whole: TokenIds = array("I")

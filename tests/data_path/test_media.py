@@ -106,6 +106,26 @@ async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, url: str) -> None
         assert stage.metric("warmroute_needs_engine_total", why="image") == 1
 
 
+AUDIO: Json = {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}
+
+
+@pytest.mark.parametrize("part", [AUDIO, {"type": "input_audio", "input_audio": {"data": ""}}])
+async def test_other_media_end_a_prompt_before_their_message(tmp_path: Path, part: Json) -> None:
+    """No engine is asked, which would fetch and decode them, and once more for the answer."""
+    async with seeing(tmp_path) as (engine, stage):
+        said = {"type": "text", "text": f"{SECRET} What was said before. " * 60}
+        body = show(image_part(png(3, 2)), part)
+        body["messages"].insert(0, {"role": "user", "content": [said]})
+        assert (await stage.ask(body)).status == 200
+        num_tokens = (await stage.admin("/admin/explain", body)).json()["num_tokens"]
+
+        assert [orjson.loads(each.body) for each in engine.received] == [body]
+        assert engine.num_asked == 0
+        assert ways(stage) == {"prefix": 2}, "explained, too"
+        assert stage.metric("warmroute_needs_engine_total", why="multimodal") == 2
+        assert num_tokens > 1_000, "estimated: the media may be long"
+
+
 async def test_a_wrong_count_ends_images_but_not_text(tmp_path: Path) -> None:
     """For a while; the next prompt is known up to its image."""
     async with seeing(tmp_path) as (engine, stage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,50 @@ def test_turns_with_images_are_predicted(seeing: Router) -> None:
     assert not seeing.metric("warmroute_tokenized_requests_total", way="prefix")
     assert seeing.metric("warmroute_token_mismatches_total") == 0
     assert seeing.metric("warmroute_audited_total", result="exact") == len(parts)
+
+
+def test_what_is_before_unknown_media_is_predicted(
+    seeing: Router, log_dir: Path, tmp_path: Path
+) -> None:
+    """A router that does not know the model's images makes the text before them."""
+    model = make_vision_model(tmp_path / "blind")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if "image_token" not in key})
+    )
+    settings = {"replicas": [{"url": _url_of(seeing)}], "tokens": {"models": {"tiny": str(model)}}}
+    messages = [
+        {"role": "system", "content": "You look at another picture. " * 40},
+        {"role": "user", "content": [image_part(png(31, 17, 9))]},
+    ]
+    with Router((), log_dir, config=settings) as blind:
+        for number in range(4):
+            body = {"model": "tiny", "messages": messages, "max_tokens": 1, "temperature": 0}
+            answer = blind.chat(body)
+            assert answer.status_code == 200, answer.text
+            predicted = int(answer.headers["x-warmroute-cached"].split(";")[0][4:])
+            reported = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+            assert (reported > 0) == (number > 0)
+            assert (predicted > 0) == (number > 0)
+            assert predicted <= reported
+            wait_until(lambda body=body: blind.num_known_tokens(body)["r1"] > 0, 20, "its blocks")
+            messages = [
+                *messages,
+                {"role": "assistant", "content": "A colour."},
+                {"role": "user", "content": f"And {number}? " * 20},
+            ]
+        assert blind.metric("warmroute_tokenized_requests_total", way="prefix") >= 4
+        assert blind.metric("warmroute_tokenized_requests_total", way="engine") == 0
+        assert blind.metric("warmroute_audited_total", result="over") == 0
+        assert blind.metric("warmroute_audited_total", result="under") == 0
+
+
+def _url_of(router: Router) -> str:
+    """Ask a router for the address of its replica."""
+    listed = httpx.get(f"{router.admin_url}/admin/replicas", timeout=30).json()
+    url: str = listed["replicas"][0]["url"]
+    return url
 
 
 def test_responses_with_images_are_predicted(seeing: Router) -> None:

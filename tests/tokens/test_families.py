@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from router.api.openai import ChatRequest, parse_chat
 from router.errors import TemplateFailed
 from router.tokens import NeedsEngine
+from router.tokens.conversation import mark_media
 from tests.conversations import conversations, grown
 from tests.tokens.families import APIS, DATE, FAMILIES, ONLY_PROVEN
 from tests.tokens.mistral_models import VERSIONS, suited
@@ -63,6 +65,34 @@ def test_ids_are_the_engines(name: str, api: str) -> None:
     assert (seen.wrong, seen.wrongly_refused) == ([], [])
     assert seen.num_for_engine <= 3  # images, where the engine leaves them out
     assert seen.num_equal > 0.3 * len(recorded)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_what_is_before_media_is_the_same_whatever_they_are(name: str) -> None:
+    """Whatever a message says, later ones, too: the prompt begins with what is made of a mark."""
+    prompter = _loaded(name)
+    part = {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a.wav"}}
+    body: dict[str, Any] = {
+        "messages": [
+            {"role": "user", "content": "Read it. " * 120},
+            {"role": "assistant", "content": "It is read."},
+            {"role": "user", "content": [part]},
+            {"role": "assistant", "content": "Heard."},
+            {"role": "user", "content": "And?"},
+        ]
+    }
+    marked = {**body, "messages": mark_media(body["messages"], "MARK")}
+    parts = prompter.render_parts(parse_chat(marked))
+    before = "".join(parts).partition("MARK")[0]
+    plan = prompter.plan_rendered(parse_chat(marked), [before])
+    known = prompter.commit(plan, plan.encode()).before_tail().ids()
+
+    # A prompt is cut at special tokens alone, and MiniMax's are none of the tiny tokenizer.
+    assert len(known) > 60 or name == "minimax-m2"
+    for content in ("Look.", "\n \n", "é", "</s>", "a" * 400):
+        body["messages"][2] = {"role": "user", "content": content}
+        plan = prompter.plan_chat(parse_chat(body))
+        assert prompter.commit(plan, plan.encode()).ids()[: len(known)] == known
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
