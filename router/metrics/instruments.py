@@ -135,8 +135,8 @@ class Metrics:
         "Prompts turned into tokens, by way: local, media (with images), prefix (up to an image "
         "that is not known), engine, unknown")]
     needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
-        "Prompts not tokenized here, or not to their end, by API and why: an engine was asked, or nothing is "
-        "known of them")]
+        "Prompts not tokenized here, or not to their end, by API and why: an engine was asked, or "
+        "the rest is not known")]
     counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
         "Requests for the number of a prompt's tokens, by who counted them: router, engine")]
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",

@@ -40,6 +40,10 @@ def run(*words: str | Path) -> str:
 
 def test_anthropics_package(router: Router, replicas: tuple[Engine, Engine]) -> None:
     """Whole, streamed on the first one's cache, counted; refusals are the package's own errors."""
+    before = {
+        result: router.metric("warmroute_audited_total", result=result)
+        for result in ("over", "under")
+    }
     script = Path(__file__).with_name("anthropic_turns.py")
     found = json.loads(run(script, router.url).splitlines()[-1])
 
@@ -52,7 +56,8 @@ def test_anthropics_package(router: Router, replicas: tuple[Engine, Engine]) -> 
     assert "no-such-model" in found["unknown_model"]
     assert "not_found_error" in found["unknown_model"]
     assert "input_schema" in found["server_tool"]
-    assert router.metric("warmroute_audited_total", result="wrong") == 0
+    for result, num in before.items():
+        assert router.metric("warmroute_audited_total", result=result) == num
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
