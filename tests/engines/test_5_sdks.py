@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import ENVIRON, MODEL_DIR, Engine, Router, engine_python
+from tests.engines.harness import ENVIRON, MODEL_DIR, Engine, Router, engine_python, wait_until
 
 _TIMEOUT_S = 240.0
 _BENCH_SERVE = """
@@ -36,6 +36,13 @@ def run(*words: str | Path) -> str:
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3_000:]
     return done.stdout.decode()
+
+
+def prompts(router: Router) -> list[dict[str, Any]]:
+    """Read the records written so far of what engines counted."""
+    if not router.decisions_path.exists():
+        return []
+    return [each for each in router.decisions() if each["num_prompt_tokens"]]
 
 
 def test_anthropics_package(router: Router, replicas: tuple[Engine, Engine]) -> None:
@@ -65,6 +72,7 @@ def test_vllms_own_benchmark(router: Router, tmp_path: Path, backend: str) -> No
     """All prompts are answered, half of each from what another one left."""
     endpoint = "/v1/chat/completions" if backend == "openai-chat" else "/v1/completions"
     before = router.metric("warmroute_tokenized_requests_total", way="local")
+    num_before = len(prompts(router))
     run(
         "-c", _BENCH_SERVE,
         "--backend", backend, "--base-url", router.url, "--endpoint", endpoint,
@@ -77,6 +85,7 @@ def test_vllms_own_benchmark(router: Router, tmp_path: Path, backend: str) -> No
 
     assert found["completed"] == 12
     assert found["total_output_tokens"] == 12 * 8
-    records = [each for each in router.decisions() if each["num_prompt_tokens"]][-12:]
-    assert sum(each["num_reported_cached_tokens"] or 0 for each in records) >= 8 * 288
+    wait_until(lambda: len(prompts(router)) >= num_before + 12, 30, "the records")
+    cached = [each["num_reported_cached_tokens"] or 0 for each in prompts(router)[num_before:]]
+    assert sum(cached) >= 8 * 288
     assert router.metric("warmroute_tokenized_requests_total", way="local") >= before + 12
