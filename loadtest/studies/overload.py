@@ -51,7 +51,7 @@ RULES: Final[tuple[tuple[str, Rejection | QueueRules, int | None], ...]] = (
     ("early rejection", Rejection(rule="on_arrival"), 3771),
     ("early rejection, prediction", Rejection(rule="predicted"), 3589),
     ("first tokens alone", Rejection(rule="prompts"), None),
-    ("our queue", QueueRules(tbt_ms=100.0), None),
+    ("our queue", QueueRules(tbt_ms=100.0, max_wait_s=60.0), None),
     ("nothing in vain", Rejection(rule="after_prefill"), None),
 )
 """Name, rule, and how many of 23,000 it refused there; None: it is no rule of theirs.

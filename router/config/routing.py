@@ -146,7 +146,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0.15
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
-    ] = 60.0
+    ] = 300.0
     batch_max_wait_s: Annotated[
         Seconds,
         Meta(

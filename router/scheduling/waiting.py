@@ -34,7 +34,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     ready_ms: float = 300.0  # of work at a candidate, up to which more may wait there
     fill: float = 0.9  # of a cache, for the conversations that live there
     patience: float = 0.15  # idle time in place of room, in times what a prompt takes, for each
-    max_wait_s: float = 60.0
+    max_wait_s: float = 300.0
     batch_max_wait_s: float = 600.0
     quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
     tbt_ms: float | None = None  # that an answer's tokens may be apart; None: any time
