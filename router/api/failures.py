@@ -7,6 +7,7 @@ Anthropic's error object for `/v1/messages`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import orjson
 
@@ -32,6 +33,9 @@ _ANTHROPIC_TYPES = {
 }
 
 
+_MOST_BYTES = 1_000  # of what is no error of an API
+
+
 def error_body(error: RouterError, path: str) -> bytes:
     """Write `error` as the API behind `path` would."""
     if path.startswith("/v1/messages"):
@@ -50,17 +54,37 @@ def error_body(error: RouterError, path: str) -> bytes:
 
 
 def error_event(error: RouterError, path: str) -> bytes:
-    """Write `error` as a server-sent event; the empty line first ends a broken one."""
+    """Write `error` as a server-sent event."""
     body = error_body(error, path)
     if path.startswith("/v1/responses"):
-        # Its clients look for `type`, OpenAI's for `error`.
-        fields = {
-            "type": "error",
-            "code": error.code,
-            "message": error.message,
-            "param": error.param,
-        }
-        body = orjson.dumps(fields | orjson.loads(body))
+        body = _of_responses(orjson.loads(body), error.code, error.message, error.param)
+    return _event(body, path)
+
+
+def engine_error_event(body: bytes, path: str) -> bytes:
+    """Write the body of an engine's error as a server-sent event of its API.
+
+    One that is no JSON object with an error in it goes out as a message.
+    """
+    try:
+        found = orjson.loads(body)
+        error = found["error"]
+        message, code, param = error["message"], error.get("code"), error.get("param")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        message, code, param = body[:_MOST_BYTES].decode(errors="replace"), None, None
+        found = {"error": {"message": message, "type": "BadGatewayError"}}
+    if path.startswith("/v1/responses"):
+        return _event(_of_responses(found, code, message, param), path)
+    return _event(orjson.dumps(found), path)
+
+
+def _of_responses(body: dict[str, Any], code: Any, message: Any, param: Any) -> bytes:
+    """Write an error for the Responses API: its clients look for `type`, OpenAI's for `error`."""
+    return orjson.dumps({"type": "error", "code": code, "message": message, "param": param} | body)
+
+
+def _event(body: bytes, path: str) -> bytes:
+    """Write an error's body, of one line, as an event; the empty line first ends a broken one."""
     named = path.startswith(("/v1/messages", "/v1/responses"))
     return b"\n\n" + (b"event: error\n" if named else b"") + b"data: " + body + b"\n\n"
 

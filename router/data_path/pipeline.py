@@ -21,6 +21,7 @@ The lease and the claim on blocks belong to the request and end with it, however
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import Final
 
@@ -41,6 +42,7 @@ from router.data_path.prefill import Prefill
 from router.data_path.read import Reader
 from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import Failures, Retries
+from router.data_path.service import keepalive_s_of
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
@@ -98,6 +100,28 @@ class Pipeline:
             return
         job.drop_content()
         job.tokenized_s = monotonic()
+        keepalive_s = keepalive_s_of(inbound.headers) if job.streams else None
+        if keepalive_s is None:
+            await self._answer(job, reply)
+            return
+        error: Exception | None = None
+        async with asyncio.TaskGroup() as tg:
+            comments = tg.create_task(reply.keep_alive(keepalive_s), name="comments")
+            try:
+                await self._answer(job, reply)
+            except (RouterError, ConnectionError) as exc:
+                error = exc
+            finally:
+                comments.cancel()
+        if error is not None:
+            raise error
+
+    async def _answer(self, job: Job, reply: Reply) -> None:
+        """Send a request, and hand its answer on.
+
+        Raises:
+            RouterError: there is none, or it broke off.
+        """
         try:
             placement, answer = await self._send(job)
         except RouterError:

@@ -53,6 +53,9 @@ class Reply(Protocol):
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin an answer of unknown length."""
 
+    async def keep_alive(self, every_s: float) -> None:
+        """Write comments to the client of a stream until it gets something to read; runs on."""
+
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once; wait for a client that is behind."""
 

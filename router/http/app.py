@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import orjson
@@ -20,6 +20,7 @@ from aiohttp import web
 from router.api.apis import REALTIME, api_of
 from router.api.clients import Clients
 from router.api.encodings import AsSent, decoded
+from router.api.failures import error_event
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
@@ -240,6 +241,9 @@ class DataApp:
             self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
         response = exchange.response
         if response is not None and response.prepared:
+            if exchange.is_early:
+                with suppress(ConnectionError):
+                    exchange.put(error_event(error, exchange.request.path))
             # A stream's client got an error event.
             return response if exchange.is_stream or exchange.is_socket else exchange.abort()
         # A client error's message may quote the request (a template's does): not for the log.

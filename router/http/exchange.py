@@ -14,9 +14,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.api.clients import Client
-from router.api.failures import error_event
+from router.api.failures import engine_error_event, error_event
 from router.api.realtime import error_text
-from router.errors import BadRequest, ShuttingDown
+from router.errors import BadRequest, ShuttingDown, UpstreamBroken
 from router.tenants import Tenant
 from router.upstream.socket import CLOSE_S, Socket
 
@@ -25,6 +25,7 @@ logging.getLogger("aiohttp.websocket").setLevel(logging.CRITICAL)
 
 _LAST_WORD_S: Final = 0.5
 _RESTARTS: Final = 1012  # close code, IANA's registry: service restart
+_COMMENT: Final = b": no token yet\n\n"
 _AT_ONCE_BYTES: Final = 32 * 1024  # for which an empty write buffer has room
 _BEHIND_BYTES: Final = 64 * 1024  # waiting for a client: as much as a transport takes by default
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -35,6 +36,7 @@ class Exchange:
 
     __slots__ = (
         "_is_chunked",
+        "_is_early",
         "_socket",
         "_transport",
         "arrived_s",
@@ -54,6 +56,7 @@ class Exchange:
         self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
         self.response: web.StreamResponse | None = None
         self._is_chunked = False
+        self._is_early = False
         self._socket: Socket | None = None  # None: it is no WebSocket (yet)
         self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
@@ -63,6 +66,12 @@ class Exchange:
         A small one at once, without waiting: booking the request out and recording it, which comes
         next, would keep it back for 0.1 to 0.3 ms. A large one when the handler returns it.
         """
+        if self._is_early:
+            self._is_early = False
+            if status != 200:
+                body = engine_error_event(body, self.request.path)
+            self.put(body)
+            return
         self.response = response = web.Response(status=status, headers=headers, body=body)
         if len(body) <= _AT_ONCE_BYTES:
             with suppress(ConnectionError):  # aiohttp finds out by itself
@@ -70,7 +79,17 @@ class Exchange:
                 await response.write_eof()
 
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Begin an answer of unknown length."""
+        """Begin an answer of unknown length.
+
+        Raises:
+            UpstreamBroken: its client takes a stream for begun, and it is an error.
+        """
+        if self._is_early:
+            if status != 200:
+                replica = headers.get("x-warmroute-replica", "")
+                raise UpstreamBroken(replica, f"replica {replica} answered with status {status}")
+            self._is_early = False
+            return
         self.response = web.StreamResponse(status=status, headers=headers)
         await self.response.prepare(self.request)
         self._is_chunked = "Transfer-Encoding" in self.response.headers
@@ -99,6 +118,30 @@ class Exchange:
     async def catch_up(self) -> None:
         """Wait until a client that was behind has taken most of what waits for it."""
         await self.request.writer.drain()
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Write comments to the client of a stream until it gets something to read; runs on.
+
+        With the first one its answer begins: what goes wrong from there on comes as an event.
+        """
+        with suppress(ConnectionError):  # found out by who writes the answer
+            while True:
+                await asyncio.sleep(every_s)
+                if self.response is None:
+                    headers = {
+                        "Content-Type": "text/event-stream; charset=utf-8",
+                        "Cache-Control": "no-cache",
+                        "x-warmroute-request-id": self.request_id,
+                    }
+                    await self.start(200, CIMultiDict(headers))
+                    self._is_early = True
+                if self._is_early:
+                    self.put(_COMMENT)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether a stream has begun and its client has read nothing but comments."""
+        return self._is_early
 
     @property
     def is_stream(self) -> bool:
@@ -139,6 +182,7 @@ class Exchange:
                 async with asyncio.timeout(_LAST_WORD_S):
                     await self._socket.close(_RESTARTS, error.message, last=last)
         if self.is_stream:
+            self._is_early = False
             with suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
                     await self.write(error_event(error, self.request.path))
