@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, cast
+from weakref import ref
 
 import numpy as np
 import orjson
@@ -39,6 +40,7 @@ _SEED_MASK = (1 << 64) - 1
 _LEAF = 0x6C656166  # mixed into a tail's seed: a tail is no segment, even if its bytes are the same
 _SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
 _CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
+_NUM_LOOKS = 16  # for keys that are put together: a turn adds fewer segments
 _STEP_TOKENS = 16_384  # hashed at once: 1.3 ms
 _JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
 _BLOCK_BYTES = 8  # a key, as a machine word: an int in a list takes 40, and a cache miss to copy
@@ -76,11 +78,20 @@ class Chain(NamedTuple):
     open_media: tuple[MediaSpan, ...] = ()  # from the first open token; the last may end there
 
 
+class Together(NamedTuple):
+    """Keys of a whole prompt: of them, the first `num_blocks` end in the path to a segment."""
+
+    chain_id: int
+    num_blocks: int
+    keys: ref[array[int]]
+
+
 class Segment:
     """One node of the tree; created by `SegmentTree` alone.
 
     next_key, next_bytes, next_guard: The child that was used last, tried before searching.
     media: The identifier of the image or other item that its tokens stand for; None: text.
+    together: What was put together last of a path that had one segment more, its tail; or None.
     """
 
     __slots__ = (
@@ -93,6 +104,7 @@ class Segment:
         "next_guard",
         "next_key",
         "size_bytes",
+        "together",
     )
 
     def __init__(self, key: int, ids: TokenIds, media: str | None = None) -> None:
@@ -103,6 +115,7 @@ class Segment:
         self.next_bytes = 0
         self.next_guard = b""
         self.chains: dict[int, Chain] | None = None
+        self.together: Together | None = None
         self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not asked for
         self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
 
@@ -241,19 +254,24 @@ class SegmentTree:
     ) -> Sequence[BlockKey]:
         """List the keys of the path's full blocks, hashing what is not known.
 
-        An array("Q"): put together by copying words.
+        An array("Q"): put together by copying words. Those of the last prompt on this path are
+        copied at once while something has them, as the order of eviction does: 4 us of 12 for
+        6,000 blocks in 100 segments, and one place in memory instead of hundreds.
         """
         chain_id = self._chain_id(contract, extra)
+        position, keys, before = _known_keys(path, chain_id)
         parts: list[array[int]] = []
-        before = _START
-        for segment in path:
+        for segment in path[position:]:
             chain = segment.chains.get(chain_id) if segment.chains is not None else None
             if chain is None:
                 chain = _extended(before, segment, contract, extra)
                 self._remember_chain(segment, chain_id, chain)
             parts.append(chain.keys)
             before = chain
-        return cast("Sequence[BlockKey]", array("Q", b"".join(parts)))
+        keys.frombytes(b"".join(parts))
+        if len(path) > 1:  # the tail is another with every turn
+            path[-2].together = Together(chain_id, len(keys) - len(before.keys), ref(keys))
+        return cast("Sequence[BlockKey]", keys)
 
     def hashing(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
@@ -383,6 +401,24 @@ def _remember_next(segment: Segment, key: int, num_bytes: int, guard: bytes) -> 
 
 
 _START = Chain(array("Q"), None, array("I"))
+
+
+def _known_keys(path: Sequence[Segment], chain_id: int) -> tuple[int, array[int], Chain]:
+    """Copy keys that are put together already.
+
+    Returns how many segments they are of, the keys, and the last of these segments' chain.
+    """
+    keys = array("Q")
+    for number in range(len(path) - 1, max(0, len(path) - 1 - _NUM_LOOKS), -1):
+        segment = path[number - 1]
+        together = segment.together
+        if together is None or together.chain_id != chain_id:
+            continue
+        known, chains = together.keys(), segment.chains
+        if known is not None and chains is not None and chain_id in chains:
+            keys.frombytes(memoryview(known)[: together.num_blocks].cast("B"))
+            return number, keys, chains[chain_id]
+    return 0, keys, _START
 
 
 def _extended(before: Chain, segment: Segment, contract: HashContract, extra: ExtraKeys) -> Chain:

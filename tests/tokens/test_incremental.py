@@ -141,6 +141,35 @@ def test_chain_ids_are_not_reused() -> None:
     assert tree.keys(path, CONTRACT, ExtraKeys(cache_salt="0")) != keys
 
 
+def test_keys_are_the_same_whatever_is_put_together_already() -> None:
+    """A turn's keys are copied from the last one's while these exist, in the same chain alone."""
+    tree = SegmentTree()
+    root = tree.make_root("r")
+    salted = ExtraKeys(cache_salt="s")
+    turns = [
+        b"a" * 37,
+        b"a" * 30 + b"b" * 31,
+        b"a" * 30 + b"b" * 30 + b"c" * 5,
+        b"a" * 30 + b"d" * 9,
+    ]
+    kept = []
+    for extra in (NO_EXTRA, salted, NO_EXTRA, salted):
+        for data in turns:
+            keys = tree.keys(_add(tree, root, data)[1], CONTRACT, extra)
+            assert list(keys) == CONTRACT.extend(None, list(data), extra)[0]
+            again = tree.keys(_add(tree, root, data)[1], CONTRACT, extra)
+            assert again == keys
+            assert again is not keys
+            kept += [keys, again]
+    del keys, again
+    kept.clear()
+    for data in turns:
+        assert (
+            list(tree.keys(_add(tree, root, data)[1], CONTRACT, NO_EXTRA))
+            == (CONTRACT.extend(None, list(data))[0])
+        )
+
+
 def test_digests_are_those_of_the_whole_chain() -> None:
     """Any blocks, of any segment, hashed once, remembered within the budget and dropped with it."""
     tree = SegmentTree()
