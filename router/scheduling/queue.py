@@ -438,7 +438,8 @@ class Queue(Generic[C]):
         The more wait for the engine the less is left of its compute, and the dearer what the prompt
         throws out of the cache: others have to compute it again.
         """
-        patience = self._rules_of(waiting).patience * self._num_there[choice.view.id]
+        num_there = max(1, self._num_there[choice.view.id])  # with itself, in the queue or not
+        patience = self._rules_of(waiting).patience * num_there
         return patience * compute_ms(choice, waiting.num_tokens)
 
     def _levels(self, *, behind: bool) -> list[int]:
