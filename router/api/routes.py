@@ -156,7 +156,8 @@ class Routes:
 
     def _is_below_a_prefix(self, method: str, path: str) -> bool:
         for prefix, wanted in self._prefixes:
-            if path.startswith(prefix) and wanted in (None, method):
+            # The prefix alone is not below it: engines may read it without its last slash.
+            if path.startswith(prefix) and path != prefix and wanted in (None, method):
                 return is_canonical(path)
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.routes import _KNOWN, Routes
@@ -69,6 +69,7 @@ def without_dots(path: str) -> str:
     return "/" + "/".join(kept).lstrip("/")
 
 
+@example("GET", "/open/")
 @given(
     st.sampled_from(METHODS), spelt() | st.text(max_size=30) | st.text("/.%25cefA;\\", max_size=12)
 )
