@@ -24,7 +24,7 @@ from loadtest.bench.client import Connection
 from loadtest.bench.conversations import CONTRACT, Prepared, growing
 from loadtest.bench.fake_engine import MODEL
 from loadtest.bench.measures import Budget, Line, distribution
-from loadtest.bench.rig import Rig, RigError, end, leashed, start_rig
+from loadtest.bench.rig import Rig, RigError, helper, start_rig
 from loadtest.bench.setting import Setting
 from loadtest.results import percentile
 from router.tokens import load_prompter
@@ -117,17 +117,7 @@ def _keys(turn: Prepared) -> list[str]:
 
 @asynccontextmanager
 async def _master(objects: Path, delay_ms: float) -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        *(*leashed(), "-m", "loadtest.bench.fake_master"),
-        *("--keys", str(objects), "--delay-ms", str(delay_ms)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise RigError("the fake master did not start")
+    options = ("--keys", str(objects), "--delay-ms", str(delay_ms))
+    async with helper("the fake master", "loadtest.bench.fake_master", *options) as (line, _):
         port: int = msgspec.json.decode(line)["port"]
         yield f"http://127.0.0.1:{port}"
-    finally:
-        await end(process)

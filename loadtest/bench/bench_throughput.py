@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 import psutil
@@ -20,7 +18,7 @@ import uvloop
 from loadtest.bench.client import Connection, hammer
 from loadtest.bench.conversations import Prepared, of_size
 from loadtest.bench.measures import Budget, Line
-from loadtest.bench.rig import Rig, RigError, end, leashed, start_rig
+from loadtest.bench.rig import Rig, RigError, helper, start_rig
 from loadtest.bench.setting import Setting
 from router.tokens import load_prompter
 
@@ -69,9 +67,10 @@ async def _run(setting: Setting) -> list[Line]:
 
 async def _bare(setting: Setting, port: int, requests: list[bytes], seconds: float) -> Line:
     """Measure a proxy that only passes on."""
-    async with _bare_proxy(port) as (bare_port, process):
-        num, elapsed_s = await _hammer(setting, bare_port, requests, seconds, "bare proxy")
-        cpu = process.cpu_times()
+    upstream = f"http://127.0.0.1:{port}"
+    async with helper("the bare proxy", "loadtest.bench.bare_proxy", upstream) as (line, process):
+        num, elapsed_s = await _hammer(setting, int(line), requests, seconds, "bare proxy")
+        cpu = psutil.Process(process.pid).cpu_times()
     return Line(
         what=f"requests/s of a bare aiohttp proxy, 20 KB, {_IN_FLIGHT} in flight",
         unit="1/s",
@@ -80,22 +79,6 @@ async def _bare(setting: Setting, port: int, requests: list[bytes], seconds: flo
         note=f"{(cpu.user + cpu.system) / num * 1000:.2f} ms of its CPU a request, its start "
         "included; it knows nothing of tokens, replicas or limits",
     )
-
-
-@asynccontextmanager
-async def _bare_proxy(port: int) -> AsyncIterator[tuple[int, psutil.Process]]:
-    process = await asyncio.create_subprocess_exec(
-        *(*leashed(), "-m", "loadtest.bench.bare_proxy", f"http://127.0.0.1:{port}"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise RigError("the bare proxy did not start")
-        yield int(line), psutil.Process(process.pid)
-    finally:
-        await end(process)
 
 
 async def _warm(rig: Rig, prepared: Prepared) -> bytes:

@@ -168,20 +168,32 @@ async def fake_replicas(num: int, model_dir: Path) -> AsyncIterator[list[int]]:
     Raises:
         RigError: they do not start.
     """
-    fakes = await asyncio.create_subprocess_exec(
-        *(*leashed(), "-m", "loadtest.bench.fake_engine"),
-        *("--replicas", str(num), "--model", str(model_dir)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert fakes.stdout is not None
-        line = await fakes.stdout.readline()
-        if not line:
-            raise RigError("the fake replicas did not start")
+    options = ("--replicas", str(num), "--model", str(model_dir))
+    async with helper("the fake replicas", "loadtest.bench.fake_engine", *options) as (line, _):
         ports: list[int] = msgspec.json.decode(line)["ports"]
         yield ports
+
+
+@asynccontextmanager
+async def helper(
+    what: str, module: str, *options: str
+) -> AsyncIterator[tuple[bytes, asyncio.subprocess.Process]]:
+    """Start a process, and yield the line that it writes when it is up, and itself.
+
+    Raises:
+        RigError: it does not start.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(*leashed(), "-m", module, *options), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            raise RigError(f"{what} did not start")
+        yield line, process
     finally:
-        await end(fakes)
+        await end(process)
 
 
 @asynccontextmanager

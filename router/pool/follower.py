@@ -4,8 +4,7 @@
    is it up, is it the same process, did it evict?
 2. List its keys where the directories may be wrong: at the start, after an eviction or a restart,
    after a verification that differed, where a model's keys are not known yet, where there are more
-   objects and nothing was heard of them (engines' MultiConnector passes no events on); else now and
-   then.
+   objects that no event announced (engines' MultiConnector passes none on); else now and then.
 3. Follow its event stream, if it has one; a gap in it asks for a listing, too.
 
 It never fails a request: an error is counted and logged once, the pool is not counted on, and
@@ -161,7 +160,7 @@ class PoolFollower:
         ):
             pool.wants_listing = True
         elif self.is_lister and not is_news and _fell(figures.num_keys, before.num_keys):
-            pool.wants_listing = True  # there are more, and nothing was heard of them
+            pool.wants_listing = True  # there are more, and no event announced them
 
     def _note_known(self) -> bool:
         """Count the blocks that are known; return whether that is news."""

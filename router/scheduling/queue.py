@@ -357,14 +357,15 @@ class Queue(Generic[C]):
                 self._put(waiting, choice)
                 verdict = self.judge(waiting, choice, now_s)
                 if verdict.goes:
-                    price_ms = self._idle_price_ms(waiting, choice)
+                    is_idle = verdict.why == "idle"
+                    price_ms = self._idle_price_ms(waiting, choice) if is_idle else 0.0
                     self.remove(waiting)
                     self._forecast.learn(waiting, now_s)
                     excess_ms = self._excess_ms(waiting, choice, now_s)
                     if excess_ms > 0.0 and view.num_requests:
                         refuse(waiting, "deadline", excess_ms)
                         continue
-                    if verdict.why == "idle":
+                    if is_idle:
                         self._candidates.spend_idle_time(view.id, price_ms, now_s)
                     self._charge(waiting)
                     self._look_at_reloads(waiting, choice)

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
@@ -449,6 +450,16 @@ async def test_check_says_that_all_is_well() -> None:
     assert all(line.startswith("waiting for ") for line in waited)  # where it took a while
 
 
+async def error_of(first: str, second: str, master: str) -> Any:
+    """Check two replicas in a pool; return the one error found."""
+    urls = ("--replica", first, "--replica", second)
+    result = await check(*urls, "--mooncake", master, "--json", *PATIENT)
+    findings = json.loads(result.stdout)["findings"]
+    assert result.exit_code == 1
+    (found,) = [each for each in findings if each["level"] == "error"]
+    return found
+
+
 async def test_check_finds_halves_that_have_no_roles() -> None:
     """A producer in a pool shows that it is one, and what to write is said."""
     async with PoolMaster(EmulatedPool()) as master:
@@ -456,12 +467,8 @@ async def test_check_finds_halves_that_have_no_roles() -> None:
             Engines(1, pool=master.url, kv_role="producer") as (producer,),
             Engines(1, pool=master.url, kv_role="consumer") as (consumer,),
         ):
-            urls = ("--replica", producer.url, "--replica", consumer.url)
-            result = await check(*urls, "--mooncake", master.url, "--json", *PATIENT)
+            found = await error_of(producer.url, consumer.url, master.url)
 
-    findings = json.loads(result.stdout)["findings"]
-    assert result.exit_code == 1
-    (found,) = [each for each in findings if each["level"] == "error"]
     assert (found["subject"], found["about"]) == ("replica r1", "role")
     assert found["text"] == "it shows role prefill, and is used as both"
     assert "role: decode for those that answer its prompts" in found["hint"]
@@ -474,12 +481,8 @@ async def test_check_finds_kv_of_two_data_types_in_one_pool() -> None:
             Engines(1, pool=master.url) as (wide,),
             Engines(1, pool=master.url, kv_cache_dtype="fp8") as (narrow,),
         ):
-            urls = ("--replica", wide.url, "--replica", narrow.url)
-            result = await check(*urls, "--mooncake", master.url, "--json", *PATIENT)
+            found = await error_of(wide.url, narrow.url, master.url)
 
-    findings = json.loads(result.stdout)["findings"]
-    assert result.exit_code == 1
-    (found,) = [each for each in findings if each["level"] == "error"]
     assert (found["subject"], found["about"]) == ("pool", "data types")
 
 
