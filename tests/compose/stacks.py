@@ -201,6 +201,19 @@ def client() -> httpx.Client:
     return httpx.Client(timeout=60.0, trust_env=False, limits=limits, verify=system_tls())
 
 
+def wait_for_both(stack: Stack) -> None:
+    """Return once the front sends requests to either router: HAProxy asks each once a second."""
+    ready = f"{stack.published('front', 8080)}/readyz"
+    seen = set()
+    with client() as http:
+
+        def both() -> bool:
+            seen.add(http.get(ready).headers.get("x-served-by"))
+            return {"router-1", "router-2"} <= seen
+
+        wait_until(both, "the front knows both routers")
+
+
 def main() -> None:
     """Keep the emulated stack up."""
     with (

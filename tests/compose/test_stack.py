@@ -21,7 +21,14 @@ from tests.compose.queries import (
     wait_until_known,
 )
 from tests.compose.runner import Stack
-from tests.compose.stacks import NOT_HERE, Session, client, emulated_stack, wait_until
+from tests.compose.stacks import (
+    NOT_HERE,
+    Session,
+    client,
+    emulated_stack,
+    wait_for_both,
+    wait_until,
+)
 from tests.compose.test_prometheus import ALERTS, promtool
 
 pytestmark = pytest.mark.timeout(400)
@@ -34,6 +41,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Every service of compose.yaml but Grafana, healthy."""
     with emulated_stack(tmp_path_factory.mktemp("compose")) as running:
         running.up()
+        wait_for_both(running)
         yield running
 
 

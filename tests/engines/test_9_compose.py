@@ -33,6 +33,7 @@ from tests.compose.stacks import (
     make_secrets,
     project,
     runnable,
+    wait_for_both,
     wait_until,
 )
 from tests.engines.harness import (
@@ -101,6 +102,7 @@ def gpu_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         for router in ("router-1", "router-2"):  # ready with the first replica they find
             metrics = f"{stack.url(router, 8080)}/metrics"
             wait_until(lambda url=metrics: num_healthy(url) == 2, f"{router} has found both", 120)
+        wait_for_both(stack)
         yield stack
 
 
