@@ -197,14 +197,21 @@ class Ledger:
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
 
-    def num_timely(self, now_s: float) -> int:
-        """Count requests before their first token, but for those that should long have had it.
+    def is_early(self, lease: Lease, model: CostModel, now_s: float) -> bool:
+        """Return whether a whole answer that is here now is here before its first token was due."""
+        self._presume(model, now_s)
+        return not lease.booking.streams and lease.number in self._waiting
 
-        These say nothing of what the engine could compute: it has lost them, or waits for others.
+    def num_timely(self, now_s: float) -> int:
+        """Count requests before their first token, which will be seen, and is not long overdue.
+
+        The others say nothing of what the engine could compute: it has lost them, or waits for
+        others; of a whole answer the first token is presumed, by a cost that may be another's.
         """
         return sum(
             [
-                now_s - lease.begun_s < _LOST_S + _LOST_RATIO * lease.predicted_ms / 1000.0
+                lease.booking.streams
+                and now_s - lease.begun_s < _LOST_S + _LOST_RATIO * lease.predicted_ms / 1000.0
                 for lease in self._waiting.values()
             ]
         )

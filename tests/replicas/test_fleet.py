@@ -232,6 +232,21 @@ def test_unseen_first_tokens_teach_nothing() -> None:
     assert fleet.status(60.0)[0].num_observations == 0
 
 
+def test_whole_answers_that_end_before_they_were_due_teach() -> None:
+    """Where no client streams, a replica that is faster than the prior is found so."""
+    fleet = fleet_of("a")
+    for number in range(64):
+        lease = send(fleet, "a", float(number), tokens=1000, streams=False)
+        took_s = 0.25e-3 * lease.predicted_ms if number < 40 else 2e-3 * lease.predicted_ms
+        fleet.end(lease, number + took_s, Outcome.OK)
+    failed = send(fleet, "a", 100.0, tokens=1000, streams=False)
+    fleet.end(failed, 100.001, Outcome.CLIENT_ERROR)
+
+    status = fleet.status(100.0)[0]
+    assert status.cost.ms_per_token < 0.5 * UNIT.ms_per_token
+    assert status.num_observations == 40  # neither those that took longer nor an error
+
+
 def test_a_recovering_replicas_first_token_ends_its_trial() -> None:
     """A long answer does not keep the others away."""
     fleet = fleet_of("a", "b", "c", rules=HealthRules(failures_to_open=1, backoff_s=1.0))
