@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -265,6 +266,40 @@ def test_a_router_killed_is_not_missed(stack: Stack, front: str, http: httpx.Cli
         lambda: "router-1" in {session.turn(front, http).router for _ in range(2)},
         "the front sends requests to it again",
     )
+
+
+def test_a_router_that_dies_with_a_request_is_one_clear_error(
+    stack: Stack, front: str, http: httpx.Client
+) -> None:
+    """Before its first byte, waiting or computed: 502 in the API's shape."""
+    routers = {name: stack.url(name, 8080) for name in ("router-1", "router-2")}
+    replicas = [stack.url(name, 8000) for name in ("replica-1", "replica-2")]
+    for url in replicas:
+        http.post(f"{url}/emulator/faults", json={"kind": "hang", "count": 1})
+
+    def owner() -> str | None:
+        counts = {
+            name: metric(url, "warmroute_inflight_requests{") for name, url in routers.items()
+        }
+        return next((name for name, count in counts.items() if count), None)
+
+    with ThreadPoolExecutor(1) as threads:
+        body = {"model": MODEL, "prompt": "a router that dies with this"}
+        asked = threads.submit(http.post, f"{front}/v1/completions", json=body)
+        name = wait_until(owner, "it is in flight")
+        stack.kill(name)
+        try:
+            answer = asked.result(60.0)
+        finally:
+            stack.start(name)
+            for url in replicas:
+                http.delete(f"{url}/emulator/faults")
+
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "router_lost"
+    assert answer.headers["retry-after"] == "1"
+    stack.wait_healthy(name)
+    wait_for_both(stack)
 
 
 def test_a_replica_killed_is_not_missed(stack: Stack, front: str, http: httpx.Client) -> None:
