@@ -197,7 +197,7 @@ ROWS = [
                 "Error of the cost model", "Mean absolute difference of predicted and observed time to first token. Compare with TTFT: far above it, decisions are guesses.",
                 [Query(gauge("cost_model_error_seconds", "replica"), "{{replica}}")], "s",
             ),
-            Panel("Waiting in the router", "Prompts that wait for room at an engine (queue.mode on).", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
+            Panel("Waiting in the router", "Prompts that wait in the router's queue for room at an engine.", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
             Panel("Waits, P90", "How long prompts waited in the router, by class.", [Query(quantile(0.9, "class_wait_seconds", "class") + OR_NONE, "{{class}}")], "s", width=6, height=5),
             Panel(
                 "Out of the queue", "Why prompts were let go: it fits (room), what falls out is read again (reload), compute to spare (idle), queue.max_wait_s is over (waited_out); and why they were refused.",

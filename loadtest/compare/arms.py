@@ -12,6 +12,7 @@ from msgspec import Struct
 from policies import Policy, create
 from policies.naming import split, split_list
 from policies.registry import POLICIES
+from router.config import QueueConfig
 from router.experiments.definition import ArmQueue
 from router.scheduling.waiting import QueueRules
 
@@ -27,7 +28,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     params: dict[str, str] = {}
     url: str | None = None
-    queue: ArmQueue | None = None  # None: as it is everywhere else
+    queue: ArmQueue | None = None  # None: as a router of this policy has it
 
     def make_policy(self) -> Policy:
         """Make the policy object, for the simulator."""
@@ -36,7 +37,10 @@ class Arm(Struct, frozen=True, kw_only=True):
 
     def queue_rules(self) -> QueueRules | None:
         """Return when requests may go, for the simulator; None: at once."""
-        if self.queue is None or self.queue.mode == "off":
+        assert self.policy is not None
+        if self.queue is None:
+            return QueueRules() if QueueConfig().is_on(self.policy) else None
+        if self.queue.mode == "off":
             return None
         return msgspec.structs.replace(QueueRules(), **_given(self.queue))
 
@@ -44,7 +48,8 @@ class Arm(Struct, frozen=True, kw_only=True):
 def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
     """Read `NAME[:PARAM=VALUE,…],…`, as `warmroute simulate` does; `all`: every policy there is.
 
-    A parameter `queue.KEY` is of the router's queue, and switches it on.
+    A parameter `queue.KEY` is of the router's queue, and switches it on; `queue.mode=off` switches
+    it off where the policy has it by itself.
 
     Raises:
         click.BadParameter: a policy or parameter is unknown (names the nearest), or a value is

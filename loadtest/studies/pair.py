@@ -143,8 +143,7 @@ class Pair:
             flags = ["--policy", policy.name, *self._options]
             for key, value in naming.params_of(policy).items():
                 flags += ["--policy-param", f"{key}={value}"]
-            if has_queue:
-                flags += ["--queue", "on"]
+            flags += ["--queue", "on" if has_queue else "off"]
             async with start_router(urls, flags, self._log_dir) as router:
                 yield router.url
         else:

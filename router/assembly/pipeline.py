@@ -80,6 +80,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
     )
     room = WaitingRoom(
         config.queue,
+        is_on=config.queue.is_on(config.policy.name),
         fleet=parts.fleet,
         decider=decider,
         admission=admission,

@@ -109,13 +109,14 @@ class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Annotated[
-        Literal["off", "on"],
+        Literal["auto", "on", "off"],
         Meta(
             description="whether prompts wait in the router until an engine has room for them: "
-            "for work, and for the conversations that live in its cache (docs/queue.md)",
+            "for work, and for the conversations that live in its cache (docs/queue.md); "
+            "auto: with policy kv_aware",
             extra={"flag": "queue"},
         ),
-    ] = "off"
+    ] = "auto"
     window: Annotated[
         int, Meta(ge=0, description="prompts that an engine has ready beside the one it computes")
     ] = 1
@@ -182,6 +183,10 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_requests: Annotated[
         Count, Meta(description="prompts that may wait; further ones are answered 429")
     ] = 10_000
+
+    def is_on(self, policy: str) -> bool:
+        """Return whether prompts wait where the router's policy is the one of this name."""
+        return self.mode == "on" or (self.mode == "auto" and policy == PolicyConfig().name)
 
 
 class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Wait: prompts stay in the router until an engine has room for them (`queue.mode: on`).
+"""Wait: prompts stay in the router until an engine has room for them (`queue.mode`).
 
 Whether they do may be an arm's own, too, so that the queue can be tried on some of the traffic.
 
@@ -51,18 +51,24 @@ class _Seat(Struct):
 
 
 class WaitingRoom:
-    """Where prompts wait; on a router's event loop."""
+    """Where prompts wait; on a router's event loop.
+
+    Args:
+        is_on: Whether they do, unless a request's arm says otherwise.
+    """
 
     def __init__(
         self,
         config: QueueConfig,
         *,
+        is_on: bool,
         fleet: Fleet,
         decider: Decider,
         admission: Admission,
         metrics: Metrics,
     ) -> None:
         self._config = config
+        self._is_on = is_on
         self._decider = decider
         self._admission = admission
         self._metrics = metrics
@@ -103,10 +109,11 @@ class WaitingRoom:
         return self._rules.tbt_ms
 
     def is_on(self, job: Job) -> bool:
-        """Return whether prompts wait: its arm says so, or else the configuration."""
+        """Return whether a prompt may have to wait: its arm says so, or else the router."""
+        if job.prompt is None:
+            return False
         queue = job.assigned.queue if job.assigned is not None else None
-        mode = queue.mode if queue is not None else None
-        return job.prompt is not None and (mode or self._config.mode) == "on"
+        return self._is_on if queue is None or queue.mode is None else queue.mode == "on"
 
     def takes(self, job: Job) -> bool:
         """Return whether a request has to wait here before it is placed."""

@@ -78,8 +78,8 @@ class Metrics:
     tenant_tokens: Annotated[Counter, Spec("warmroute_tenant_tokens", "tenant kind",
         "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)")]
     tenant_waits: Annotated[Counter, Spec("warmroute_tenant_waited_seconds", "tenant",
-        "Time that a tenant's prompts waited in the router (queue.mode on), until they were sent "
-        "or their client left; over its requests: the mean")]
+        "Time that a tenant's prompts waited in the router's queue, until they were sent or their "
+        "client left; over its requests: the mean")]
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
         "Changes of the tenants' file, by result: ok, or bad: the last good one is in force")]
     config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",
@@ -103,9 +103,9 @@ class Metrics:
     stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",
         "Time spent in the router, by stage of a request", _STAGE_BUCKETS)]
     waiting: Annotated[Gauge, Spec("warmroute_waiting_requests", "",
-        "Prompts that wait in the router for room at an engine (queue.mode on)")]
+        "Prompts that wait in the router's queue for room at an engine")]
     waits: Annotated[Histogram, Spec("warmroute_wait_seconds", "end",
-        "Time that a prompt waited in the router (queue.mode on), by how that ended: released, "
+        "Time that a prompt waited in the router's queue, by how that ended: released, "
         "client_gone, refused (the queue is full, or no replica can take it)", _TTFT_BUCKETS)]
     class_waits: Annotated[Histogram, Spec("warmroute_class_wait_seconds", "class end",
         "The same time by class (interactive, batch)", _TTFT_BUCKETS)]

@@ -127,11 +127,11 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     num_completion_tokens: int | None
     num_continued_tokens: int = 0  # of the prompt, what replicas generated whose streams broke off
     router_ms: float  # without the time it waited
-    service_class: str | None = None  # interactive | batch; None: it never waits (queue.mode off)
+    service_class: str | None = None  # interactive | batch; None: it never waits (the queue is off)
     deadline_ms: float | None = None  # from arrival to first token, as asked; None: whenever
     expected_ttft_ms: float | None = None  # from its arrival, its wait included; None: no deadline
     expected_tbt_ms: float | None = None  # between its tokens; None: no limit, or not known
-    waited_ms: float = 0.0  # in the router, for room (queue.mode on)
+    waited_ms: float = 0.0  # in the router, for room
     waited_for: str | None = None  # last: window | room | tbt; None: nothing, or those before it
     released: str | None = None  # why it was let go (queue `Verdict`); None: was not
     predicted_ttft_ms: float | None

@@ -235,7 +235,7 @@ async def test_what_has_no_prompt_does_not_wait() -> None:
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine) as stage,
+        on_stage(engine, queue__mode="off") as stage,
         asyncio.TaskGroup() as tg,
     ):
         tasks = [Asking(stage, tg).ask(name) for name in "abc"]
@@ -444,7 +444,7 @@ async def test_a_class_that_is_none_is_refused(path: str) -> None:
     async with Engines(1) as engines:
         async with on_stage(*engines, **ON) as stage:
             refused = await stage.ask(body, path, headers=unknown)
-        async with on_stage(*engines) as stage:
+        async with on_stage(*engines, queue__mode="off") as stage:
             answered = await stage.ask(body, path, headers=unknown)
 
     assert refused.status == 400
@@ -672,7 +672,8 @@ class OneFull(Fleet):
 
 def room_of(placing: Placing) -> WaitingRoom:
     return WaitingRoom(
-        QueueConfig(mode="on", ready_ms=0.0),
+        QueueConfig(ready_ms=0.0),
+        is_on=True,
         fleet=OneFull(),
         decider=placing,  # type: ignore[arg-type]
         admission=placing,  # type: ignore[arg-type]

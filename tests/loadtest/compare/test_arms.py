@@ -30,13 +30,15 @@ def test_policies_with_their_parameters() -> None:
 
 
 def test_arms_may_differ_in_their_queue() -> None:
-    """A key of the queue switches it on, for a router that is started and for one simulated."""
-    plain, on, wide = parse_policies(["kv_aware,kv_aware:queue.mode=on,kv_aware:queue.window=3"])
+    """Simulated as a router of the policy has it; a key of the queue switches it on or off."""
+    specs = "kv_aware,least_loaded,kv_aware:queue.mode=off,least_loaded:queue.window=3"
+    default, other, off, wide = parse_policies([specs])
 
-    assert (plain.queue_rules(), on.queue_rules()) == (None, QueueRules())
-    assert wide.queue_rules() == QueueRules(window=3)
+    assert (default.queue_rules(), other.queue_rules()) == (QueueRules(), None)
+    assert (off.queue_rules(), wide.queue_rules()) == (None, QueueRules(window=3))
     assert wide.params == {}
-    assert serve_flags(plain) == ["--policy", "kv_aware"]
+    assert serve_flags(default) == ["--policy", "kv_aware"]
+    assert serve_flags(off)[2:] == ["--queue", "off"]
     assert serve_flags(wide)[2:] == ["--queue", "on", "--queue-window", "3"]
     options = {f"--{option.flag}" for option in config.options()}
     assert {flag for flag in serve_flags(wide) if flag.startswith("--")} <= options
