@@ -198,9 +198,10 @@ class Ledger:
         return True
 
     def is_early(self, lease: Lease, model: CostModel, now_s: float) -> bool:
-        """Return whether a whole answer that is here now is here before its first token was due."""
+        """Return whether a prompt's whole answer, here now, came before its first token was due."""
         self._presume(model, now_s)
-        return not lease.booking.streams and lease.number in self._waiting
+        is_whole = not lease.booking.streams and lease.booking.num_uncached_tokens > 0
+        return is_whole and lease.number in self._waiting
 
     def num_timely(self, now_s: float) -> int:
         """Count requests before their first token, which will be seen, and is not long overdue.

@@ -241,10 +241,12 @@ def test_whole_answers_that_end_before_they_were_due_teach() -> None:
         fleet.end(lease, number + took_s, Outcome.OK)
     failed = send(fleet, "a", 100.0, tokens=1000, streams=False)
     fleet.end(failed, 100.001, Outcome.CLIENT_ERROR)
+    no_prompt = send(fleet, "a", 100.0, tokens=0, streams=False)
+    fleet.end(no_prompt, 100.001, Outcome.OK)
 
     status = fleet.status(100.0)[0]
     assert status.cost.ms_per_token < 0.5 * UNIT.ms_per_token
-    assert status.num_observations == 40  # neither those that took longer nor an error
+    assert status.num_observations == 40  # neither those that took longer nor these two
 
 
 def test_a_recovering_replicas_first_token_ends_its_trial() -> None:

@@ -76,6 +76,15 @@ def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:
     assert ledger.num_timely(31.0 + 4e-3 * long.predicted_ms) == 0
 
 
+def test_a_first_token_that_is_not_seen_is_not_counted_on() -> None:
+    """When a whole answer's prompt is done is only presumed, by a cost that may be another's."""
+    ledger = Ledger()
+    book(ledger, 1, 0.0, tokens=100_000, streams=False)
+    assert (ledger.num_timely(1.0), ledger.num_waiting) == (0, 1)
+    book(ledger, 2, 0.0)
+    assert ledger.num_timely(1.0) == 1
+
+
 def test_queue_shrinks_as_the_head_is_computed() -> None:
     """The oldest's time is discounted by what has passed; the others' is not."""
     ledger = Ledger()
