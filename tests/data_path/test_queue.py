@@ -168,6 +168,34 @@ async def test_short_ones_do_not_wait_for_long_ones() -> None:
         gate.end("a", "short", "long")
 
 
+@pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
+async def test_a_step_of_the_clock_ends_no_wait(
+    step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines and waits go by the time since the start, not by the time of day."""
+    gate, now = Gate(), time.time
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, queue__max_wait_s=3_000) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        late = asking.ask("b", with_headers={DEADLINE_HEADER: "3600000"})
+        await asking.waits(1)
+        monkeypatch.setattr(time, "time", lambda: now() + step_s)
+        await asyncio.sleep(0.2)  # some looks at those who wait
+        assert num_waiting(stage) == 1
+        gate.end("a")
+        await has(stage, gate, "a", "b")
+        gate.end("b")
+        reply = await late
+
+    assert reply.status == 200
+    assert 200.0 <= float(reply.headers["x-warmroute-waited-ms"]) < 3_600_000.0
+
+
 def slots_of_one_arm(**queue: Any) -> Any:
     """Define a switchback all of whose slots are of an arm with a queue of its own."""
     arms = (
