@@ -272,16 +272,19 @@ def test_a_router_that_dies_with_a_request_is_one_clear_error(
     stack: Stack, front: str, http: httpx.Client
 ) -> None:
     """Before its first byte, waiting or computed: 502 in the API's shape."""
-    routers = {name: stack.url(name, 8080) for name in ("router-1", "router-2")}
     replicas = [stack.url(name, 8000) for name in ("replica-1", "replica-2")]
     for url in replicas:
         http.post(f"{url}/emulator/faults", json={"kind": "hang", "count": 1})
 
+    names = ("router-1", "router-2")
+    sessions = 'haproxy_server_current_sessions{proxy="routers",server="%s"}'
+
     def owner() -> str | None:
-        counts = {
-            name: metric(url, "warmroute_inflight_requests{") for name, url in routers.items()
-        }
-        return next((name for name, count in counts.items() if count), None)
+        """Return which router has it at an engine: the front knows; each counts the other's."""
+        if not any(metric(stack.url(name, 8080), "warmroute_inflight_requests{") for name in names):
+            return None
+        front_own = stack.url("front", 8404)
+        return next((name for name in names if metric(front_own, sessions % name)), None)
 
     with ThreadPoolExecutor(1) as threads:
         body = {"model": MODEL, "prompt": "a router that dies with this"}
