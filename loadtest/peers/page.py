@@ -94,8 +94,9 @@ def page(found: Comparison) -> str:
             f"{', '.join(map(str, sorted({r.seed for r in found.grid})))}). Ratios are over "
             f"`{BASELINE}`, warmroute's own hash of the session id.\n\n"
             f"{sum_table(found.grid, BASELINE)}\n\n"
-            "Recomputed tokens are counted by the engines. Times of equal placements differ "
-            "by up to 1.7 on this machine."
+            "`kv_aware` is without [its queue](queue.md) here, which is on by default: "
+            "`kv_aware+queue`. Recomputed tokens are counted by the engines. Times of equal "
+            "placements differ by up to 1.7 on this machine."
         )
     if found.costs:
         parts += [f"## What a request costs\n\n{_costs(found.costs)}{_load(found, 'cost')}"]
