@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -150,14 +151,24 @@ def test_bytes_come_as_they_are_sent(front: str, http: httpx.Client) -> None:
     assert num_pieces > 5
 
 
+@contextmanager
+def one_hung(stack: Stack, http: httpx.Client) -> Iterator[None]:
+    """Have the next request hang, whichever replica it comes to."""
+    faults = [f"{stack.url(name, 8000)}/emulator/faults" for name in ("replica-1", "replica-2")]
+    for url in faults:
+        http.post(url, json={"kind": "hang", "count": 1})
+    try:
+        yield
+    finally:
+        for url in faults:
+            http.delete(url)
+
+
 def test_a_client_that_leaves_ends_the_engines_work(
     stack: Stack, front: str, http: httpx.Client
 ) -> None:
     """Before its first byte, through the front: nothing is computed for a client that left."""
     routers = [stack.url(name, 8080) for name in ("router-1", "router-2")]
-    replicas = [stack.url(name, 8000) for name in ("replica-1", "replica-2")]
-    for url in replicas:
-        http.post(f"{url}/emulator/faults", json={"kind": "hang", "count": 1})
 
     def num_gone() -> int:
         texts = [httpx.get(f"{url}/metrics", trust_env=False).text for url in routers]
@@ -168,16 +179,17 @@ def test_a_client_that_leaves_ends_the_engines_work(
     request = http.build_request(
         "POST", f"{front}/v1/completions", json={"model": MODEL, "prompt": "leaving"}
     )
-    with socket.create_connection((request.url.host, request.url.port), 60.0) as client:
-        head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-        path = request.url.raw_path.decode()
-        client.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
-        wait_until(lambda: sum(metric(url, in_flight) for url in routers), "it is in flight")
+    with one_hung(stack, http):
+        with socket.create_connection((request.url.host, request.url.port), 60.0) as client:
+            head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+            path = request.url.raw_path.decode()
+            client.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+            wait_until(lambda: sum(metric(url, in_flight) for url in routers), "it is in flight")
 
-    wait_until(lambda: num_gone() > before, "the router notices that the client left")
-    wait_until(lambda: not sum(metric(url, in_flight) for url in routers), "nothing is in flight")
-    for url in replicas:
-        http.delete(f"{url}/emulator/faults")
+        wait_until(lambda: num_gone() > before, "the router notices that the client left")
+        wait_until(
+            lambda: not sum(metric(url, in_flight) for url in routers), "nothing is in flight"
+        )
 
 
 # -- what Prometheus sees of it ------------------------------------------------------------------
@@ -272,10 +284,6 @@ def test_a_router_that_dies_with_a_request_is_one_clear_error(
     stack: Stack, front: str, http: httpx.Client
 ) -> None:
     """Before its first byte, waiting or computed: 502 in the API's shape."""
-    replicas = [stack.url(name, 8000) for name in ("replica-1", "replica-2")]
-    for url in replicas:
-        http.post(f"{url}/emulator/faults", json={"kind": "hang", "count": 1})
-
     names = ("router-1", "router-2")
     sessions = 'haproxy_server_current_sessions{proxy="routers",server="%s"}'
 
@@ -286,7 +294,7 @@ def test_a_router_that_dies_with_a_request_is_one_clear_error(
         front_own = stack.url("front", 8404)
         return next((name for name in names if metric(front_own, sessions % name)), None)
 
-    with ThreadPoolExecutor(1) as threads:
+    with one_hung(stack, http), ThreadPoolExecutor(1) as threads:
         body = {"model": MODEL, "prompt": "a router that dies with this"}
         asked = threads.submit(http.post, f"{front}/v1/completions", json=body)
         name = wait_until(owner, "it is in flight")
@@ -295,8 +303,6 @@ def test_a_router_that_dies_with_a_request_is_one_clear_error(
             answer = asked.result(60.0)
         finally:
             stack.start(name)
-            for url in replicas:
-                http.delete(f"{url}/emulator/faults")
 
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "router_lost"

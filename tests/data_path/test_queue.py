@@ -109,6 +109,20 @@ async def has(stage: Stage, gate: Gate, *names: str) -> None:
     assert gate.arrived == list(names)
 
 
+@asynccontextmanager
+async def one_computing(gate: Gate, **settings: Any) -> AsyncIterator[tuple[Stage, Asking]]:
+    """Run a router before an engine that computes a prompt, "a"; others wait: the window is 0."""
+    async with (
+        FakeEngine(gate.answer) as engine,
+        on_stage(engine, **ON, queue__window=0, **settings) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asking = Asking(stage, tg)
+        asking.ask("a")
+        await has(stage, gate, "a")
+        yield stage, asking
+
+
 def keep_busy(stage: Stage) -> None:
     """Have no idle time of the replica be saved up."""
     stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
@@ -151,14 +165,7 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
 async def test_short_ones_do_not_wait_for_long_ones() -> None:
     """The order is waiting over computing."""
     gate = Gate()
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate) as (stage, asking):
         asking.ask("long", 3_000)
         await asking.waits(1)
         asking.ask("short")
@@ -174,14 +181,7 @@ async def test_a_step_of_the_clock_ends_no_wait(
 ) -> None:
     """Deadlines and waits go by the time since the start, not by the time of day."""
     gate, now = Gate(), time.time
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, queue__max_wait_s=3_000) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate, queue__max_wait_s=3_000) as (stage, asking):
         late = asking.ask("b", with_headers={DEADLINE_HEADER: "3600000"})
         await asking.waits(1)
         monkeypatch.setattr(time, "time", lambda: now() + step_s)
@@ -325,14 +325,7 @@ async def test_a_session_waits_for_room() -> None:
 async def test_a_client_that_leaves_while_it_waits_costs_nothing(tmp_path: Path) -> None:
     """Its place is another's at once; the record says that it left."""
     gate, file = Gate(), tmp_path / "decisions.jsonl"
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, log__decisions=file) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate, log__decisions=file) as (stage, asking):
         async with stage.hanging_up(streamed(chat(words(1), user="gone"))):
             await asking.waits(1)
         await asking.waits(0)
@@ -352,14 +345,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(tmp_path: Path)
 async def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
     """429, in the shape of the API; who waits already is not concerned."""
     gate = Gate()
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, queue__max_requests=1) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate, queue__max_requests=1) as (stage, asking):
         asking.ask("b")
         await asking.waits(1)
         refused = await asking.ask("c")
@@ -483,14 +469,7 @@ async def test_a_class_that_is_none_is_refused(path: str) -> None:
 async def test_a_full_queue_of_batch_lets_interactive_ones_in() -> None:
     """The batch request that takes the longest is asked to come again; batch finds no place."""
     gate = Gate()
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, queue__max_requests=2) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate, queue__max_requests=2) as (stage, asking):
         long = asking.ask("long", 3_000, with_headers=BATCH)
         await asking.waits(1)
         asking.ask("short", with_headers=BATCH)
@@ -513,14 +492,7 @@ async def test_a_full_queue_of_batch_lets_interactive_ones_in() -> None:
 async def test_a_deadline_that_cannot_be_met_is_refused_early(tmp_path: Path) -> None:
     """When it comes, or while it waits; one that can be met is kept, and the record has it."""
     gate, file = Gate(), tmp_path / "decisions.jsonl"
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, log__decisions=file) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate, log__decisions=file) as (stage, asking):
         at_once = await asking.ask("b", 3_000, with_headers={DEADLINE_HEADER: "1"})
         meant = asking.ask("c", with_headers={DEADLINE_HEADER: "600000"})
         await asking.waits(1)
@@ -626,14 +598,7 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
 async def test_the_end_of_the_router_is_one_for_those_who_wait() -> None:
     """When the time to drain is over they are asked to send it again."""
     gate = Gate()
-    async with (
-        FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, listen__drain_s=0.1, is_idle=False) as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        asking = Asking(stage, tg)
-        asking.ask("a")
-        await has(stage, gate, "a")
+    async with one_computing(gate, listen__drain_s=0.1, is_idle=False) as (stage, asking):
         waiting = asking.ask("b")
         await asking.waits(1)
         stage.stop.set()
