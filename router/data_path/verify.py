@@ -219,6 +219,8 @@ class PoolVerifier:
         if num_pool <= num_own:
             return False
         candidate = placement.candidate.id
+        if num_reported > num_own:  # it read, counted on or not
+            self.fetched(candidate, placement.lease.begun_s)
         belief = self.readers.observe(
             candidate,
             num_own_tokens=num_own,

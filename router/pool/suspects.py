@@ -1,8 +1,9 @@
 """Candidates whose reads from the pool hang or fail: suspect for a while.
 
 Real Mooncake reads over TCP hung for 60 s. Blocks that such a candidate holds itself still count;
-blocks to fetch do not until a pause is over, longer each time. Then one request at a time may try,
-until a read that began after the suspicion has succeeded.
+blocks to fetch do not until a read that began after the suspicion has succeeded. Engines look into
+the pool whatever is counted on, so any request may be it; after a pause, longer each time, one
+request at a time is sent to try.
 """
 
 from __future__ import annotations

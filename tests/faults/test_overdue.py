@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 
+from router.pool import suspects
 from tests.faults.stage import (
     SLOW,
     Engines,
+    Reply,
     Stage,
     arm,
     chat,
@@ -17,7 +20,7 @@ from tests.faults.stage import (
     streamed,
     words,
 )
-from tests.faults.test_pool import pooled
+from tests.faults.test_pool import Pooled, pooled
 
 # As soon as a busy machine allows: a replica that is well answers in less.
 SOON = {"forward__overdue_floor_s": 2.0, "policy__name": "round_robin"}
@@ -26,6 +29,28 @@ SOON = {"forward__overdue_floor_s": 2.0, "policy__name": "round_robin"}
 async def learned(stage: Stage) -> None:
     """Have the router know how fast its engines are."""
     await asyncio.gather(*(stage.ask(streamed(chat(f"{number}"))) for number in range(40)))
+
+
+async def reads(stage: Stage) -> dict[str, bool]:
+    """Ask which candidates are counted on to read from the pool."""
+    explained = (await stage.admin("/admin/explain", chat(words(0)))).json()
+    return {c["view"]["id"]: c["view"]["reads_pool"] for c in explained["candidates"]}
+
+
+async def suspected(it: Pooled, first: Reply) -> str:
+    """Have a read of what another replica gave the pool hang, until it is suspect; name who read.
+
+    One read: the next ones succeed.
+    """
+    await it.known()
+    stage, name = it.stage, "r2" if first.replica == "r1" else "r1"
+    arm(it.engines[int(name[1]) - 1], "hang", count=1, pooled=True)
+    async with asyncio.TaskGroup() as tg:
+        asked = [tg.create_task(stage.ask(streamed(chat(words(0))))) for _ in range(2)]
+        await stage.until(lambda: stage.metric("warmroute_pool_suspected_total", replica=name) == 1)
+        for task in asked:
+            task.cancel()
+    return name
 
 
 async def test_a_request_leaves_a_replica_that_hangs_with_it() -> None:
@@ -103,9 +128,10 @@ async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
                 if stage.metric("warmroute_pool_suspected_total"):
                     break
         # At once: the first suspicion lasts ten seconds, of which a busy machine may need some.
-        explained = (await stage.admin("/admin/explain", chat(words(0)))).json()
-        reads = {c["view"]["id"]: c["view"]["reads_pool"] for c in explained["candidates"]}
-        assert reads == {first.replica: True, "r2" if first.replica == "r1" else "r1": False}
+        assert await reads(stage) == {
+            first.replica: True,
+            "r2" if first.replica == "r1" else "r1": False,
+        }
         assert stage.metric("warmroute_failovers_total", reason="overdue") == 1
         assert stage.metric("warmroute_replica_healthy") == 2
 
@@ -118,15 +144,23 @@ async def test_a_pool_read_that_hangs_is_not_counted_on_though_its_request_stays
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         await learned(stage)
         first = await it.ask(0)
-        await it.known()
-        name = "r2" if first.replica == "r1" else "r1"
-        arm(it.engines[int(name[1]) - 1], "hang", pooled=True)
-        async with asyncio.TaskGroup() as tg:
-            asked = [tg.create_task(stage.ask(streamed(chat(words(0))))) for _ in range(2)]
-            await stage.until(
-                lambda: stage.metric("warmroute_pool_suspected_total", replica=name) == 1
-            )
-            for task in asked:
-                task.cancel()
+        await suspected(it, first)
 
         assert stage.metric("warmroute_failovers_total") == 0
+
+
+async def test_a_read_that_succeeds_is_counted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine reads what was not counted on, and says so: the next reads are."""
+    monkeypatch.setattr(suspects, "_PAUSE_S", (1000.0, 1000.0))
+    once = {"forward__overdue_floor_s": 1000.0, "forward__max_tries": 1}
+    async with pooled(**SOON | once) as it:
+        await it.stage.until(lambda: len(it.stage.router.fleet.replicas) == 2)
+        await learned(it.stage)
+        first = await it.ask(0)
+        name = await suspected(it, first)
+        assert not (await reads(it.stage))[name]
+        moved = await it.move(0, first)
+
+        assert (moved.replica, moved.predicted) == (name, 0)
+        assert moved.reported > 0
+        assert (await reads(it.stage))[name]
