@@ -19,6 +19,7 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
+from router.index.eviction import EvictionOrder
 from router.index.hit_length import Chain, KvLayout, with_drop
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.last_block import Drop, LastBlock
@@ -87,6 +88,7 @@ class BlockIndex:
         max_pending: Bound of one candidate's journal, in keys.
 
     `last_blocks`: what is expected of the last block of hits, of candidates that speculate.
+    `orders`: in which order candidates will evict; blocks that they store are told to these.
     """
 
     __slots__ = (
@@ -97,6 +99,7 @@ class BlockIndex:
         "_max_pending",
         "_retired",
         "last_blocks",
+        "orders",
     )
 
     def __init__(self, *, max_cpu_blocks: int = 2_000_000, max_pending: int = MAX_PENDING) -> None:
@@ -104,14 +107,24 @@ class BlockIndex:
         self._journals: dict[CandidateId, Journal] = {}
         self._layouts: dict[CandidateId, KvLayout | None] = {}
         self.last_blocks: dict[CandidateId, LastBlock] = {}
+        self.orders: dict[CandidateId, EvictionOrder] = {}
         self._retired: list[Copies] = []
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
 
     # -- an engine's events ------------------------------------------------------------------
 
-    def store(self, candidate: CandidateId, keys: Sequence[BlockKey], tier: Tier = "gpu") -> None:
-        """Add one copy of each block. `keys` must not change any more: a journal keeps it."""
+    def store(
+        self,
+        candidate: CandidateId,
+        keys: Sequence[BlockKey],
+        tier: Tier = "gpu",
+        parent: BlockKey | None = None,
+    ) -> None:
+        """Add one copy of each block. `keys` must not change any more: a journal keeps it.
+
+        `parent`: the block before the first; None: there is none, or it is not known.
+        """
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
         get = copies.get
@@ -119,6 +132,10 @@ class BlockIndex:
             copies[key] = get(key, 0) + 1
         if holdings.journal is not None:
             holdings.journal.note(tier, keys)
+        if parent is not None and tier == "gpu":
+            order = self.orders.get(candidate)
+            if order is not None:
+                order.stored(parent, keys)
         if tier == "cpu" and len(copies) > self._max_cpu_blocks:
             num_surplus = len(copies) - self._max_cpu_blocks + self._max_cpu_blocks // 64
             dropped = drop_oldest(copies, num_surplus)

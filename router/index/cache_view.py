@@ -52,14 +52,13 @@ class _Trust(Struct):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_orders", "_streams", "_trust", "index")
+    __slots__ = ("_claims", "_streams", "_trust", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
         self._trust: dict[CandidateId, _Trust] = {}
-        self._orders: dict[CandidateId, EvictionOrder] = {}
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
@@ -82,14 +81,14 @@ class CacheView:
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._trust.setdefault(candidate, _Trust())
-        self._orders.setdefault(candidate, EvictionOrder())
+        self.index.orders.setdefault(candidate, EvictionOrder())
 
     def drop(self, candidate: CandidateId) -> None:
         """Forget a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
         self._claims.pop(candidate, None)
-        self._orders.pop(candidate, None)
+        self.index.orders.pop(candidate, None)
         self.index.last_blocks.pop(candidate, None)
         self.index.clear(candidate)
         self.index.forget_layout(candidate)
@@ -191,7 +190,8 @@ class CacheView:
         request, which is not full. Nothing is known to go where blocks are guessed, where several
         KV groups share them, or where there is more than the candidate is said to have room for.
         """
-        stream, order, index = self._streams.get(candidate), self._orders.get(candidate), self.index
+        index, stream = self.index, self._streams.get(candidate)
+        order = index.orders.get(candidate)
         if stream is None or order is None:
             return ()
         num_held, capacity = index.num_blocks(candidate), stream.capacity_blocks - 1  # null block
@@ -221,7 +221,7 @@ class CacheView:
         others = () if num_tokens is None else self.index.left_by(candidate, keys, num_tokens)
         computing = (*new, *others) if others else new
         speculation = self.index.speculate(candidate, computing) if new else None
-        order = self._orders.get(candidate)
+        order = self.index.orders.get(candidate)
         use = order.begin(keys, self.index.on_gpu(candidate)) if order is not None else None
         claim = Claim(
             candidate=candidate, keys=keys, others=others, speculation=speculation, use=use
@@ -235,7 +235,7 @@ class CacheView:
 
         What a candidate without events has computed is remembered as a guess.
         """
-        stream, order = self._streams.get(claim.candidate), self._orders.get(claim.candidate)
+        stream, order = self._streams.get(claim.candidate), self.index.orders.get(claim.candidate)
         if order is not None and claim.use is not None:
             order.end(claim.use)
         if computed and stream is not None and stream.state == "blind":

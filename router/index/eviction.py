@@ -12,31 +12,42 @@ A block belongs to a request that runs and has it, or else to the last one that 
 part for good where they part, what belongs to a request is the rest of its chain from some block
 on. That block names it in `_first`, so a chain finds who has blocks of it by walking along itself.
 
-Falls short: blocks of replies have no name here until the next prompt has them, so what an old
-conversation's last reply gives first is charged to the blocks before it.
+Blocks of a reply join their request as events bring them, each behind the one before. An engine
+whose events another router follows does not show that: there, what an old conversation's last reply
+gives first is charged to its prompt.
+
+Requests that end in one step of the engine end here in any order. Of the first few, one that has
+lost its tail is what the engine is at.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Container, Sequence
-from itertools import islice
+from collections.abc import Container, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from router.contracts import BlockKey
 from router.index.prefix import num_leading
 
-_NUM_LOOKS: Final = 4  # at the oldest, with every request that begins: more leave than come
+_NUM_LOOKS: Final = 4  # at the oldest: with every request that begins more leave than come
 
 
 class Use:
     """One request's use of a cache."""
 
-    __slots__ = ("keys", "start")
+    __slots__ = ("_owned", "keys", "start")
 
     def __init__(self, keys: Sequence[BlockKey]) -> None:
         self.keys = keys
         self.start = 0  # the blocks before it belong to other requests
+        self._owned: list[BlockKey] | None = None  # `keys`, once they are not the prompt's alone
+
+    def prolong(self, keys: Sequence[BlockKey]) -> None:
+        """Add blocks of the reply."""
+        if self._owned is None:
+            self.keys = self._owned = list(self.keys)
+        self._owned.extend(keys)
 
 
 class FirstLost(NamedTuple):
@@ -52,10 +63,11 @@ class EvictionOrder:
     `begin` and `end` take O(k log n) for k chains that this one has blocks in common with.
     """
 
-    __slots__ = ("_first", "_over", "_running")
+    __slots__ = ("_first", "_last", "_over", "_running")
 
     def __init__(self) -> None:
         self._first: dict[BlockKey, Use] = {}  # by the first block that belongs to them
+        self._last: dict[BlockKey, Use] = {}  # by the last block of their chain
         self._running: dict[Use, None] = {}
         self._over: dict[Use, None] = {}  # the first to be evicted first
 
@@ -73,20 +85,37 @@ class EvictionOrder:
         """
         for use in list(islice(self._over, _NUM_LOOKS)):
             if use.keys[use.start] not in held:
-                self._shrink(use, len(use.keys))
+                self._leave(use, len(use.keys))
         use = Use(keys)
         self._take(use)
         self._running[use] = None
+        if keys:
+            self._last[keys[-1]] = use
         return use
+
+    def stored(self, parent: BlockKey, keys: Sequence[BlockKey]) -> None:
+        """Note blocks that the candidate has stored behind another; a reply's join its request.
+
+        A prompt's are its own from the beginning.
+        """
+        use = self._last.get(parent)
+        if use is None or not keys or keys[0] in self._first:
+            return
+        del self._last[parent]
+        self._last[keys[-1]] = use
+        if use.start == len(use.keys):
+            self._first[keys[0]] = use
+        use.prolong(keys)
 
     def end(self, use: Use) -> None:
         """Note that a request is over, however it ended; once more has no effect."""
         if use in self._running:
             del self._running[use]
-            self._shrink(use, len(use.keys))
+            self._leave(use, len(use.keys))
             self._take(use)
             if use.start < len(use.keys):
                 self._over[use] = None
+                self._last[use.keys[-1]] = use
 
     def lost(self, num_blocks: int, held: Container[BlockKey]) -> tuple[FirstLost, ...]:
         """Return where chains will end once so many blocks are evicted.
@@ -94,11 +123,9 @@ class EvictionOrder:
         O(chains that lose any x requests that run): blocks that these have, too, are kept.
         """
         found = []
-        for use in self._over:
-            start = self._num_in_use(use)
-            end = num_leading(use.keys, held, start)
-            if end == start:
-                continue
+        left = self._left(held)
+        oldest = sorted(islice(left, _NUM_LOOKS), key=lambda each: each[2] == len(each[0].keys))
+        for use, start, end in chain(oldest, left):
             kept = max(start, end - num_blocks)
             found.append(FirstLost(kept, use.keys[kept]))
             num_blocks -= end - kept
@@ -106,22 +133,37 @@ class EvictionOrder:
                 break
         return tuple(found)
 
+    def _left(self, held: Container[BlockKey]) -> Iterator[tuple[Use, int, int]]:
+        """Yield requests that are over, oldest first, with the range of blocks they can lose."""
+        for use in self._over:
+            start = self._num_in_use(use)
+            end = num_leading(use.keys, held, start)
+            if end > start:
+                yield use, start, end
+
     def _take(self, use: Use) -> None:
-        """Give a request its blocks, those that belong to one that runs left out."""
+        """Give a request its blocks, those that belong to one that runs left out.
+
+        Such a one gets what the requests before it leave, for it has these blocks, too: no block of
+        a chain may belong to none, or walks along it end there.
+        """
         keys, first = use.keys, self._first
         position = start = 0
         while position < len(keys) and (other := first.get(keys[position])) is not None:
-            position = _num_common(keys, other.keys, position + 1)
+            end = _num_common(keys, other.keys, position + 1)
             if other in self._over:
-                self._shrink(other, position)
+                self._leave(other, end)
             else:
-                start = position
+                if start < position:
+                    self._leave(other, start)
+                start = end
+            position = end
         use.start = start
         if start < len(keys):
             first[keys[start]] = use
 
-    def _shrink(self, use: Use, start: int) -> None:
-        """Leave to a request what comes from block `start` on."""
+    def _leave(self, use: Use, start: int) -> None:
+        """Leave to a request what comes from block `start` on, of one that is over perhaps none."""
         keys, first = use.keys, self._first
         if use.start < len(keys) and first.get(keys[use.start]) is use:
             del first[keys[use.start]]
@@ -130,6 +172,8 @@ class EvictionOrder:
             first[keys[start]] = use
         else:
             self._over.pop(use, None)
+            if keys and self._last.get(keys[-1]) is use:
+                del self._last[keys[-1]]
 
     def _num_in_use(self, use: Use) -> int:
         """Count the leading blocks of a request that is over which others have in use."""

@@ -200,7 +200,11 @@ class RankBlocks:
         if to_pool is not None:
             to_pool(keys)
         else:
-            self._index.store(self._candidate, keys, tier)
+            parent = event.parent_block_hash
+            if parent is None or salt or self._translation is not None:
+                self._index.store(self._candidate, keys, tier)
+            else:
+                self._index.store(self._candidate, keys, tier, block_key(parent))
         self.counters.num_stored += len(keys)
 
     def _salt(self, event: BlockStored, tier: Tier) -> int | None:

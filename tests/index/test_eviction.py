@@ -90,6 +90,50 @@ def test_what_is_gone_already_is_not_lost_again() -> None:
     assert len(order) == 1
 
 
+def test_no_block_is_left_to_nobody() -> None:
+    """Siblings take over a beginning that others had: each turn has all of its conversation."""
+    order, turns = EvictionOrder(), (chain(1, 2, 3), chain(1, 2, 3, 4), chain(1, 2, 3, 4, 5))
+    held = [*turns[-1], *chain(1, 9), *chain(1, 8, 7)]
+    first = order.begin(chain(1, 9), held)
+    used(order, turns[0], held)
+    runs = [order.begin(chain(1, 8), held)]
+    order.end(first)
+    runs.append(order.begin(chain(1, 8, 7), held))
+    for turn in turns[1:]:
+        used(order, turn, held)
+
+    own = FirstLost(1, turns[-1][1])
+    assert order.lost(9, held) == (FirstLost(1, chain(1, 9)[1]), own)
+    for use in runs:
+        order.end(use)
+    assert order.num_running == 0
+
+
+def test_a_reply_goes_before_its_prompt() -> None:
+    """Its blocks come while it runs and later; the next turn takes them, others' are not its."""
+    order, held, other = EvictionOrder(), chain(1, 2, 3, 4), chain(7, 8)
+    use = order.begin(held[:2], ())
+    order.stored(held[1], held[2:3])
+    order.end(use)
+    order.stored(held[2], held[3:])
+    used(order, other, held)
+
+    assert order.lost(2, [*held, *other]) == (FirstLost(2, held[2]),)
+    used(order, held, [*held, *other])
+    assert order.lost(1, [*held, *other]) == (FirstLost(1, other[1]),)
+    order.stored(held[1], held[2:3])
+    assert order.lost(3, [*held, *other])[-1] == FirstLost(3, held[3])
+
+
+def test_of_those_that_ended_at_once_the_one_that_lost_its_tail_is_first() -> None:
+    """The engine has begun with it."""
+    order, other = EvictionOrder(), chain(7, 8, 9)
+    used(order, A)
+    used(order, other, A)
+
+    assert order.lost(1, [*A, *other[:2]]) == (FirstLost(1, other[1]),)
+
+
 def test_a_second_end_has_no_effect() -> None:
     """An empty prompt leaves nothing."""
     order = EvictionOrder()
@@ -134,3 +178,37 @@ def test_the_cache_evicts_what_was_expected(
             if num_before < num_left and keys[num_before] == key:
                 num_left = num_before
         assert num_leading(keys, after) == num_left
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=5), st.integers(0, 5)),
+        max_size=16,
+    )
+)
+def test_requests_at_once_leave_their_blocks_in_the_order_of_their_ends(
+    made: list[tuple[list[int], int]],
+) -> None:
+    """Against a queue of free blocks as the engine's; each runs until some more have begun."""
+    order, running, free = EvictionOrder(), dict[int, Use](), list[BlockKey]()
+    held = {key for names, _ in made for key in chain(*names)}
+    for now in range(len(made) + 6):
+        if now < len(made):
+            keys = chain(*made[now][0])
+            running[now] = order.begin(keys, held)
+            free = [key for key in free if key not in keys]
+        for number in [each for each in running if each + made[each][1] <= now]:
+            use = running.pop(number)
+            order.end(use)
+            in_use = {key for each in running.values() for key in each.keys}
+            free += [key for key in reversed(use.keys) if key not in in_use]
+
+        assert len(free) == len(set(free))
+        for num_blocks in range(1, len(free) + 1):
+            lost, found = set(free[:num_blocks]), order.lost(num_blocks, held)
+            for names, _ in made[: now + 1]:
+                keys = chain(*names)
+                ends = [num for num, key in found if num < len(keys) and keys[num] == key]
+                left = next((i for i, key in enumerate(keys) if key in lost), len(keys))
+                assert min(ends, default=len(keys)) == left
