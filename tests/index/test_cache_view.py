@@ -294,6 +294,21 @@ def test_what_those_in_front_will_evict_does_not_survive() -> None:
     assert num_surviving(view) == (3, 3)
 
 
+def test_a_reply_that_its_engine_reported_is_evicted_before_its_prompt() -> None:
+    """Seven blocks can be used, three and a reply's are held: each in front takes one and one."""
+    view = CacheView(BlockIndex())
+    view.add(R1, RankStream(R1, view.index, block_size=4, capacity_blocks=8))
+    keys, tokens = CHAIN[:2], prompt(1)
+    claim = view.claim(R1, keys, 0)
+    received(view, batch(stored(tokens[:8])), batch(stored(tokens, skip=2)))
+    view.release(claim, computed=True, now_s=0.0)
+    view.claim(R1, NEW, 0)
+
+    assert view.surviving(keys, R1, 2) == 2
+    view.claim(R1, OTHER[:1], 0)
+    assert view.surviving(keys, R1, 2) == 1
+
+
 def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
     """The hit ends a block sooner, and then loses its last one."""
     view = overrun()
