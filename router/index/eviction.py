@@ -30,17 +30,19 @@ from typing import Final, NamedTuple
 from router.contracts import BlockKey
 from router.index.prefix import num_leading
 
+_MAX_REPLY: Final = 65_536  # blocks; an engine may say anything
 _NUM_LOOKS: Final = 4  # at the oldest: with every request that begins more leave than come
 
 
 class Use:
     """One request's use of a cache."""
 
-    __slots__ = ("_owned", "keys", "start")
+    __slots__ = ("_owned", "keys", "num_reply", "start")
 
     def __init__(self, keys: Sequence[BlockKey]) -> None:
         self.keys = keys
         self.start = 0  # the blocks before it belong to other requests
+        self.num_reply = 0  # blocks
         self._owned: list[BlockKey] | None = None  # `keys`, once they are not the prompt's alone
 
     def prolong(self, keys: Sequence[BlockKey]) -> None:
@@ -48,6 +50,7 @@ class Use:
         if self._owned is None:
             self.keys = self._owned = list(self.keys)
         self._owned.extend(keys)
+        self.num_reply += len(keys)
 
 
 class FirstLost(NamedTuple):
@@ -99,7 +102,7 @@ class EvictionOrder:
         A prompt's are its own from the beginning.
         """
         use = self._last.get(parent)
-        if use is None or not keys or keys[0] in self._first:
+        if use is None or not keys or keys[0] in self._first or use.num_reply > _MAX_REPLY:
             return
         del self._last[parent]
         self._last[keys[-1]] = use

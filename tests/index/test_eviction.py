@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.simulator.blocks import Blocks, Held
 from router.contracts import BlockKey
+from router.index import eviction
 from router.index.eviction import EvictionOrder, FirstLost, Use
 from router.index.prefix import num_leading
 from tests.effort import examples
@@ -123,6 +126,17 @@ def test_a_reply_goes_before_its_prompt() -> None:
     assert order.lost(1, [*held, *other]) == (FirstLost(1, other[1]),)
     order.stored(held[1], held[2:3])
     assert order.lost(3, [*held, *other])[-1] == FirstLost(3, held[3])
+
+
+def test_a_reply_without_end_is_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may say anything."""
+    monkeypatch.setattr(eviction, "_MAX_REPLY", 3)
+    order, held = EvictionOrder(), chain(*range(9))
+    use = used(order, held[:1], held)
+    for parent, key in pairwise(held):
+        order.stored(parent, [key])
+
+    assert (len(use.keys), use.num_reply) == (5, 4)
 
 
 def test_of_those_that_ended_at_once_the_one_that_lost_its_tail_is_first() -> None:
