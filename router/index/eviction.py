@@ -126,9 +126,11 @@ class EvictionOrder:
         O(chains that lose any x requests that run): blocks that these have, too, are kept.
         """
         found = []
-        left = self._left(held)
-        oldest = sorted(islice(left, _NUM_LOOKS), key=lambda each: each[2] == len(each[0].keys))
-        for use, start, end in chain(oldest, left):
+        for use in self._oldest_first(held):
+            start = self._num_in_use(use)
+            end = num_leading(use.keys, held, start)
+            if end == start:
+                continue
             kept = max(start, end - num_blocks)
             found.append(FirstLost(kept, use.keys[kept]))
             num_blocks -= end - kept
@@ -136,13 +138,11 @@ class EvictionOrder:
                 break
         return tuple(found)
 
-    def _left(self, held: Container[BlockKey]) -> Iterator[tuple[Use, int, int]]:
-        """Yield requests that are over, oldest first, with the range of blocks they can lose."""
-        for use in self._over:
-            start = self._num_in_use(use)
-            end = num_leading(use.keys, held, start)
-            if end > start:
-                yield use, start, end
+    def _oldest_first(self, held: Container[BlockKey]) -> Iterator[Use]:
+        """Yield requests that are over and have blocks of their own left."""
+        left = (use for use in self._over if use.keys[use.start] in held)
+        oldest = sorted(islice(left, _NUM_LOOKS), key=lambda use: use.keys[-1] in held)
+        return chain(oldest, left)
 
     def _take(self, use: Use) -> None:
         """Give a request its blocks, those that belong to one that runs left out.
