@@ -110,9 +110,12 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
         queue_ms = replica.queue_ms + model.ms_per_running * num_decoding
         fetch_ms = others_ms = 0.0
         if num_fetched:
-            fetch_ms = model.fetch_ms(num_fetched, from_pool=num_held > num_own)
+            num_on_disk = replica.num_disk_tokens
+            fetch_ms = model.fetch_ms(
+                num_fetched, from_pool=num_held > num_own, num_on_disk=num_on_disk
+            )
             if num_held > num_own:  # a prompt leaves a cache that has it for more than an error
-                others_ms = model.fetch_margin_ms(num_fetched)
+                others_ms = model.fetch_margin_ms(num_fetched, num_on_disk)
         compute_ms = (
             model.ms_per_token * num_uncached
             + model.ms_per_mtoken2 * num_uncached * (num_held + 0.5 * num_uncached) * 1e-6

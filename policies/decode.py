@@ -82,7 +82,11 @@ def _local_ms(snapshot: Snapshot, view: ReplicaView) -> tuple[float, float]:
     num_own = num_held = max(view.num_gpu_tokens, view.num_cpu_tokens)
     if view.reads_pool:
         num_held = min(num_tokens, max(num_own, view.num_pool_tokens or 0))
-    read_ms = view.cost.fetch_ms(num_held - view.num_gpu_tokens, from_pool=num_held > num_own)
+    read_ms = view.cost.fetch_ms(
+        num_held - view.num_gpu_tokens,
+        from_pool=num_held > num_own,
+        num_on_disk=view.num_disk_tokens,
+    )
     compute_ms = view.cost.prefill_ms(num_tokens - num_held, num_held) - view.cost.base_ms
     num_answering = max(0, view.num_requests - view.num_waiting)
     return read_ms + compute_ms, num_answering * compute_ms

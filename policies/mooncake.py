@@ -64,9 +64,10 @@ class Mooncake(Policy, frozen=True, kw_only=True):
         num_fetched = held - replica.num_gpu_tokens
         num_uncached = snapshot.request.num_tokens - held
         queue_ms = delay_ms(replica)
-        fetch_ms = replica.cost.fetch_ms(num_fetched, from_pool=held > own)
+        num_on_disk = replica.num_disk_tokens if held > own else 0
+        fetch_ms = replica.cost.fetch_ms(num_fetched, from_pool=held > own, num_on_disk=num_on_disk)
         prefill_ms = replica.cost.prefill_ms(num_uncached, held)
-        unsure_ms = replica.cost.fetch_margin_ms(num_fetched) if held > own else 0.0
+        unsure_ms = replica.cost.fetch_margin_ms(num_fetched, num_on_disk) if held > own else 0.0
         return CandidateCost(
             id=replica.id,
             num_uncached_tokens=num_uncached,

@@ -31,9 +31,11 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
     ms_per_fetched_token: float = 0.01  # reading a token's KV from the shared pool
     ms_per_cpu_token: float = 0.01  # reading it from the replica's own cpu tier
     ms_per_fetch: float = 5.0  # what one read from the pool takes beside its tokens
+    ms_per_disk_token: float = 0.04  # reading a token's KV that the pool has on SSD only
     error_ms: float = 0.0  # mean absolute error of recent predictions; 0.0 before the first
     fetch_error_ms: float = 0.0  # the same of requests that read from the pool
     fetched_token_error_ms: float = 0.01  # standard error of `ms_per_fetched_token`
+    disk_token_error_ms: float = 0.04  # and of `ms_per_disk_token`
 
     def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
         """Predict the time to compute `num_uncached_tokens` behind `num_cached_tokens`."""
@@ -44,16 +46,23 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
             + self.ms_per_mtoken2 * u * (num_cached_tokens + 0.5 * u) * 1e-6
         )
 
-    def fetch_ms(self, num_tokens: int, *, from_pool: bool) -> float:
+    def fetch_ms(self, num_tokens: int, *, from_pool: bool, num_on_disk: int = 0) -> float:
         """Predict a read of `num_tokens`: all from the pool, or all from the own cpu tier.
 
-        An engine never mixes them: it reads behind its GPU match, where more can be had.
+        An engine never mixes them: it reads behind its GPU match, where more can be had. Of the
+        pool's it reads `num_on_disk` from SSD, in the same read.
         """
         if not from_pool:
             return self.ms_per_cpu_token * num_tokens
-        return self.ms_per_fetch + self.ms_per_fetched_token * num_tokens if num_tokens else 0.0
+        if not num_tokens:
+            return 0.0
+        return (
+            self.ms_per_fetch
+            + self.ms_per_fetched_token * (num_tokens - num_on_disk)
+            + self.ms_per_disk_token * num_on_disk
+        )
 
-    def fetch_margin_ms(self, num_tokens: int) -> float:
+    def fetch_margin_ms(self, num_tokens: int, num_on_disk: int = 0) -> float:
         """Return by how much a read of `num_tokens` from the pool may be mispredicted.
 
         A prompt should leave a cache that holds it for a read elsewhere only if it gains more. 0.0
@@ -61,7 +70,10 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
         """
         if not num_tokens:
             return 0.0
-        unsure_ms = self.fetched_token_error_ms * num_tokens
+        unsure_ms = (
+            self.fetched_token_error_ms * (num_tokens - num_on_disk)
+            + self.disk_token_error_ms * num_on_disk
+        )
         return unsure_ms if unsure_ms > self.fetch_error_ms else self.fetch_error_ms
 
 
@@ -100,6 +112,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
     cache_pressure: float = 0.0  # tokens computed here recently over its capacity; 0.0: unknown
     num_pool_tokens: int | None = None  # leading tokens in its shared pool; None: no pool asked
+    num_disk_tokens: int = 0  # of those that it would read from there, on SSD only
     num_free_tokens: int | None = None  # of its cache, beside what requests in flight use
     tbt_ms: float | None = None  # predicted time between tokens, with one request more
     reads_pool: bool = True  # is counted on to fetch from there what it lacks itself

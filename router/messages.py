@@ -201,6 +201,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     session_hash: int | None = None
     held: Keys = b""
     is_from_pool: bool = False  # where the fetched tokens are read
+    num_disk_tokens: Count = 0  # of these, so many from SSD
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered"):

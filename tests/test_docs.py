@@ -78,7 +78,13 @@ VLLM_FLAGS = frozenset(
 )
 # Source: mooncake_master --help, 0.3.13; redis-server takes its directives as flags
 MASTER_FLAGS = frozenset(
-    {"--eviction_high_watermark_ratio", "--metrics_port", "--rpc_port", "--enable_kv_events"}
+    {
+        "--eviction_high_watermark_ratio",
+        "--metrics_port",
+        "--rpc_port",
+        "--enable_kv_events",
+        "--enable_offload",
+    }
 )
 REDIS_FLAGS = frozenset({"--maxmemory", "--maxmemory-policy", "--save"})
 # Source: --help of docker compose, docker build, kubectl; promtool and openssl have none here

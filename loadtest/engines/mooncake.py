@@ -26,9 +26,10 @@ class Master(Process):
             at least, 1,024 blocks of the tiny model.)
         etcd: `HOST:PORT` of the etcd by which masters of one pool choose the one that serves;
             None: it is the only one.
+        has_disk: What it would evict goes to the disk of the owner of the memory (see `memory`).
     """
 
-    __slots__ = ("_etcd", "_metadata_port", "_rpc_port")
+    __slots__ = ("_etcd", "_has_disk", "_metadata_port", "_rpc_port")
 
     def __init__(
         self,
@@ -38,8 +39,10 @@ class Master(Process):
         watermark: float = 0.95,
         ratio: float = 0.05,
         etcd: str | None = None,
+        has_disk: bool = False,
     ) -> None:
         self._etcd = etcd
+        self._has_disk = has_disk
         self._rpc_port, self._metadata_port, port = free_port(), free_port(), free_port()
         command: list[str | Path] = [
             engine_python().parent / "mooncake_master",
@@ -54,6 +57,8 @@ class Master(Process):
                 "--enable_ha=true", "--ha_backend_type", "etcd",
                 "--etcd_endpoints", f"http://{etcd}", "--cluster_id", _CLUSTER,
             ]  # fmt: skip
+        if has_disk:
+            command += ["--enable_offload=true", "--offload_on_evict=true"]
         super().__init__(
             f"master-{port}",
             f"http://127.0.0.1:{port}",
@@ -86,12 +91,23 @@ class Master(Process):
             "--global_segment_size", str(segment_bytes),
             "--enable_http_server", "--http_port", str(http_port),
         ]  # fmt: skip
+        environ: dict[str, str] = {}
+        if self._has_disk:
+            disk = log_dir / f"disk-{port}"
+            disk.mkdir()
+            command.append("--enable_offload=true")
+            environ = {
+                "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(disk),
+                "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+                "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(128 << 20),
+                "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "16",
+            }
         return Process(
             f"memory-{port}",
             f"http://127.0.0.1:{http_port}",
             command,
             log_dir / f"memory-{port}.log",
-            {"MC_TCP_BIND_ADDRESS": "127.0.0.1"},
+            {"MC_TCP_BIND_ADDRESS": "127.0.0.1", **environ},
         )
 
     def engine(
@@ -134,6 +150,7 @@ class Master(Process):
                     "protocol": "tcp",
                     "device_name": "",
                     "mode": "embedded" if segment_bytes else "standalone-store",
+                    "enable_offload": self._has_disk,
                 }
             )
         )

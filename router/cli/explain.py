@@ -81,9 +81,13 @@ def table(explained: dict[str, Any]) -> str:
 
 
 def _pooled(candidate: dict[str, Any]) -> str:
-    """Say what its pool has, and which of several that is."""
-    number = candidate["view"]["num_pool_tokens"]
-    return "-" if number is None else f"{number:,} {candidate.get('pool') or ''}".rstrip()
+    """Say what its pool has, which of several that is, and how much would be read from SSD."""
+    view = candidate["view"]
+    number, on_disk = view["num_pool_tokens"], view["num_disk_tokens"]
+    if number is None:
+        return "-"
+    text = f"{number:,} {candidate.get('pool') or ''}".rstrip()
+    return f"{text} ({on_disk:,} on SSD)" if on_disk else text
 
 
 def _prefilled(prefill: dict[str, Any]) -> str:

@@ -216,7 +216,10 @@ class Peers:
     def _began(self, peer: _Peer, note: Began, begun_s: float, *, is_new: bool = True) -> None:
         if not peer.work.can_begin(note.number):
             return
-        if min(note.num_uncached_tokens, note.num_cached_tokens, note.num_fetched_tokens) < 0:
+        num_read, num_on_disk = note.num_fetched_tokens, note.num_disk_tokens
+        if min(note.num_uncached_tokens, note.num_cached_tokens, num_on_disk) < 0 or (
+            num_read < num_on_disk
+        ):
             self._count("malformed")
             return
         work = _Work(begun_s=begun_s, unbooked=note, session_hash=note.session_hash)
@@ -241,6 +244,7 @@ class Peers:
             num_cached_tokens=note.num_cached_tokens,
             num_fetched_tokens=note.num_fetched_tokens,
             is_from_pool=note.is_from_pool,
+            num_disk_tokens=note.num_disk_tokens,
             streams=note.streams,
             is_ours=False,
             session_hash=note.session_hash if num_tokens else None,  # else it had no prompt

@@ -213,6 +213,7 @@ def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
         num_cached_tokens=num_cached,
         num_fetched_tokens=num_cached - view.num_gpu_tokens,
         is_from_pool=choice.num_pool_tokens > 0,
+        num_disk_tokens=choice.num_disk_tokens,
         streams=job.streams and job.prompt is not None,  # else its time teaches nothing
         session_hash=job.session_hash if job.prompt is not None and is_session else None,
     )

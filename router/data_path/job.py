@@ -203,10 +203,16 @@ class PoolMatch(Struct, frozen=True):
     groups: KvLayout | None  # the model's KV groups, where it has several
     num_blocks: int
     num_dropped: int = 0  # of the blocks there, engines drop: the last of each hit (EAGLE, MTP)
+    on_disk: Sequence[int] = ()  # of the blocks, the positions of those on SSD only
 
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.contract.block_size
+
+    def num_disk_tokens(self, num_own_tokens: int) -> int:
+        """Count the tokens on SSD only behind the leading ones that a candidate has itself."""
+        size = self.contract.block_size
+        return sum(position * size >= num_own_tokens for position in self.on_disk) * size
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -257,6 +263,13 @@ class Choice(Struct, frozen=True, kw_only=True):
             return 0
         num_own = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
         return max(0, self.pool.num_tokens - num_own)
+
+    @property
+    def num_disk_tokens(self) -> int:
+        """Count those of them that are on SSD only."""
+        if self.pool is None or not self.num_pool_tokens:
+            return 0
+        return self.pool.num_disk_tokens(max(self.view.num_gpu_tokens, self.view.num_cpu_tokens))
 
     @property
     def num_likely_tokens(self) -> int:

@@ -90,8 +90,9 @@ class PoolVerifier:
                 match = by_directory.get((pool, directory))
                 if match is None:
                     num_blocks = max(0, up[pool].match(directory, chain, groups) - num_dropped)
+                    on_disk = up[pool].on_disk(directory, chain[:num_blocks])
                     match = PoolMatch(
-                        pool, directory, contract, chain, groups, num_blocks, num_dropped
+                        pool, directory, contract, chain, groups, num_blocks, num_dropped, on_disk
                     )
                     by_directory[pool, directory] = match
                 found[candidate] = match
@@ -195,6 +196,7 @@ class PoolVerifier:
             positions = [position for position in opened if position not in asked]
             if not positions:
                 break
+        pool.catalog.fill(match.directory, match.chain[:num_blocks], sorted(asked))
         return num_blocks
 
     def _open_positions(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 from msgspec import Struct
@@ -52,7 +52,7 @@ class PoolCounters(Struct):
     num_listings: int = 0
     num_restarts: int = 0
     num_emptied: int = 0  # times that an engine had everything removed
-    num_on_disk: int = 0  # blocks that verification found on disk only
+    num_on_disk: int = 0  # blocks that turned out to be on SSD only
     num_corrections: int = 0  # blocks that verification found to be otherwise
 
 
@@ -154,6 +154,11 @@ class PoolCatalog:
             by_group[number] = self.directory(_group_name(name, number))
         return least(by_group, chain) if groups is None else hit(groups, by_group, chain)
 
+    def on_disk(self, name: str, chain: Sequence[BlockKey]) -> Sequence[int]:
+        """List the positions of blocks that were last seen on SSD only."""
+        directory = self.directories.get(name)
+        return directory.on_disk(chain) if directory is not None else ()
+
     def names(self, name: str, digest: bytes) -> list[str]:
         """Name the objects that make a block of a directory; empty: its layout is not known."""
         layout = self.layouts.get(name)
@@ -240,20 +245,27 @@ class PoolCatalog:
         missing: Collection[BlockKey],
         on_disk: Collection[BlockKey] = (),
     ) -> int:
-        """Note the master's answer about blocks; return how many were thought to be otherwise.
-
-        What is on disk only is not counted on: a fetch of it works, at a price that is not known.
-        """
+        """Note the master's answer about blocks; return how many were thought to be otherwise."""
         directory = self.directory(name)
-        num_new = sum(key not in directory for key in present)
+        num_new = sum(key not in directory for key in (*present, *on_disk))
         directory.stored(present)
         num_gone = directory.removed(missing)
-        num_cold = directory.went_to_disk(on_disk) if on_disk else 0
-        self.counters.num_on_disk += num_cold
-        self.counters.num_corrections += num_new + num_gone + num_cold
+        self.counters.num_on_disk += directory.stored_on_disk(on_disk) if on_disk else 0
+        self.counters.num_corrections += num_new + num_gone
         if num_gone:
             self.wants_listing = True  # where one was evicted, others were
-        return num_new + num_gone + num_cold
+        return num_new + num_gone
+
+    def fill(self, name: str, chain: Sequence[BlockKey], asked: Sequence[int]) -> None:
+        """Take blocks between two that were asked about to be on SSD where both are.
+
+        The master evicts what was not used for longest, so whole stretches of a prompt.
+        """
+        on_disk = set(self.on_disk(name, chain))
+        for before, behind in pairwise(asked) if on_disk else ():
+            if behind - before > 1 and before in on_disk and behind in on_disk:
+                between = chain[before + 1 : behind]
+                self.counters.num_on_disk += self.directory(name).stored_on_disk(between)
 
     # -- from the master ---------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from router.contracts import BlockKey
 from router.index.prefix import leading
 from router.messages import TierChange, pack_keys, unpack_keys
 
-_MAX_COLD: Final = 100_000  # blocks on disk that are remembered
+_MAX_ON_DISK: Final = 200_000  # that are remembered: 20 MB
 _MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB
 
 
@@ -32,10 +32,10 @@ class PoolDirectory:
     __slots__ = (
         "_blocks",
         "_changes",
-        "_cold",
         "_has_holes",
         "_listing",
         "_max_blocks",
+        "_on_disk",
         "_removed",
         "_swept",
     )
@@ -46,7 +46,7 @@ class PoolDirectory:
         self._listing = 0
         self._removed: set[BlockKey] | None = None  # while a listing runs: it may be older
         self._swept: Iterator[BlockKey] | None = None
-        self._cold: dict[BlockKey, int] = {}  # on disk only -> number of the listing before
+        self._on_disk: dict[BlockKey, None] = {}  # of the blocks, those last seen on SSD only
         self._has_holes = False
         self._changes: dict[BlockKey, bool] | None = None  # held now? None: not journaled
 
@@ -79,15 +79,23 @@ class PoolDirectory:
             return end
         return next(position for position, key in enumerate(before) if key not in blocks)
 
+    def on_disk(self, chain: Sequence[BlockKey]) -> list[int]:
+        """List the positions of blocks that were last seen on SSD only.
+
+        A listing does not show it: who wants to read a block has asked about it.
+        """
+        on_disk = self._on_disk
+        return [number for number, key in enumerate(chain) if key in on_disk] if on_disk else []
+
     # -- changes -----------------------------------------------------------------------------
 
     def stored(self, keys: Collection[BlockKey]) -> None:
-        """Note blocks that are in the pool now."""
+        """Note blocks that are in the pool's memory now."""
         self._put(keys)
         if self._removed:
             self._removed.difference_update(keys)
-        for key in keys if self._cold else ():
-            self._cold.pop(key, None)
+        for key in keys if self._on_disk else ():
+            self._on_disk.pop(key, None)
 
     def removed(self, keys: Iterable[BlockKey]) -> int:
         """Note blocks that are no longer in the pool; return how many were thought to be."""
@@ -98,21 +106,20 @@ class PoolDirectory:
                 self._removed.add(key)
             if blocks.pop(key, None) is not None:
                 num_held += 1
+                self._on_disk.pop(key, None)
                 if changes is not None:
                     changes[key] = False
         self._has_holes = bool(blocks) and (self._has_holes or num_held > 0)
         return num_held
 
-    def went_to_disk(self, keys: Collection[BlockKey]) -> int:
-        """Note blocks that are on disk only; return how many were thought to be in memory.
-
-        A listing shows them like others, so they are remembered until the second one after this.
-        """
-        for key in keys:
-            self._cold[key] = self._listing
-        for key in list(islice(self._cold, max(0, len(self._cold) - _MAX_COLD))):
-            del self._cold[key]
-        return self.removed(keys)
+    def stored_on_disk(self, keys: Collection[BlockKey]) -> int:
+        """Note blocks that are on SSD only; return how many were not known to be."""
+        num_news = sum(key not in self._on_disk for key in keys)
+        self.stored(keys)
+        self._on_disk.update(dict.fromkeys(keys))
+        for key in list(islice(self._on_disk, max(0, len(self._on_disk) - _MAX_ON_DISK))):
+            del self._on_disk[key]
+        return num_news
 
     def clear(self) -> None:
         """Forget everything: the master restarted."""
@@ -123,15 +130,12 @@ class PoolDirectory:
     def begin_listing(self) -> None:
         """Begin a listing: blocks stored from now on need not be in it."""
         self._listing += 1
-        self._cold = {key: at for key, at in self._cold.items() if at >= self._listing - 1}
         self._removed = set()
         self._swept = None
 
     def listed(self, keys: Collection[BlockKey]) -> None:
         """Note blocks that the listing shows, unless they were removed since it began."""
-        gone, cold = self._removed, self._cold
-        if cold:
-            keys = [key for key in keys if key not in cold]
+        gone = self._removed
         self._learn([key for key in keys if key not in gone] if gone else keys)
 
     def sweep(self, max_blocks: int) -> bool:
@@ -189,6 +193,7 @@ class PoolDirectory:
     def load(self, keys: Iterable[BlockKey]) -> None:
         """Hold exactly these blocks, from a snapshot; not journaled."""
         self._blocks = dict.fromkeys(keys, self._listing)
+        self._on_disk = {}
         self._has_holes = bool(self._blocks)  # there may be blocks missing in between
 
     def _learn(self, keys: Collection[BlockKey]) -> None:

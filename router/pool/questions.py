@@ -196,9 +196,9 @@ class Questions:
         for model, (present, missing, on_disk) in found.items():
             self._pool.verified(model, present, missing, on_disk)
             remembered = self._present.setdefault(model, {})
-            for key in (*missing, *on_disk):
+            for key in missing:
                 remembered.pop(key, None)
-            _remember(remembered, present, asked_s)
+            _remember(remembered, (*present, *on_disk), asked_s)
 
     def _blame(self, question: Question, error: PoolError) -> None:
         """Count a question that failed, once; a master that is gone is not counted on any more."""

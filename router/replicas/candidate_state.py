@@ -44,13 +44,15 @@ _FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of
 class Match(NamedTuple):
     """Leading tokens a candidate holds: on its GPU, and on GPU or cpu tier (>= GPU's).
 
-    And those in its shared pool, None: no pool was asked; and whether it is counted on to read it.
+    And those in its shared pool, None: no pool was asked; whether it is counted on to read it; and
+    how many it would read from SSD.
     """
 
     num_gpu_tokens: int
     num_cpu_tokens: int
     num_pool_tokens: int | None = None
     reads_pool: bool = True
+    num_disk_tokens: int = 0
 
 
 NO_MATCH = Match(0, 0)
@@ -171,7 +173,7 @@ class CandidateState:
             self._figures = (ledger.busy.at(now_s), self.cache_pressure(now_s))
             self._figures_until_s = now_s + _FIGURES_S
         busy_ratio, cache_pressure = self._figures
-        num_gpu_tokens, num_cpu_tokens, num_pool_tokens, reads_pool = match
+        num_gpu_tokens, num_cpu_tokens, num_pool_tokens, reads_pool, num_disk_tokens = match
         view = ReplicaView(
             id=self.candidate.id,
             num_gpu_tokens=num_gpu_tokens,
@@ -184,6 +186,7 @@ class CandidateState:
             cache_pressure=cache_pressure,
             num_pool_tokens=num_pool_tokens,
             reads_pool=reads_pool,
+            num_disk_tokens=num_disk_tokens,
             cost=cost,
         )
         if now_s < self._foreign_until_s:

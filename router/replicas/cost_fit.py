@@ -2,15 +2,16 @@
 
     ttft = base_ms + ms_per_token * tokens + ms_per_mtoken2 * mtoken2
          + ms_per_running * running + ms_per_cpu_token * cpu
-         + ms_per_fetch * reads + ms_per_fetched_token * pooled
+         + ms_per_fetch * reads + ms_per_fetched_token * pooled + ms_per_disk_token * on_disk
 
 `tokens` and `mtoken2` (token-context pairs / 1e6) are the uncached work in front of the first
 token: the request's own and all of the queue ahead. So queue and own prefill have one unit from
 the first request on, and a wrong scale of the prior changes no order. A request reads from its own
-cpu tier or from the pool, never from both: either `cpu` tokens, or `pooled` ones in one read.
+cpu tier or from the pool, never from both: either `cpu` tokens, or in one read `pooled` ones, of
+the pool's memory, and those `on_disk`.
 
 How: weighted least squares over a window of the last observations, newest first in weight,
-solved again every few observations (7 unknowns, 128 rows: cheaper in the mean than a recursive
+solved again every few observations (8 unknowns, 128 rows: cheaper in the mean than a recursive
 update, and past observations are judged again by the current model). Six guards:
 
 1. Relative errors count, not absolute ones: a row weighs 1 / fitted**2. A first token takes
@@ -45,15 +46,17 @@ from router.replicas.step_fit import StepFit
 
 PRIOR = CostModel()
 
-_NUM = 7
-_TOKEN, _CPU, _READ, _POOLED = 1, 4, 5, 6  # columns
+_NUM = 8
+_TOKEN, _CPU, _READ, _POOLED, _DISK = 1, 4, 5, 6, 7  # columns
+_READS = [_POOLED, _DISK]  # tokens of the pool
 _WINDOW = 128
 _FORGETTING = 0.98  # half of the weight lies on the last 35 observations
 _FLOOR_MS = 5.0  # below this, errors count absolutely: no timer is better
 _PRIOR_NOISE = 0.2
 _PRIOR_STRENGTH = 4e-4  # (0.2 / 10)**2: noise of 20 %, prior good to a factor of 10
 _FETCH_STRENGTH = 0.09  # 0.3**2: the prior of reading from the pool is good to a factor of 2
-_BOUNDS = {_CPU: (0.005, 10.0), _POOLED: (0.02, 10.0)}  # in units of computing a token
+_BOUNDS = {_CPU: (0.005, 10.0), _POOLED: (0.02, 10.0), _DISK: (0.02, 10.0)}
+"""Of reading a token, in units of computing one."""
 _LEAST_SCALE = 0.1  # of the prior's time for computing a token, where none was measured
 _MAX_EXCESS = 4.0  # a read that hangs counts as so many times the prediction, at most
 _NUM_SURE = 2.0  # reads, until half of what they took beyond the fit is believed
@@ -78,6 +81,7 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     num_running: int  # requests that decode already
     num_fetched_tokens: int  # own tokens read from the cpu tier or the pool
     is_from_pool: bool = False  # they are read from the pool
+    num_disk_tokens: int = 0  # of these, so many from SSD
 
     def predict_ms(self, model: CostModel) -> float:
         """Predict the first-token time of this work."""
@@ -86,7 +90,11 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
             + model.ms_per_token * self.num_tokens
             + model.ms_per_mtoken2 * self.num_mtoken2
             + model.ms_per_running * self.num_running
-            + model.fetch_ms(self.num_fetched_tokens, from_pool=self.is_from_pool)
+            + model.fetch_ms(
+                self.num_fetched_tokens,
+                from_pool=self.is_from_pool,
+                num_on_disk=self.num_disk_tokens,
+            )
         )
 
     @property
@@ -97,15 +105,16 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def row(self) -> tuple[float, ...]:
         """The factors of the model's coefficients, in their order."""
-        num_pooled = self.num_fetched_tokens if self.is_from_pool else 0
+        num_read = self.num_fetched_tokens if self.is_from_pool else 0
         return (
             1.0,
             self.num_tokens,
             self.num_mtoken2,
             self.num_running,
-            self.num_fetched_tokens - num_pooled,
-            1.0 if num_pooled else 0.0,
-            num_pooled,
+            self.num_fetched_tokens - num_read,
+            1.0 if num_read else 0.0,
+            num_read - self.num_disk_tokens,
+            self.num_disk_tokens,
         )
 
 
@@ -118,7 +127,9 @@ def mtoken2(num_uncached_tokens: int, num_cached_tokens: int) -> float:
 def scaled(model: CostModel, factor: float) -> CostModel:
     """Return a model by which everything takes `factor` times as long."""
     return _model_of(
-        factor * _coefficients(model), fetched_token_error_ms=factor * model.fetched_token_error_ms
+        factor * _coefficients(model),
+        fetched_token_error_ms=factor * model.fetched_token_error_ms,
+        disk_token_error_ms=factor * model.disk_token_error_ms,
     )
 
 
@@ -148,7 +159,7 @@ class CostFit:
         self._prior = _coefficients(prior)
         spreads = np.where(self._prior > 0.0, self._prior, _RUNNING_SCALE_MS)
         strengths = np.full(_NUM, _PRIOR_STRENGTH)
-        strengths[[_READ, _POOLED]] = _FETCH_STRENGTH
+        strengths[[_READ, *_READS]] = _FETCH_STRENGTH
         self._pull = strengths / spreads**2
         self._trusted_after = trusted_after
         self._theta = self._prior
@@ -224,15 +235,15 @@ class CostFit:
         self._theta = theta
         excess_ms = _excess_of_reads(rows, ttft_ms, rows @ theta, recency)
         noise = max(_PRIOR_NOISE, limit / _CLIP)
-        error_ms = noise * float(np.sqrt(np.linalg.inv(matrix)[_POOLED, _POOLED]))
-        pooled = min(float(theta[_POOLED]) + excess_ms, float(highs[_POOLED]))
+        error_ms = noise * np.sqrt(np.diag(np.linalg.inv(matrix)))
         coefficients = theta.copy()
-        coefficients[_POOLED] = pooled
+        coefficients[_READS] = np.minimum(theta[_READS] + excess_ms, highs[_READS])
         return _model_of(
             coefficients,
             error_ms=self._error_ms or 0.0,
             fetch_error_ms=self._fetch_error_ms or 0.0,
-            fetched_token_error_ms=error_ms,
+            fetched_token_error_ms=float(error_ms[_POOLED]),
+            disk_token_error_ms=float(error_ms[_DISK]),
         )
 
 
@@ -250,13 +261,14 @@ def _coefficients(model: CostModel) -> Array:
             model.ms_per_cpu_token,
             model.ms_per_fetch,
             model.ms_per_fetched_token,
+            model.ms_per_disk_token,
         ]
     )
 
 
 def _model_of(coefficients: Array, **errors: float) -> CostModel:
     """Make a model of its coefficients, in the order of `_coefficients`, and its errors."""
-    base, token, token2, running, cpu, read, pooled = coefficients.tolist()
+    base, token, token2, running, cpu, read, pooled, disk = coefficients.tolist()
     return CostModel(
         base_ms=base,
         ms_per_token=token,
@@ -265,6 +277,7 @@ def _model_of(coefficients: Array, **errors: float) -> CostModel:
         ms_per_cpu_token=cpu,
         ms_per_fetch=read,
         ms_per_fetched_token=pooled,
+        ms_per_disk_token=disk,
         **errors,
     )
 
@@ -285,7 +298,7 @@ def _excess_of_reads(rows: Array, ttft_ms: Array, fitted: Array, recency: Array)
     most = _MAX_EXCESS * np.maximum(fitted, _FLOOR_MS)
     clipped = np.clip(ttft_ms - fitted, -most, most)
     weight = float(recency[reads].sum())
-    num_tokens = float(recency[reads] @ rows[reads, _POOLED]) / weight
+    num_tokens = float(recency[reads] @ rows[reads][:, _READS].sum(axis=1)) / weight
     excess_ms = float(recency[reads] @ clipped[reads]) / weight
     if not reads.all():
         excess_ms -= float(recency[~reads] @ clipped[~reads]) / float(recency[~reads].sum())

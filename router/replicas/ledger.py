@@ -59,6 +59,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     num_cached_tokens: int  # the prompt's other tokens, the fetched ones included
     num_fetched_tokens: int = 0  # of these, tokens read from the cpu tier or the pool
     is_from_pool: bool = False  # they are read from the pool
+    num_disk_tokens: int = 0  # of these, so many from SSD
     streams: bool = True
     is_ours: bool = True  # False: another router sent it
     session_hash: int | None = None  # of its conversation; None: not known
@@ -76,6 +77,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
             num_cached_tokens=num_cached_tokens,
             num_fetched_tokens=max(num_cached_tokens - num_gpu_tokens, 0),
             is_from_pool=True,
+            num_disk_tokens=0,
         )
 
 
@@ -158,6 +160,7 @@ class Ledger:
             num_running=len(self._decoding) + foreign.num_requests - foreign.num_waiting,
             num_fetched_tokens=booking.num_fetched_tokens,
             is_from_pool=booking.is_from_pool,
+            num_disk_tokens=booking.num_disk_tokens,
         )
         lease = Lease(
             number=number,

@@ -363,19 +363,27 @@ async def test_what_is_of_another_data_type_is_not_credited(
     assert [each["replica"]["kv_dtype"] for each in listed] == ["auto", "fp8"]
 
 
-async def test_what_is_on_disk_only_is_not_counted_on() -> None:
-    """Asked about before the decision; a listing that shows it again changes nothing."""
-    async with pooled() as (stage, master, engines):
-        await ask(stage, engines, words(1))
-        await named(stage)
-        num_held = len(stage.pool.directory("tiny"))
-        master.pool.on_disk.update(master.pool.keys())
-        reply = await ask(stage, engines, words(1))
-        listed_s = stage.pool.listed_s
-        stage.pool.wants_listing = True
-        await stage.until(lambda: stage.pool.listed_s != listed_s)
+@pytest.mark.parametrize("verify_keys", [512, 40])
+async def test_what_is_on_disk_only_is_read_at_a_price_of_its_own(verify_keys: int) -> None:
+    """Asked about before the decision; of a long prompt by samples, what lies between is alike."""
+    async with pooled(mooncake__verify_keys=verify_keys, mooncake__poll_s=60) as (
+        stage, master, engines,
+    ):  # fmt: skip
+        first = await ask(stage, engines, words(1, 1500))
+        await listed(stage)
+        objects = master.pool.keys()
+        assert len(objects) > 150
+        master.pool.on_disk.update(objects[:100])
+        explained = (await stage.admin("/admin/explain", chat(words(1, 1500)))).json()
+        reply = await ask(stage, engines, words(1, 1500))
 
-        assert num_held > 0
-        assert parts(reply)["pool"] == 0
-        assert stage.pool.counters.num_on_disk == num_held
-        assert not len(stage.pool.directory("tiny"))
+        on_disk = {
+            each["view"]["id"]: each["view"]["num_disk_tokens"] for each in explained["candidates"]
+        }
+        read = explained["decision"]["candidate"]
+        assert read == reply.replica != first.replica
+        assert reply.predicted == reply.reported >= 150 * 16
+        assert parts(reply)["pool"] == reply.reported
+        assert 90 * 16 <= on_disk[read] <= 100 * 16
+        assert on_disk[first.replica] == 0
+        assert stage.metric("warmroute_pool_knowledge_total", kind="on_disk") >= 90

@@ -90,6 +90,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     for index in range(num_replicas):
         num_cpu = draw(st.integers(0, num_tokens - 1))
         num_requests = draw(st.integers(0, 50))
+        num_pool = draw(st.none() | st.integers(0, num_tokens - 1))
+        reads_pool = draw(st.booleans())
+        num_read = max(0, (num_pool or 0) - num_cpu) if reads_pool else 0
         replicas.append(
             ReplicaView(
                 id=CandidateId(f"r{index}"),
@@ -101,8 +104,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 queue_ms=draw(_MS),
                 busy_ratio=draw(st.floats(0.0, 1.0)),
                 cache_pressure=draw(st.floats(0.0, 10.0)),
-                num_pool_tokens=draw(st.none() | st.integers(0, num_tokens - 1)),
-                reads_pool=draw(st.booleans()),
+                num_pool_tokens=num_pool,
+                reads_pool=reads_pool,
+                num_disk_tokens=draw(st.integers(0, num_read)),
                 cost=CostModel(
                     base_ms=draw(st.floats(0.0, 100.0)),
                     ms_per_token=draw(st.floats(0.0, 10.0)),

@@ -154,6 +154,22 @@ def test_each_candidate_is_credited_what_its_own_pool_has() -> None:
         assert [cost.num_uncached_tokens for cost in decision.costs] == [200, 700, 1000, 1000]
 
 
+@pytest.mark.parametrize("name", ["min_ttft", "kv_aware", "mooncake"])
+def test_what_is_on_disk_is_read_at_the_price_of_the_disk(name: str) -> None:
+    """And what it may be off by is the disk's, too: it is no better than a cache with a queue."""
+    cost = CostModel(ms_per_fetched_token=0.01, ms_per_disk_token=0.05, disk_token_error_ms=0.02)
+    reader = replace(replica("a", cost=cost), num_pool_tokens=800)
+    cold = replace(reader, num_disk_tokens=600)
+    home = replica("b", gpu=800, queue_ms=30.0, cost=cost)
+
+    warm_ms, cold_ms = (
+        create(name).decide(snapshot(each, home)).costs[0].fetch_ms for each in (reader, cold)
+    )
+    assert cold_ms - warm_ms == pytest.approx(600 * 0.04)
+    assert create(name).decide(snapshot(reader, home)).candidate == "a"
+    assert create(name).decide(snapshot(cold, home)).candidate == "b"
+
+
 def test_cold_prompts_spread_over_an_idle_fleet() -> None:
     """Equal totals go to fewer requests in flight, then to a draw."""
     policy = create("kv_aware")

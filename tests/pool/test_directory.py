@@ -162,19 +162,24 @@ def test_a_snapshot_is_walked() -> None:
     assert directory.match(chain(8)) == 2
 
 
-def test_blocks_on_disk_are_not_in_memory_until_said_so() -> None:
-    """Listings show them like others: the next one is not believed about them, a later one is."""
+def test_blocks_on_disk_are_held_and_marked_until_they_are_in_memory_or_gone() -> None:
+    """A listing shows them like others, so it says nothing about it."""
     directory = PoolDirectory()
-    keys = [BlockKey(1), BlockKey(2)]
-    directory.stored(keys)
-    assert directory.went_to_disk(keys) == 2
+    directory.stored(chain(4))
+    assert directory.stored_on_disk(keys(2, 3, 4)) == 3
+    assert directory.stored_on_disk(keys(4)) == 0
 
-    for held in (0, 2):
-        directory.begin_listing()
-        directory.listed(keys)
-        while directory.sweep(10):
-            pass
-        assert directory.match(keys) == held
-    directory.went_to_disk(keys)
-    directory.stored(keys[:1])
-    assert directory.match(keys) == 1
+    directory.begin_listing()
+    directory.listed(chain(4))
+    while directory.sweep(10):
+        pass
+    assert directory.match(chain(4)) == 4
+    assert directory.on_disk(chain(4)) == [1, 2, 3]
+
+    directory.stored(keys(2))
+    assert directory.on_disk(chain(4)) == [2, 3]
+    directory.removed(keys(3))
+    assert directory.match(chain(4)) == 2
+    directory.clear()
+    directory.stored(chain(4))
+    assert directory.on_disk(chain(4)) == []

@@ -21,6 +21,7 @@ ENGINES = {
         ms_per_fetched_token=0.0005,
         ms_per_cpu_token=0.0004,
         ms_per_fetch=3.0,
+        ms_per_disk_token=0.003,
     ),
     "desktop": CostModel(
         base_ms=60.0,
@@ -30,6 +31,7 @@ ENGINES = {
         ms_per_fetched_token=0.05,
         ms_per_cpu_token=0.02,
         ms_per_fetch=20.0,
+        ms_per_disk_token=0.2,
     ),
     "tiny": CostModel(
         base_ms=3.0,
@@ -38,6 +40,7 @@ ENGINES = {
         ms_per_fetched_token=0.0,
         ms_per_cpu_token=0.0,
         ms_per_fetch=0.0,
+        ms_per_disk_token=0.0,
     ),
 }
 
@@ -47,12 +50,15 @@ def draw_work(random: Random) -> Work:
     own = int(random.lognormvariate(7.0, 1.5))
     cached = random.choice([0, 0, 5000, 50_000])
     ahead = random.choice([0, 0, random.randint(0, 20_000)])
+    fetched = random.choice([0, 0, random.randint(0, 20_000)])
+    is_from_pool = random.random() < 0.5
     return Work(
         num_tokens=own + ahead,
         num_mtoken2=mtoken2(own, cached) + mtoken2(ahead, 0),
         num_running=random.randint(0, 20),
-        num_fetched_tokens=random.choice([0, 0, random.randint(0, 20_000)]),
-        is_from_pool=random.random() < 0.5,
+        num_fetched_tokens=fetched,
+        is_from_pool=is_from_pool,
+        num_disk_tokens=random.choice([0, fetched // 2, fetched]) if is_from_pool else 0,
     )
 
 
@@ -165,23 +171,24 @@ _POSITIVE = st.floats(1e-3, 1e7)
             st.integers(0, 10**6),
             st.integers(0, 1000),
             st.integers(0, 10**6),
-            st.booleans(),
+            st.sampled_from([None, 0.0, 0.3, 1.0]),
             _POSITIVE,
         ),
         min_size=1,
         max_size=40,
     )
 )
-def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, bool, float]]) -> None:
+def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float | None, float]]) -> None:
     """Whatever is observed: finite, non-negative, and more work never takes less time."""
     fit = CostFit(trusted_after=1)
-    for own, cached, running, fetched, is_from_pool, ttft_ms in seen:
+    for own, cached, running, fetched, on_disk, ttft_ms in seen:  # None: from its own cpu tier
         work = Work(
             num_tokens=own,
             num_mtoken2=mtoken2(own, cached),
             num_running=running,
             num_fetched_tokens=fetched,
-            is_from_pool=is_from_pool,
+            is_from_pool=on_disk is not None,
+            num_disk_tokens=int(fetched * (on_disk or 0.0)),
         )
         fit.observe(work, ttft_ms, work.predict_ms(fit.model))
 
@@ -196,7 +203,9 @@ def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, bool, float]
         model.ms_per_fetch,
         model.error_ms,
         model.fetch_error_ms,
+        model.ms_per_disk_token,
         model.fetched_token_error_ms,
+        model.disk_token_error_ms,
     ):
         assert math.isfinite(value)
         assert value >= 0.0
@@ -213,6 +222,7 @@ def test_a_wrong_scale_of_the_prior_is_unlearned(scale: float) -> None:
         ms_per_fetched_token=scale * PRIOR.ms_per_fetched_token,
         ms_per_cpu_token=scale * PRIOR.ms_per_cpu_token,
         ms_per_fetch=scale * PRIOR.ms_per_fetch,
+        ms_per_disk_token=scale * PRIOR.ms_per_disk_token,
     )
     fit = CostFit()
 
@@ -287,6 +297,24 @@ def test_tiers_have_prices_of_their_own() -> None:
         truth_ms = OVER_TCP.fetch_ms(4_000, from_pool=from_pool)
         found_ms = fit.model.fetch_ms(4_000, from_pool=from_pool)
         assert found_ms == pytest.approx(truth_ms, rel=0.25)
+
+
+def test_what_is_read_from_disk_has_a_price_of_its_own() -> None:
+    """In one read there may be both."""
+    fit, random = CostFit(), Random(12)
+    engine = replace(OVER_TCP, ms_per_fetched_token=0.05, ms_per_disk_token=0.4)
+    for number in range(400):
+        work = draw_turn(random, reads=number % 2 == 0)
+        on_disk = random.choice([0.0, 0.0, 0.5, 1.0])
+        work = replace(work, num_disk_tokens=int(work.num_fetched_tokens * on_disk))
+        ttft_ms = work.predict_ms(engine) * random.lognormvariate(0.0, 0.1)
+        fit.observe(work, ttft_ms, work.predict_ms(fit.model))
+
+    for num_on_disk in (0, 2_000, 4_000):
+        truth_ms = engine.fetch_ms(4_000, from_pool=True, num_on_disk=num_on_disk)
+        found_ms = fit.model.fetch_ms(4_000, from_pool=True, num_on_disk=num_on_disk)
+        assert found_ms == pytest.approx(truth_ms, rel=0.25)
+    assert fit.model.fetch_margin_ms(4_000, 4_000) >= fit.model.fetch_margin_ms(4_000)
 
 
 def test_a_read_says_how_far_it_may_be_off() -> None:
