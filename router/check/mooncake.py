@@ -59,6 +59,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     models: tuple[PatternSeen, ...] = ()
     clashing: tuple[str, ...] = ()  # layouts that name some objects alike
     mixed: tuple[tuple[str, str], ...] = ()  # directory, and KV data types of its replicas
+    weights: tuple[tuple[str, str, str], ...] = ()  # directory, field that differs, whose is which
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -69,14 +70,14 @@ async def look(
     config: MooncakeConfig,
     *,
     pool: PoolCatalog,
-    block_sizes: dict[str, int],
+    replicas: Sequence[ReplicaSeen],
     deadline: Deadline,
 ) -> PoolSeen:
     """Ask a pool's master, and list its keys to learn how they are built.
 
     Args:
         pool: Has the models, and what replicas reported as stored.
-        block_sizes: Base model to tokens a block.
+        replicas: As they were seen; some are in it.
     """
     seen = PoolSeen(
         url=", ".join(masters(which.master)),
@@ -100,6 +101,7 @@ async def look(
                 reached = await reach(which.events, timeout_s=timeout_s)
                 seen = replace(seen, events_reach=reached)
             seen = await _with_keys(seen, api, pool, deadline)
+    block_sizes = {each.models[0].id: each.block_size for each in replicas if each.models}
     return replace(
         seen,
         models=tuple(
@@ -108,6 +110,7 @@ async def look(
         ),
         clashing=pool.clashing,
         mixed=tuple((name, ", ".join(dtypes)) for name, dtypes in sorted(pool.mixed.items())),
+        weights=tuple(_weights(pool, [each for each in replicas if each.pool == which.name])),
     )
 
 
@@ -175,6 +178,21 @@ def _pattern(pool: PoolCatalog, name: str, block_size: int | None) -> PatternSee
     )
 
 
+def _weights(pool: PoolCatalog, replicas: Sequence[ReplicaSeen]) -> Iterator[tuple[str, str, str]]:
+    """Find the directories that replicas of other weights would share, and what differs."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for replica in replicas:
+        for name in (
+            pool.directories_of(replica.models[0].id, replica.name) if replica.models else ()
+        ):
+            for field, value in replica.weights.items():
+                found.setdefault((name, field), {}).setdefault(value, []).append(replica.name)
+    for (name, field), by_value in sorted(found.items()):
+        if len(by_value) > 1:
+            each = (f"{value} ({', '.join(names)})" for value, names in sorted(by_value.items()))
+            yield name, field, ", ".join(each)
+
+
 # -- judge ---------------------------------------------------------------------------------------
 
 
@@ -208,6 +226,13 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
             "what they cannot read, and may try for ever; none is credited with any",
             'one --kv-cache-dtype for all, or a "cache_prefix" for each in '
             "kv_connector_extra_config",
+        )
+    for name, field, values in seen.weights:
+        yield pool.error(
+            "weights",
+            f"{name}: replicas whose weights differ in {field}, {values}, name their objects "
+            "alike: engines read KV that another model computed, and answer by it",
+            'the same weights for all, or a "cache_prefix" for each in kv_connector_extra_config',
         )
     yield from _members(seen, replicas)
     yield _events(seen)

@@ -18,7 +18,7 @@ from router.check.finding import Finding, Subject
 from router.check.tokenizer import ModelSeen, Tokenizers
 from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi, EngineFacts
-from router.discovery.engine_pages import SleepState
+from router.discovery.engine_pages import ServerInfo, SleepState
 from router.errors import (
     KeyRefused,
     TlsRefused,
@@ -34,6 +34,7 @@ from router.roles import Role, Transfer
 
 Failure = Literal["api key", "no answer", "other"]
 _REPLICAS: Final = Subject("replicas")
+_SAID: Final = 0.6  # of the time that is left: until an engine's page about itself has to come
 
 
 class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     speculates: bool = False  # it has metrics of speculative decoding
     eagle: bool | None = None  # as configured; None: to be learned
     drops_last: bool | None = None  # the last block of a hit, by its own word; None: it says none
+    weights: Mapping[str, str] = {}  # which they are, by its own word; empty: it says none
+    is_late: bool = False  # it has a page about its configuration, which did not come in time
     bootstrap: str | None = None  # where its bootstrap server should be; None: it needs none
     has_bootstrap: bool = False  # it answers there
 
@@ -105,20 +108,13 @@ async def look(
             async with asyncio.timeout(deadline.left_s):
                 facts = await api.facts(entry.name, url)
                 publishers = await api.event_publishers(entry.name, url)
-                info = await api.server_info(entry.name, url)
                 bootstrap, has_bootstrap = await _bootstrap(entry, config, api)
         except UpstreamError as exc:
             return replace(seen, error=exc.message, failure=_failure(exc))
         except TimeoutError:
             return replace(seen, error=f"{url} was silent", failure="no answer")
     seen = replace(
-        _with_facts(seen, facts, publishers),
-        seems=info.role or facts.seems,
-        transfers=info.transfers,
-        several=info.several,
-        drops_last=info.eagle,
-        bootstrap=bootstrap,
-        has_bootstrap=has_bootstrap,
+        _with_facts(seen, facts, publishers), bootstrap=bootstrap, has_bootstrap=has_bootstrap
     )
     pool_stored = None
     pool = pools.get(seen.pool) if seen.pool is not None else None
@@ -134,6 +130,10 @@ async def look(
         )
         pool_stored = partial(pool.stored, base, candidate=CandidateId(entry.name))
     async with asyncio.TaskGroup() as tg:
+        # Not all the time that is left: the pool is looked at when all replicas have been.
+        asking = tg.create_task(
+            api.server_info(entry.name, url, timeout_s=deadline.at_most(_SAID * deadline.left_s))
+        )
         models = [
             tg.create_task(
                 tokenizers.look(
@@ -161,8 +161,15 @@ async def look(
             )
             for rank, source in facts.endpoints(config.events, entry.replica).items()
         ]
+    info = asking.result() or ServerInfo()
     return replace(
         seen,
+        is_late=asking.result() is None,
+        seems=info.role or facts.seems,
+        transfers=info.transfers,
+        several=info.several,
+        drops_last=info.eagle,
+        weights=info.weights,
         models=tuple(task.result() for task in models),
         ranks=tuple(task.result() for task in ranks),
     )
@@ -240,6 +247,12 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
     if seen.sleep != "awake":
         yield _sleep(subject, seen)
     yield _engine(subject, seen)
+    if seen.is_late:
+        yield subject.note(
+            "configuration",
+            "its /server_info takes long: connectors, role, drafts and weights are not known",
+            "check again: only the first answer takes so long; or --wait longer",
+        )
     for model in seen.models:
         yield from tokenizer.judge(subject, model)
     yield _capacity(subject, seen)

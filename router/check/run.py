@@ -67,7 +67,7 @@ async def check(
                         each,
                         config.mooncake,
                         pool=catalogs[each.name],
-                        block_sizes=_block_sizes(replicas),
+                        replicas=replicas,
                         deadline=deadline,
                     ),
                     name=f"pool {each.name}",
@@ -126,12 +126,6 @@ def _judge(
     for pool in pools:
         yield from mooncake.judge(pool, replicas)
     yield from host.judge(here, config=config, replicas=replicas)
-
-
-def _block_sizes(replicas: tuple[ReplicaSeen, ...]) -> dict[str, int]:
-    return {
-        seen.models[0].id: seen.block_size for seen in replicas if seen.models and seen.block_size
-    }
 
 
 async def _report_progress(deadline: Deadline, on_waiting: Callable[[list[str]], None]) -> None:

@@ -233,15 +233,23 @@ class EngineApi:
         sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
         return list(sources.values()) if sources is not None else None
 
-    async def server_info(self, replica: str, url: str) -> ServerInfo:
+    async def server_info(self, replica: str, url: str, *, timeout_s: float) -> ServerInfo | None:
         """Ask an engine in dev mode about its configuration; nothing is known of any other.
 
-        Slow the first time: the engine looks at its machine, too.
+        None: no answer in time. The first one takes seconds: the engine looks at its machine, too.
         """
-        body = await self._optional(replica, url, "/server_info?config_format=json")
         try:
-            return pages.server_info(body) if body is not None else ServerInfo()
-        except ValueError:
+            answer = await self._send(
+                replica,
+                "GET",
+                f"{url}/server_info?config_format=json",
+                headers=self._key.headers(url),
+                timeout_s=timeout_s,
+            )
+            return pages.server_info(answer.body) if answer.status == 200 else ServerInfo()
+        except UpstreamTimeout:
+            return None
+        except (UpstreamUnreachable, UpstreamBroken, ValueError):
             return ServerInfo()
 
     async def engine_ids(self, replica: str, url: str) -> dict[int, str]:

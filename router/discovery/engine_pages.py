@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from router.contracts import MAX_BLOCK_SIZE
 from router.decoding import decoder
@@ -57,6 +59,9 @@ class _Version(Struct):
     version: Annotated[str, Meta(max_length=256)] | None = None
 
 
+_Word = Annotated[str, Meta(max_length=256)] | None
+
+
 class _Connector(Struct):
     kv_connector: Annotated[str, Meta(max_length=256)] | None = None
     kv_role: Annotated[str, Meta(max_length=64)] | None = None
@@ -86,7 +91,14 @@ class _Speculation(Struct):
     disable_eagle_block_drop: bool = False
 
 
+class _ModelConfig(Struct):
+    quantization: _Word = None
+    dtype: _Word = None
+    revision: _Word = None
+
+
 class _VllmConfig(Struct):
+    model_config: _ModelConfig | None = None
     kv_transfer_config: _KvTransfer | None = None
     speculative_config: _Speculation | None = None
 
@@ -98,6 +110,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     transfers: tuple[Transfer, ...] = ()  # that it can do, and we can speak; empty, too: none
     several: tuple[str, ...] = ()  # of a MultiConnector: its connectors, in their order
     eagle: bool | None = None  # whether it drops the last block of a hit
+    weights: Mapping[str, str] = {}  # which they are, by field; empty: it does not say
 
 
 class _ServerInfo(Struct):
@@ -225,6 +238,7 @@ def server_info(body: bytes) -> ServerInfo:
     """
     found = _decode_server_info(body).vllm_config
     transfer, speculation = found.kv_transfer_config, found.speculative_config
+    weights = asdict(found.model_config) if found.model_config is not None else {}
     known = [
         each
         for each in (transfer.connectors if transfer is not None else ())
@@ -241,6 +255,7 @@ def server_info(body: bytes) -> ServerInfo:
         eagle=speculation is not None
         and speculation.method in _EAGLES
         and not speculation.disable_eagle_block_drop,
+        weights={name: value or "none" for name, value in weights.items()},
     )
 
 

@@ -20,7 +20,7 @@ prefixes, namespaces, fingerprints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
@@ -134,6 +134,13 @@ class PoolCatalog:
         at = candidate if candidate in own else CandidateId(candidate.partition("#")[0])
         layout = own.get(at, assigned.default)
         return names[layout.text] if layout is not None else None
+
+    def directories_of(self, model: str, replica: str) -> set[str]:
+        """Name the directories that a replica's candidates can read; empty: not known."""
+        own = self._assigned[model].own if model in self._assigned else {}
+        ids = [each for each in own if each.partition("#")[0] == replica]
+        names = {self.directory_of(model, each) for each in ids or [CandidateId(replica)]}
+        return {name for name in names if name is not None}
 
     def match(self, name: str, chain: Sequence[BlockKey], groups: KvLayout | None = None) -> int:
         """Count the leading blocks of `chain` in a directory; 0 while the pool is not up.
@@ -454,21 +461,10 @@ class PoolCatalog:
         """Find the directories that replicas of several KV data types would share."""
         found: dict[str, set[str]] = {}
         for model, dtypes in self._kv_dtypes.items():
-            for candidate, dtype in self._by_candidate(model, dtypes):
-                name = self.directory_of(model, candidate)
-                if name is not None:
+            for replica, dtype in dtypes.items():
+                for name in self.directories_of(model, replica):
                     found.setdefault(name, set()).add(dtype)
         self.mixed = {name: tuple(sorted(each)) for name, each in found.items() if _differ(each)}
-
-    def _by_candidate(
-        self, model: str, dtypes: Mapping[str, str]
-    ) -> Iterator[tuple[CandidateId, str]]:
-        """Name the candidates of replicas: those whose layout is known, else the replica."""
-        own = self._assigned[model].own if model in self._assigned else {}
-        for replica, dtype in dtypes.items():
-            of_replica = [each for each in own if each.partition("#")[0] == replica]
-            for candidate in of_replica or [CandidateId(replica)]:
-                yield candidate, dtype
 
     def _place(
         self,

@@ -80,6 +80,16 @@ def test_data_types_that_share_names_are_an_error() -> None:
     assert "cache_prefix" in found.hint
 
 
+def test_weights_that_share_names_are_an_error() -> None:
+    """Engines would answer by another model's KV; the field and whose it is are named."""
+    pool = replace(POOL, weights=(("qwen", "dtype", "bfloat16 (r1), float16 (r2)"),))
+    (found,) = [f for f in judge(pool, [REPLICA]) if f.level == "error"]
+
+    assert found.about == "weights"
+    assert "qwen: replicas whose weights differ in dtype, bfloat16 (r1), float16 (r2)" in found.text
+    assert "cache_prefix" in found.hint
+
+
 def test_members_are_known_by_their_word_or_taken_for_such() -> None:
     """By their stores, their metrics, the configuration; the rest is only believed."""
     silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))

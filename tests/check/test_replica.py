@@ -124,6 +124,7 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         replace(REPLICA, several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
         "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
     ),
+    (replace(REPLICA, is_late=True), "note", "configuration", "takes long", "--wait"),
     (replace(REPLICA, speculates=True), "note", "drafts", "is learned", "eagle: false"),
     (
         replace(REPLICA, speculates=True, drops_last=True, eagle=False),

@@ -570,6 +570,30 @@ async def test_several_pools_are_described_each() -> None:
     assert finding(report, "pool gone", "reachable").level == "error"
 
 
+async def test_other_weights_in_one_pool_are_reported() -> None:
+    """Of engines in dev mode, which say which they have; those apart by configuration do not."""
+
+    def page(dtype: str) -> dict[str, Any]:
+        model = {"quantization": None, "dtype": dtype, "revision": None}
+        return {"vllm_config": {"model_config": model}}
+
+    async with (
+        PoolMaster() as master,
+        FakeEngine(server_info=page("torch.bfloat16")) as one,
+        FakeEngine(server_info=page("torch.bfloat16")) as same,
+        FakeEngine(server_info=page("torch.float16")) as other,
+    ):
+        urls = [one.url, same.url, other.url]
+        together = await checked(*urls, mooncake__master=master.url)
+        alone = {"url": other.url, "pool": False}
+        apart = await checked(replicas=[*urls[:2], alone], mooncake__master=master.url)
+
+    found = finding(together, "pool", "weights")
+    assert found.level == "error"
+    assert "torch.bfloat16 (r1, r2), torch.float16 (r3)" in found.text
+    assert [f.text for f in apart.of("pool") if f.about == "weights"] == []
+
+
 @pytest.mark.parametrize("fault", ["garbage", "error", "hang"])
 async def test_a_master_that_is_none_is_reported(fault: Any) -> None:
     """Whatever it answers, or if it does not."""

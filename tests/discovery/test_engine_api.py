@@ -166,7 +166,8 @@ async def test_an_engine_in_dev_mode_says_its_role(
     replica: Replica, api: EngineApi, page: object, role: str | None
 ) -> None:
     """Others say nothing."""
-    info = await api.server_info("r1", await replica({"/server_info": page}))
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
+    assert info is not None
     assert (info.role, bool(info.eagle)) == (role, False)
 
 
@@ -186,8 +187,9 @@ async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
     """By the method of its drafts, and the switch that turns it off."""
     page = {"vllm_config": {"speculative_config": speculation}}
 
-    info = await api.server_info("r1", await replica({"/server_info": page}))
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
 
+    assert info is not None
     assert info.eagle is eagle
 
 
@@ -208,16 +210,46 @@ async def test_several_connectors_are_taken_one_by_one(replica: Replica, api: En
     other = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 
     found = [
-        await api.server_info("r1", await replica({"/server_info": {"vllm_config": config}}))
+        await api.server_info(
+            "r1", await replica({"/server_info": {"vllm_config": config}}), timeout_s=60
+        )
         for config in ({"kv_transfer_config": each} for each in (several, one, other))
     ]
 
     names = ("OffloadingConnector", "NixlConnector", "MooncakeStoreConnector")
-    assert [(info.role, info.transfers, info.several) for info in found] == [
+    assert [(info.role, info.transfers, info.several) for info in found if info] == [
         ("prefill", ("nixl", "store"), names),
         ("decode", ("mooncake",), ()),
         ("both", (), ()),
     ]
+
+
+async def test_an_engine_in_dev_mode_says_which_weights_it_has(
+    replica: Replica, api: EngineApi
+) -> None:
+    """As vLLM 0.32 writes it: `null` where nothing was asked for."""
+    model = {"model": "/models/tiny", "quantization": "fp8", "dtype": "torch.float16"}
+    page = {"vllm_config": {"model_config": model | {"revision": None}}}
+
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
+
+    assert info is not None
+    assert info.weights == {"quantization": "fp8", "dtype": "torch.float16", "revision": "none"}
+
+
+async def test_a_developer_s_page_that_does_not_come_is_told_apart(
+    serve: Serve, api: EngineApi
+) -> None:
+    """The first one takes seconds: it is not the same as none."""
+    asked = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    assert await api.server_info("r1", await serve(hang), timeout_s=0.5) is None
+    assert asked.is_set()
 
 
 @pytest.mark.parametrize(("label", "tokens"), [("18432", 18432), ("None", None), ("0", None)])
