@@ -19,12 +19,12 @@ LORA_OPTIONS = ("--enable-lora", "--max-lora-rank", "8", "--api-server-count", "
 TARGETS = {"q_proj": 128, "v_proj": 64}  # output sizes of the tiny model's layers
 
 
-def two_ports() -> int:
-    """Find two free ports in a row; return the first."""
+def ports_in_a_row(number: int) -> int:
+    """Find so many free ports in a row; return the first."""
     while True:
-        first, second = free_port(), free_port()
-        if second == first + 1:
-            return first
+        ports = [free_port() for _ in range(number)]
+        if ports[-1] == ports[0] + number - 1:
+            return ports[0]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def engine(log_dir: Path) -> Iterator[Engine]:
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://*:{two_ports()}",  # rank 1's is the next one
-        "replay_endpoint": f"tcp://*:{two_ports()}",
+        "endpoint": f"tcp://*:{ports_in_a_row(2)}",  # rank 1's is the next one
+        "replay_endpoint": f"tcp://*:{ports_in_a_row(2)}",
     }
     ranks = ("--data-parallel-size", "2", "--kv-events-config", json.dumps(events))
     engine = Engine(
