@@ -41,9 +41,11 @@ def table(explained: dict[str, Any]) -> str:
         grid.add_column(name)
     pooled = [_pooled(candidate) for candidate in explained["candidates"]]
     has_pool = any(text != "-" for text in pooled)
+    has_disk = any(each["view"]["num_disk_tokens"] for each in explained["candidates"])
     for name in (
         "gpu tokens",
         *(("pool tokens",) if has_pool else ()),
+        *(("on SSD",) if has_disk else ()),
         "in flight",
         "queue ms",
         "fetch ms",
@@ -66,6 +68,7 @@ def table(explained: dict[str, Any]) -> str:
             candidate["state"],
             f"{view['num_gpu_tokens']:,}",
             *((in_pool,) if has_pool else ()),
+            *((f"{view['num_disk_tokens']:,}",) if has_disk else ()),
             str(view["num_requests"]),
             f"{view['queue_ms']:,.1f}",
             *numbers,
@@ -81,13 +84,9 @@ def table(explained: dict[str, Any]) -> str:
 
 
 def _pooled(candidate: dict[str, Any]) -> str:
-    """Say what its pool has, which of several that is, and how much would be read from SSD."""
-    view = candidate["view"]
-    number, on_disk = view["num_pool_tokens"], view["num_disk_tokens"]
-    if number is None:
-        return "-"
-    text = f"{number:,} {candidate.get('pool') or ''}".rstrip()
-    return f"{text} ({on_disk:,} on SSD)" if on_disk else text
+    """Say what its pool has, and which of several that is."""
+    number = candidate["view"]["num_pool_tokens"]
+    return "-" if number is None else f"{number:,} {candidate.get('pool') or ''}".rstrip()
 
 
 def _prefilled(prefill: dict[str, Any]) -> str:
