@@ -262,12 +262,8 @@ class SegmentTree:
         position, keys, before = _known_keys(path, chain_id)
         parts: list[array[int]] = []
         for segment in path[position:]:
-            chain = segment.chains.get(chain_id) if segment.chains is not None else None
-            if chain is None:
-                chain = _extended(before, segment, contract, extra)
-                self._remember_chain(segment, chain_id, chain)
-            parts.append(chain.keys)
-            before = chain
+            before = self._chain(segment, chain_id, before, contract, extra)
+            parts.append(before.keys)
         keys.frombytes(b"".join(parts))
         if len(path) > 1:  # the tail is another with every turn
             path[-2].together = Together(chain_id, len(keys) - len(before.keys), ref(keys))
@@ -320,10 +316,10 @@ class SegmentTree:
         wanted = iter((*positions, -1))
         position = next(wanted)
         start, before = 0, _START
-        self.keys(path, contract, extra)
         for segment in path:
-            assert segment.chains is not None
-            chain = segment.chains[chain_id]
+            if position < 0:
+                break
+            chain = self._chain(segment, chain_id, before, contract, extra)
             end = start + len(chain.keys)
             if start <= position < end:
                 digests = chain.digests
@@ -378,6 +374,25 @@ class SegmentTree:
         self._next_chain_id += 1
         self._chain_ids[contract, extra] = self._next_chain_id
         return self._next_chain_id
+
+    def _chain(
+        self,
+        segment: Segment,
+        chain_id: int,
+        before: Chain,
+        contract: HashContract,
+        extra: ExtraKeys,
+    ) -> Chain:
+        """Return a segment's part of a chain, hashed if it is not known, or not any more.
+
+        Prompts of other salts and adapters may have displaced it here and not in the segments
+        behind: those in front are shared by more.
+        """
+        chain = segment.chains.get(chain_id) if segment.chains is not None else None
+        if chain is None:
+            chain = _extended(before, segment, contract, extra)
+            self._remember_chain(segment, chain_id, chain)
+        return chain
 
     def _remember_chain(self, segment: Segment, chain_id: int, chain: Chain) -> None:
         if segment.chains is None:

@@ -192,6 +192,24 @@ def test_digests_are_those_of_the_whole_chain() -> None:
     assert tree.size_bytes == recounted
 
 
+def test_digests_where_others_have_displaced_a_part_of_the_chain() -> None:
+    """Prompts of other salts share the beginning, and its keys are put together all the same."""
+    tree = SegmentTree()
+    root = tree.make_root("r")
+    text = bytes(range(200)) * 4
+    whole = CONTRACT.digests(None, list(text))
+    _, path = _add(tree, root, text)
+    keys = tree.keys(path, CONTRACT, NO_EXTRA)
+    for number in range(incremental.MAX_CHAINS):
+        tree.keys(path[:2], CONTRACT, ExtraKeys(cache_salt=str(number)))
+
+    assert len(path) > 3
+    again = tree.keys(path, CONTRACT, NO_EXTRA)
+    assert again == keys
+    assert tree.digests(path, CONTRACT, NO_EXTRA, range(len(keys))) == whole
+    assert tree.size_bytes == sum(segment.size_bytes for segment in path[1:])
+
+
 def test_digests_after_an_eviction() -> None:
     """A path that was evicted still knows its tokens; the budget does not count it."""
     tree = SegmentTree(max_bytes=1500)
