@@ -209,10 +209,15 @@ class PoolMatch(Struct, frozen=True):
     def num_tokens(self) -> int:
         return self.num_blocks * self.contract.block_size
 
-    def num_disk_tokens(self, num_own_tokens: int) -> int:
-        """Count the tokens on SSD only behind the leading ones that a candidate has itself."""
+    def num_disk_tokens(self, num_gpu_tokens: int, num_cpu_tokens: int) -> int:
+        """Count the tokens on SSD only that a candidate would read, behind what its GPU has.
+
+        None where the pool has no more than the candidate itself: then it reads its own.
+        """
+        if not self.on_disk or self.num_tokens <= max(num_gpu_tokens, num_cpu_tokens):
+            return 0
         size = self.contract.block_size
-        return sum(position * size >= num_own_tokens for position in self.on_disk) * size
+        return sum(position * size >= num_gpu_tokens for position in self.on_disk) * size
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -266,10 +271,10 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     @property
     def num_disk_tokens(self) -> int:
-        """Count those of them that are on SSD only."""
-        if self.pool is None or not self.num_pool_tokens:
+        """Count the tokens on SSD only among those that it would fetch."""
+        if self.pool is None or not self.view.reads_pool:
             return 0
-        return self.pool.num_disk_tokens(max(self.view.num_gpu_tokens, self.view.num_cpu_tokens))
+        return self.pool.num_disk_tokens(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
 
     @property
     def num_likely_tokens(self) -> int:

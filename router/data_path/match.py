@@ -206,9 +206,7 @@ def _add_pools(
         own, is_reader = matches.get(cid, NO_MATCH), reads(cid)
         if last is None or own is not last[0] or pool is not last[1] or is_reader is not last[2]:
             last = own, pool, is_reader
-            num_on_disk = 0
-            if pool.on_disk and is_reader:
-                num_on_disk = pool.num_disk_tokens(max(own.num_gpu_tokens, own.num_cpu_tokens))
+            num_on_disk = pool.num_disk_tokens(*own[:2]) if is_reader else 0
             match = Match(*own[:2], pool.num_tokens, is_reader, num_on_disk)
         matches[cid] = match  # candidates that have as much have the same one
 
