@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -59,7 +59,7 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     models: tuple[PatternSeen, ...] = ()
     clashing: tuple[str, ...] = ()  # layouts that name some objects alike
     mixed: tuple[tuple[str, str], ...] = ()  # directory, and KV data types of its replicas
-    weights: tuple[tuple[str, str, str], ...] = ()  # directory, field that differs, whose is which
+    weights: tuple[tuple[str, str, str], ...] = ()  # head of keys, field that differs, whose value
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ async def look(
         ),
         clashing=pool.clashing,
         mixed=tuple((name, ", ".join(dtypes)) for name, dtypes in sorted(pool.mixed.items())),
-        weights=tuple(_weights(pool, [each for each in replicas if each.pool == which.name])),
+        weights=tuple(differing_weights(each for each in replicas if each.pool == which.name)),
     )
 
 
@@ -178,19 +178,26 @@ def _pattern(pool: PoolCatalog, name: str, block_size: int | None) -> PatternSee
     )
 
 
-def _weights(pool: PoolCatalog, replicas: Sequence[ReplicaSeen]) -> Iterator[tuple[str, str, str]]:
-    """Find the directories that replicas of other weights would share, and what differs."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+def differing_weights(replicas: Iterable[ReplicaSeen]) -> Iterator[tuple[str, str, str]]:
+    """Find replicas of a pool that name their objects alike and have other weights.
+
+    By what engines say, so before anything is stored: an engine that says its weights says how its
+    keys begin, too. Blocks of another size have other names, whatever the weights.
+
+    Returns:
+        How their keys begin, the field that differs, and its values with the replicas of each.
+    """
+    found: dict[tuple[str, int, str], dict[str, list[str]]] = {}
     for replica in replicas:
-        for name in (
-            pool.directories_of(replica.models[0].id, replica.name) if replica.models else ()
-        ):
-            for field, value in replica.weights.items():
-                found.setdefault((name, field), {}).setdefault(value, []).append(replica.name)
-    for (name, field), by_value in sorted(found.items()):
+        if replica.key_head is None:
+            continue
+        for field, value in replica.weights.items():
+            at = (replica.key_head, replica.block_size or 0, field)
+            found.setdefault(at, {}).setdefault(value, []).append(replica.name)
+    for (head, _, field), by_value in sorted(found.items()):
         if len(by_value) > 1:
             each = (f"{value} ({', '.join(names)})" for value, names in sorted(by_value.items()))
-            yield name, field, ", ".join(each)
+            yield head, field, ", ".join(each)
 
 
 # -- judge ---------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     eagle: bool | None = None  # as configured; None: to be learned
     drops_last: bool | None = None  # the last block of a hit, by its own word; None: it says none
     weights: Mapping[str, str] = {}  # which they are, by its own word; empty: it says none
+    key_head: str | None = None  # [PREFIX@]MODEL of its keys in a pool, by its own word
     is_late: bool = False  # it has a page about its configuration, which did not come in time
     bootstrap: str | None = None  # where its bootstrap server should be; None: it needs none
     has_bootstrap: bool = False  # it answers there
@@ -170,6 +171,7 @@ async def look(
         several=info.several,
         drops_last=info.eagle,
         weights=info.weights,
+        key_head=info.key_head,
         models=tuple(task.result() for task in models),
         ranks=tuple(task.result() for task in ranks),
     )

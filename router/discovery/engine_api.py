@@ -236,7 +236,9 @@ class EngineApi:
     async def server_info(self, replica: str, url: str, *, timeout_s: float) -> ServerInfo | None:
         """Ask an engine in dev mode about its configuration; nothing is known of any other.
 
-        None: no answer in time. The first one takes seconds: the engine looks at its machine, too.
+        None: no answer in time, or it could not be asked. The first one takes 2 s of an idle
+        machine, later ones 40 ms: whatever is asked for, the engine lists packages and devices, too
+        (vLLM 0.32 entrypoints/serve/dev/server_info).
         """
         try:
             answer = await self._send(
@@ -247,7 +249,7 @@ class EngineApi:
                 timeout_s=timeout_s,
             )
             return pages.server_info(answer.body) if answer.status == 200 else ServerInfo()
-        except UpstreamTimeout:
+        except (UpstreamTimeout, NotAsked):
             return None
         except (UpstreamUnreachable, UpstreamBroken, ValueError):
             return ServerInfo()

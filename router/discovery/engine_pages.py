@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import asdict
 
 from router.contracts import MAX_BLOCK_SIZE
 from router.decoding import decoder
@@ -37,6 +36,14 @@ _LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 
 _EAGLES: Final = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 """Methods of speculative decoding that want the last block computed again, of vLLM 0.32.0."""
+
+_QUANTIZATIONS: Final = {
+    "auto_gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "auto_awq": "awq",
+    "awq_marlin": "awq",
+}
+"""Names of one method, by release and kernel; of vLLM 0.32.0, `get_quantization_config`."""
 
 SleepState = Literal["awake", "asleep", "emptied", "paused"]
 """Emptied: asleep, and it lost its KV cache. Paused: whether it lost it is not known."""
@@ -62,12 +69,23 @@ class _Version(Struct):
 _Word = Annotated[str, Meta(max_length=256)] | None
 
 
+class _Extra(Struct):
+    cache_prefix: _Word | int | float | bool = ""
+
+
 class _Connector(Struct):
     kv_connector: Annotated[str, Meta(max_length=256)] | None = None
     kv_role: Annotated[str, Meta(max_length=64)] | None = None
+    kv_connector_extra_config: _Extra | None = None
+
+    @property
+    def cache_prefix(self) -> str:
+        """What the keys of its objects begin with; empty: nothing."""
+        extra = self.kv_connector_extra_config
+        return str(extra.cache_prefix) if extra is not None else ""
 
 
-class _Connectors(Struct):
+class _Connectors(_Extra):
     connectors: Annotated[list[_Connector], Meta(max_length=64)] = []
 
 
@@ -92,9 +110,20 @@ class _Speculation(Struct):
 
 
 class _ModelConfig(Struct):
+    model: Annotated[str, Meta(max_length=4_096)] = ""
     quantization: _Word = None
     dtype: _Word = None
     revision: _Word = None
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """How they are, by field. A hub's default revision has a name in some releases alone."""
+        method = self.quantization or "none"
+        return {
+            "quantization": _QUANTIZATIONS.get(method, method),
+            "dtype": (self.dtype or "none").removeprefix("torch."),
+            "revision": self.revision or "main",
+        }
 
 
 class _VllmConfig(Struct):
@@ -111,6 +140,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     several: tuple[str, ...] = ()  # of a MultiConnector: its connectors, in their order
     eagle: bool | None = None  # whether it drops the last block of a hit
     weights: Mapping[str, str] = {}  # which they are, by field; empty: it does not say
+    key_head: str | None = None  # [PREFIX@]MODEL of its keys in a pool; None, too: it stores none
 
 
 class _ServerInfo(Struct):
@@ -238,7 +268,7 @@ def server_info(body: bytes) -> ServerInfo:
     """
     found = _decode_server_info(body).vllm_config
     transfer, speculation = found.kv_transfer_config, found.speculative_config
-    weights = asdict(found.model_config) if found.model_config is not None else {}
+    model = found.model_config
     known = [
         each
         for each in (transfer.connectors if transfer is not None else ())
@@ -246,6 +276,7 @@ def server_info(body: bytes) -> ServerInfo:
     ]
     kind = next((each.kv_role for each in known), transfer.kv_role if transfer else None)
     several = transfer.connectors if transfer is not None and transfer.is_several else []
+    store = next((c for c in known if TRANSFER_OF_CONNECTOR[c.kv_connector or ""] == "store"), None)
     return ServerInfo(
         several=tuple(each.kv_connector or "?" for each in several),
         role=ROLE_OF_KIND.get(kind or ""),
@@ -255,8 +286,15 @@ def server_info(body: bytes) -> ServerInfo:
         eagle=speculation is not None
         and speculation.method in _EAGLES
         and not speculation.disable_eagle_block_drop,
-        weights={name: value or "none" for name, value in weights.items()},
+        weights=model.weights if model is not None else {},
+        key_head=_key_head(store, model) if store is not None and model is not None else None,
     )
+
+
+def _key_head(store: _Connector, model: _ModelConfig) -> str:
+    """Build how a store's keys begin; `KeyMetadata` of what router.pool.keys reads."""
+    name = model.model.rstrip("/").rpartition("/")[2]
+    return f"{store.cache_prefix}@{name}" if store.cache_prefix else name
 
 
 def engine_ids(body: bytes) -> dict[int, str]:

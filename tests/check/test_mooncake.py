@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.check.finding import Level
-from router.check.mooncake import PatternSeen, PoolSeen, judge
+from router.check.mooncake import PatternSeen, PoolSeen, differing_weights, judge
+from router.check.replica import ReplicaSeen
 from tests.check.samples import POOL, RANK, REPLICA
 
 POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
@@ -88,6 +89,29 @@ def test_weights_that_share_names_are_an_error() -> None:
     assert found.about == "weights"
     assert "qwen: replicas whose weights differ in dtype, bfloat16 (r1), float16 (r2)" in found.text
     assert "cache_prefix" in found.hint
+
+
+PLAIN = replace(REPLICA, key_head="qwen", weights={"quantization": "none", "dtype": "bfloat16"})
+FP8 = replace(PLAIN, name="r2", weights={"quantization": "fp8", "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("other", "differing"),
+    [
+        (FP8, [("qwen", "quantization", "fp8 (r2), none (r1)")]),
+        (replace(FP8, models=()), [("qwen", "quantization", "fp8 (r2), none (r1)")]),
+        (replace(PLAIN, name="r2"), []),
+        (replace(FP8, key_head="fp8@qwen"), []),
+        (replace(FP8, key_head=None), []),
+        (replace(FP8, block_size=32), []),
+        (replace(FP8, weights={}), []),
+    ],
+)
+def test_weights_may_differ_where_objects_are_not_named_alike(
+    other: ReplicaSeen, differing: list[tuple[str, str, str]]
+) -> None:
+    """Of another prefix, model, connector or block size; whatever the models are served as."""
+    assert list(differing_weights([PLAIN, other])) == differing
 
 
 def test_members_are_known_by_their_word_or_taken_for_such() -> None:

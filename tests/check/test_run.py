@@ -574,8 +574,9 @@ async def test_other_weights_in_one_pool_are_reported() -> None:
     """Of engines in dev mode, which say which they have; those apart by configuration do not."""
 
     def page(dtype: str) -> dict[str, Any]:
-        model = {"quantization": None, "dtype": dtype, "revision": None}
-        return {"vllm_config": {"model_config": model}}
+        model = {"model": "m", "quantization": None, "dtype": dtype, "revision": None}
+        store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+        return {"vllm_config": {"model_config": model, "kv_transfer_config": store}}
 
     async with (
         PoolMaster() as master,
@@ -590,7 +591,7 @@ async def test_other_weights_in_one_pool_are_reported() -> None:
 
     found = finding(together, "pool", "weights")
     assert found.level == "error"
-    assert "torch.bfloat16 (r1, r2), torch.float16 (r3)" in found.text
+    assert "bfloat16 (r1, r2), float16 (r3)" in found.text
     assert [f.text for f in apart.of("pool") if f.about == "weights"] == []
 
 

@@ -224,32 +224,84 @@ async def test_several_connectors_are_taken_one_by_one(replica: Replica, api: En
     ]
 
 
+# As vLLM 0.32.0 (CPU build, `--quantization int8_per_channel_weight_only`) writes it, shortened.
+MODEL_CONFIG = {
+    "model": "/models/tiny_model/",
+    "quantization": "int8_per_channel_weight_only",
+    "quantization_config": {"linear": None, "moe": {"weight": {"dtype": "torch.int8"}}},
+    "dtype": "torch.bfloat16",
+    "revision": None,
+}
+STORE = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights"),
+    [
+        ({}, ("int8_per_channel_weight_only", "bfloat16", "main")),
+        ({"quantization": None, "dtype": "torch.float16"}, ("none", "float16", "main")),
+        ({"quantization": "gptq_marlin"}, ("gptq", "bfloat16", "main")),
+        ({"quantization": "auto_gptq", "revision": "v2"}, ("gptq", "bfloat16", "v2")),
+    ],
+)
 async def test_an_engine_in_dev_mode_says_which_weights_it_has(
-    replica: Replica, api: EngineApi
+    replica: Replica, api: EngineApi, changes: dict[str, object], weights: tuple[str, ...]
 ) -> None:
-    """As vLLM 0.32 writes it: `null` where nothing was asked for."""
-    model = {"model": "/models/tiny", "quantization": "fp8", "dtype": "torch.float16"}
-    page = {"vllm_config": {"model_config": model | {"revision": None}}}
+    """Their quantisation, whichever kernel computes it; a revision not named is the hub's."""
+    page = {"vllm_config": {"model_config": MODEL_CONFIG | changes}}
 
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
 
     assert info is not None
-    assert info.weights == {"quantization": "fp8", "dtype": "torch.float16", "revision": "none"}
+    assert info.weights == dict(zip(("quantization", "dtype", "revision"), weights, strict=True))
+    assert info.key_head is None
 
 
 async def test_a_developer_s_page_that_does_not_come_is_told_apart(
     serve: Serve, api: EngineApi
 ) -> None:
     """The first one takes seconds: it is not the same as none."""
-    asked = asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
-        asked.set()
         await asyncio.sleep(3600)
         raise AssertionError
 
     assert await api.server_info("r1", await serve(hang), timeout_s=0.5) is None
-    assert asked.is_set()
+
+
+@pytest.mark.parametrize(
+    ("transfer", "head"),
+    [
+        (STORE, "tiny_model"),
+        (STORE | {"kv_connector_extra_config": {}}, "tiny_model"),
+        (STORE | {"kv_connector_extra_config": {"cache_prefix": "int8"}}, "int8@tiny_model"),
+        (STORE | {"kv_connector_extra_config": {"cache_prefix": 8}}, "8@tiny_model"),
+        (STORE | {"kv_connector": "NixlConnector"}, None),
+        (
+            {
+                "kv_connector": "MultiConnector",
+                "kv_connector_extra_config": {
+                    "cache_prefix": "not its own",
+                    "connectors": [
+                        {"kv_connector": "NixlConnector"},
+                        STORE | {"kv_connector_extra_config": {"cache_prefix": "a"}},
+                    ],
+                },
+            },
+            "a@tiny_model",
+        ),
+    ],
+)
+async def test_an_engine_in_dev_mode_says_how_its_keys_begin(
+    replica: Replica, api: EngineApi, transfer: dict[str, object], head: str | None
+) -> None:
+    """With its store's own prefix, and the last part of its model's path."""
+    page = {"vllm_config": {"model_config": MODEL_CONFIG, "kv_transfer_config": transfer}}
+
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
+
+    assert info is not None
+    assert info.key_head == head
 
 
 @pytest.mark.parametrize(("label", "tokens"), [("18432", 18432), ("None", None), ("0", None)])

@@ -48,7 +48,8 @@ def check(engines: Sequence[Engine], master: Master) -> str:
     urls = [word for engine in engines for word in ("--replica", engine.url)]
     command = [*python_command(), "-m", "router.cli", "check", *urls, "--mooncake", master.url]
     done = subprocess.run(
-        [*command, "--wait", "240"],  # the first time each looks at its machine, and that is busy
+        # The first time each engine looks at its machine, and that is busy.
+        [*command, "--wait", "240", "--health-timeout-s", "60"],
         env=python_environment(),
         capture_output=True,
         text=True,
