@@ -22,10 +22,11 @@ lost its tail is what the engine is at.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from router.contracts import BlockKey
 from router.index.prefix import num_leading
@@ -43,12 +44,14 @@ class Use:
         self.keys = keys
         self.start = 0  # the blocks before it belong to other requests
         self.num_reply = 0  # blocks
-        self._owned: list[BlockKey] | None = None  # `keys`, once they are not the prompt's alone
+        # `keys`, once they are not the prompt's alone: machine words, a fifth of a list of ints.
+        self._owned: array[int] | None = None
 
     def prolong(self, keys: Sequence[BlockKey]) -> None:
         """Add blocks of the reply."""
         if self._owned is None:
-            self.keys = self._owned = list(self.keys)
+            self._owned = array("Q", self.keys)
+            self.keys = cast(Sequence[BlockKey], self._owned)
         self._owned.extend(keys)
         self.num_reply += len(keys)
 
