@@ -89,7 +89,7 @@ $(STAMP) $(DEMO): requirements-demo.txt requirements-dev.txt pyproject.toml
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@ $(DEMO)
 
-PIN := uv pip compile -q --universal --no-header --no-annotate --generate-hashes -c constraints.txt
+PIN := uv pip compile -q --universal --no-strip-extras --no-header --no-annotate --generate-hashes -c constraints.txt
 lock:                     ## pin anew, with hashes (uv writes no index address into its output)
 	$(PIN) pyproject.toml -o requirements.txt
 	$(PIN) -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
