@@ -54,6 +54,7 @@ class Draw(Struct, frozen=True, kw_only=True):
 def draw(cell: Cell, seed: int, num_blocks: int = NUM_USABLE_BLOCKS) -> Draw:
     """Draw as many sessions as make the cell's working set; same arguments, same draw.
 
+    Of one Python, that is: the code that sessions read is its standard library (`agent_text`).
     The last session is cut, turn by turn, to come as near as can be.
     """
     profile = cell.profile(seed)
