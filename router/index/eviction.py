@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple, cast
 
@@ -33,6 +33,7 @@ from router.index.prefix import num_leading
 
 _MAX_REPLY: Final = 65_536  # blocks; an engine may say anything
 _NUM_LOOKS: Final = 4  # at the oldest: with every request that begins more leave than come
+_MIN_SWEEP: Final = 256  # requests that are over, before all of them are looked at
 
 
 class Use:
@@ -66,16 +67,18 @@ class FirstLost(NamedTuple):
 class EvictionOrder:
     """The requests that used one candidate's cache, in the order in which it gives them up.
 
-    `begin` and `end` take O(k log n) for k chains that this one has blocks in common with.
+    `begin` and `end` take O(k log n) for k chains that this one has blocks in common with;
+    `begin` now and then O(requests that are over), amortised O(1).
     """
 
-    __slots__ = ("_first", "_last", "_over", "_running")
+    __slots__ = ("_first", "_last", "_over", "_running", "_sweep_at")
 
     def __init__(self) -> None:
         self._first: dict[BlockKey, Use] = {}  # by the first block that belongs to them
         self._last: dict[BlockKey, Use] = {}  # by the last block of their chain
         self._running: dict[Use, None] = {}
         self._over: dict[Use, None] = {}  # the first to be evicted first
+        self._sweep_at = _MIN_SWEEP
 
     def __len__(self) -> int:
         return len(self._over)
@@ -89,9 +92,12 @@ class EvictionOrder:
 
         `held`: what the candidate holds; who has lost everything is forgotten.
         """
-        for use in list(islice(self._over, _NUM_LOOKS)):
-            if use.keys[use.start] not in held:
-                self._leave(use, len(use.keys))
+        self._forget(list(islice(self._over, _NUM_LOOKS)), held)
+        if len(self._over) >= self._sweep_at:
+            # Blocks that other routers' requests keep in use are old here and never go: behind
+            # a few of those nothing would be found.
+            self._forget(list(self._over), held)
+            self._sweep_at = max(_MIN_SWEEP, 2 * len(self._over))
         use = Use(keys)
         self._take(use)
         self._running[use] = None
@@ -140,6 +146,12 @@ class EvictionOrder:
             if num_blocks <= 0:
                 break
         return tuple(found)
+
+    def _forget(self, uses: Iterable[Use], held: Container[BlockKey]) -> None:
+        """Forget those of some requests that have lost everything."""
+        for use in uses:
+            if use.keys[use.start] not in held:
+                self._leave(use, len(use.keys))
 
     def _oldest_first(self, held: Container[BlockKey]) -> Iterator[Use]:
         """Yield requests that are over and have blocks of their own left."""

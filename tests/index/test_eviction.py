@@ -139,6 +139,17 @@ def test_a_reply_without_end_is_not_followed_for_ever(monkeypatch: pytest.Monkey
     assert (len(use.keys), use.num_reply) == (5, 4)
 
 
+def test_who_has_lost_everything_is_forgotten_behind_whom_never_goes() -> None:
+    """Another router's requests keep blocks in use that are the oldest here; it was a leak."""
+    order = EvictionOrder()
+    held = [key for name in range(5) for key in chain(name, 0)]
+    for name in range(5_000):
+        used(order, chain(name, 0), held)
+
+    assert 5 <= len(order) <= 300
+    assert order.lost(1, held) == (FirstLost(1, held[1]),)
+
+
 def test_of_those_that_ended_at_once_the_one_that_lost_its_tail_is_first() -> None:
     """The engine has begun with it."""
     order, other = EvictionOrder(), chain(7, 8, 9)
