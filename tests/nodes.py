@@ -83,7 +83,7 @@ class Node:
                 )
 
     def count(self, kind: str) -> float:
-        return self.metrics.peer_notes.labels(kind)._value.get()
+        return self.metrics.peer_notes.labels(kind).value
 
     # -- a request's way ---------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from router.data_path import tenancy
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.verify import PoolVerifier
 from router.index.cache_view import CacheView, Claim
-from router.metrics import Children, Metrics
+from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
@@ -44,7 +44,7 @@ class Admission:
         self._sessions = sessions
         self._outbox = outbox
         self._pool = pool
-        self._decisions = Children(metrics.decisions)
+        self._decisions = metrics.decisions
 
     def admit(self, job: Job, choice: Choice) -> Placement:
         """Book a request at its candidate, and claim the blocks that it will compute there.
@@ -120,7 +120,7 @@ class Admission:
         if self._pool is not None and choice.num_pool_tokens and prefill is None:
             self._pool.begins_fetch(candidate.id)
         state = self._caches.state(candidate.id)
-        self._decisions[choice.policy.name, state].inc()
+        self._decisions.labels(choice.policy.name, state).inc()
         placement = Placement(
             candidate=candidate,
             decision=choice.decision,

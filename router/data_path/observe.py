@@ -13,7 +13,7 @@ from router.data_path.token_audit import TokenAudit
 from router.data_path.verify import PoolVerifier
 from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
-from router.metrics import Children, Metrics
+from router.metrics import Metrics
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
@@ -168,7 +168,7 @@ class Observer:
                 self._metrics.tenant_waits.labels(label).inc(job.waited_ms / 1000)
         if job.inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
-        metrics.requests[job.inbound.api.name, name, record.outcome].inc()
+        self._metrics.requests.labels(job.inbound.api.name, name, record.outcome).inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
         stages.tokenize.observe(job.tokenized_s - arrived_s)
@@ -233,7 +233,7 @@ class Observer:
 
 
 class _StageMetrics:
-    """The stages' histograms, looked up once: by labels it is a lock and a tuple each time."""
+    """The stages' histograms, looked up once."""
 
     __slots__ = ("place", "tokenize", "total")
 
@@ -254,13 +254,11 @@ class _CandidateMetrics:
         "predicted_tokens",
         "prompt_tokens",
         "reported_tokens",
-        "requests",
         "ttft",
         "ttft_error",
     )
 
     def __init__(self, metrics: Metrics, name: str) -> None:
-        self.requests = Children(metrics.requests)
         self.ttft = metrics.ttft.labels(name)
         self.ttft_error = metrics.ttft_error.labels(name)
         self.prompt_tokens = metrics.tokens.labels(name, "prompt")

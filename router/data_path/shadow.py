@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
-from prometheus_client import Counter, Histogram
 
 from policies.cost import candidate_costs
 from policies.hashing import draw
@@ -147,9 +146,9 @@ class _ShadowMetrics:
     __slots__ = ("_agreed", "_differed", "_pairs", "_regret")
 
     def __init__(self, metrics: Metrics, label: str) -> None:
-        self._agreed: Counter = metrics.shadow_decisions.labels(label, "yes")
-        self._differed: Counter = metrics.shadow_decisions.labels(label, "no")
-        self._regret: Histogram = metrics.shadow_regret.labels(label)
+        self._agreed = metrics.shadow_decisions.labels(label, "yes")
+        self._differed = metrics.shadow_decisions.labels(label, "no")
+        self._regret = metrics.shadow_regret.labels(label)
         self._pairs = {
             choice: (
                 metrics.shadow_ttft.labels(label, choice),

@@ -31,7 +31,7 @@ from router.data_path.media_tokens import MediaFinder, num_media_chars
 from router.data_path.tenancy import owner_of
 from router.data_path.terms import NotContinued, Terms
 from router.errors import RouterError, TemplateFailed
-from router.metrics import Children, Metrics
+from router.metrics import Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.conversation import has_media, mark_media, media_items
 from router.tokens.media_book import MediaBook
@@ -87,7 +87,6 @@ class Tokenizer:
         self._media = MediaFinder(engine, encoders)
         self._max_tokens = max_tokens
         self._metrics = metrics
-        self._tokenized = Children(metrics.tokenized)
 
     async def fill(self, job: Job) -> None:
         """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
@@ -113,7 +112,7 @@ class Tokenizer:
                 if not is_failure(exc):
                     raise
                 self._note_bug(job, exc)
-        self._tokenized[job.way,].inc()
+        self._metrics.tokenized.labels(job.way).inc()
         if job.tokens is not None:
             job.num_tokens = job.tokens.num_tokens + job.num_rest_tokens
         else:

@@ -1,7 +1,7 @@
 """Every metric warmroute exports, its unit and its labels; nothing else names a metric.
 
     instruments   counters and histograms, pushed by the request and event paths   `Metrics`
-    children      one counter's, by labels, for what counts each request        `Children`
+    counting      what these add to: a step, no lock                            `Count`, …
     families      gauges and counters of a state, read at scrape time, never stale  `Family`
     states        what they are read from                                            `RankState`, …
 
@@ -9,7 +9,6 @@ Labels come from small closed sets: replica names, states, tiers, reasons. `docs
 generated from these tables.
 """
 
-from router.metrics.children import Children
 from router.metrics.instruments import Metrics
 from router.metrics.states import (
     ExperimentState,
@@ -21,7 +20,6 @@ from router.metrics.states import (
 )
 
 __all__ = [
-    "Children",
     "ExperimentState",
     "Metrics",
     "PoolState",

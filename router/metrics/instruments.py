@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from router.metrics.counting import Counter, Histogram
 from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, SOURCE, Families
 from router.metrics.states import (
     ExperimentState,
@@ -225,24 +226,15 @@ class Metrics:
         for candidate in candidates:
             for attribute, _, spec in INSTRUMENTS:
                 if "replica" in spec.labels.split():
-                    getattr(self, attribute).remove_by_labels({"replica": candidate})
+                    getattr(self, attribute).remove_where({"replica": candidate})
             for forget in self.on_dropped:
                 forget(candidate)
 
     def forget_experiment(self, name: str) -> None:
         """Drop the series of an experiment that is removed."""
         for attribute, _, spec in INSTRUMENTS:
-            names = spec.labels.split()
-            if "experiment" not in names:
-                continue
-            instrument = getattr(self, attribute)
-            for family in list(instrument.collect()):
-                for labels in {
-                    tuple(sample.labels[each] for each in names)
-                    for sample in family.samples
-                    if sample.labels["experiment"] == name
-                }:
-                    instrument.remove(*labels)
+            if "experiment" in spec.labels.split():
+                getattr(self, attribute).remove_where({"experiment": name})
 
     def watch(self, source: StateSource) -> None:
         """Read the gauges of replicas and of the pool from `source` at every scrape."""
