@@ -23,7 +23,6 @@ lost its tail is what the engine is at.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple, cast
@@ -208,4 +207,11 @@ def _num_common(one: Sequence[BlockKey], other: Sequence[BlockKey], start: int) 
     most = min(len(one), len(other))
     if one[most - 1] == other[most - 1]:  # a key stands for all before it, too
         return most
-    return bisect_left(range(most), True, start, key=lambda at: one[at] != other[at])
+    first, last = start, most - 1  # the first block that they do not share is one of these
+    while first < last:
+        middle = (first + last) // 2
+        if one[middle] == other[middle]:
+            first = middle + 1
+        else:
+            last = middle
+    return first

@@ -64,7 +64,7 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
     @property
     def num_known_tokens(self) -> int:
         """Count the tokens that need not be encoded."""
-        return sum(len(segment.ids) for segment in self.walk.path)
+        return sum([len(segment.ids) for segment in self.walk.path])
 
     def encode(self) -> list[TokenIds]:
         """Encode what is new: pure, thread-safe, without the GIL for most of the time.

@@ -197,9 +197,16 @@ class ChatRenderer:
     def _run(
         self, template: Template, conversation: Conversation, arguments: dict[str, Any]
     ) -> Sequence[str]:
-        given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
+        given = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **arguments,
+            "messages": conversation,
+        }
         try:
-            return list(template.generate(given, messages=conversation))
+            # `generate` would resume a generator of its own for each part, too.
+            return list(template.root_render_func(template.new_context(given)))
         except NeedsEngine:
             raise
         except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
