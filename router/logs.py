@@ -1,6 +1,8 @@
 """Log lines: a constant message, data in fields; as text or JSON; written off the event loop.
 
-Fields come from `extra=`. No prompt text, key or token is ever a field.
+Fields come from `extra=`; of a line for each request all of them come as one, `fields`: logging
+copies each into the record, and they would have to be found there again. No prompt text, key or
+token is ever a field.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ _AT_ONCE: Final = 32  # lines formatted without giving up the GIL: half a millis
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in record.__dict__.items()
-        if key not in _STANDARD and value is not None
-    }
+    own = record.__dict__
+    given = own.get("fields")
+    if given is None:
+        given = {key: value for key, value in own.items() if key not in _STANDARD}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 class TextFormatter(logging.Formatter):

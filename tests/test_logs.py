@@ -149,6 +149,17 @@ def test_a_line_of_a_finalizer_is_written() -> None:
     assert stream.getvalue().count("finalized") == 2_000
 
 
+def test_fields_may_come_as_one() -> None:
+    """A line for each request has its fields in one, written as any others; absent ones are not."""
+    many = record("routed", fields={"tokens": 3, "pool": None, "why": "two words"})
+    single = record("routed", tokens=3, pool=None, why="two words")
+    single.created = many.created
+    single.msecs = many.msecs
+
+    for formatter in (logs.TextFormatter(), logs.JsonFormatter()):
+        assert formatter.format(many) == formatter.format(single)
+
+
 def test_a_line_has_its_own_time() -> None:
     """In local time, to the millisecond, in whatever order lines come."""
     formatter = logs.TextFormatter()

@@ -104,7 +104,7 @@ class Releases:
         session = self._dice.getrandbits(60)
         num_tokens = int(100 * 500 ** self._dice.random())
         wants = self._dice.choice(self._ids)
-        self.queue.add(wants, session, num_tokens, self._now_s)
+        self.queue.add(Waiting(wants, session, num_tokens, self._now_s))
 
     def _choose(self, waiting: Waiting) -> _Chosen:
         candidate = waiting.item

@@ -173,7 +173,7 @@ class _Simulation:
             else:
                 self._send(router, arrival, choice, now_s)
         else:
-            waiting = router.queue.add(
+            waiting = Waiting(
                 arrival,
                 ask.session_hash,
                 num_tokens,
@@ -181,6 +181,7 @@ class _Simulation:
                 is_batch=turn.is_batch,
                 deadline_s=None if turn.deadline_s is None else now_s + turn.deadline_s,
             )
+            router.queue.add(waiting)
             if router.queue.has_limits(waiting):
                 choice = self._choose(router, ask, now_s)
                 waiting.answers_at = choice.candidate.id

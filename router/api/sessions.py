@@ -51,7 +51,7 @@ def session_of(
     headers: Mapping[str, str], body: Mapping[str, Any] | None, names: Iterable[str], path: str
 ) -> Session | None:
     """Find a request's session; `names` are headers, in order."""
-    name = next((value for each in names if (value := _id(headers.get(each)))), None)
+    name = _first_id(headers, names)
     if name is None and body is not None:
         name = _in_body(body)
     if name is None:
@@ -61,7 +61,7 @@ def session_of(
         above = _id(headers.get(_PARENT_AGENT))
         has_parent = above not in (None, agent)
         return Session(f"{name}\0{agent}", f"{name}\0{above}" if has_parent else name)
-    parent = next((value for each in _PARENTS if (value := _id(headers.get(each)))), None)
+    parent = _first_id(headers, _PARENTS)
     return Session(name, parent if parent != name else None)
 
 
@@ -69,6 +69,15 @@ def session_hash(session: str, model: str) -> int:
     """Digest a session id (63 bits): what is kept, compared, logged and sent in place of the id."""
     # A header's bytes that are no UTF-8 arrive as surrogates.
     return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode(errors="surrogatepass")) >> 1
+
+
+def _first_id(headers: Mapping[str, str], names: Iterable[str]) -> str | None:
+    """Return the first header that names a session."""
+    for name in names:
+        value = headers.get(name)
+        if value is not None and _id(value):
+            return value
+    return None
 
 
 def _in_body(body: Mapping[str, Any]) -> str | None:
@@ -83,7 +92,7 @@ def _in_body(body: Mapping[str, Any]) -> str | None:
     if user is not None and (name := _session_in(user)):
         return name
     arguments = body.get("vllm_xargs")
-    return _id(arguments.get("session_id")) if isinstance(arguments, Mapping) else None
+    return _id(arguments.get("session_id")) if isinstance(arguments, dict) else None
 
 
 def _first_turn(body: Mapping[str, Any], path: str) -> str | None:
@@ -94,7 +103,7 @@ def _first_turn(body: Mapping[str, Any], path: str) -> str | None:
 
 def _user(body: Mapping[str, Any]) -> str | None:
     metadata = body.get("metadata")
-    return _id(metadata.get("user_id")) if isinstance(metadata, Mapping) else None
+    return _id(metadata.get("user_id")) if isinstance(metadata, dict) else None
 
 
 def _session_in(user: str) -> str | None:

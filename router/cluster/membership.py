@@ -305,11 +305,7 @@ class Memberships:
 
 def _knows_little(stream: CandidateStream | None) -> bool:
     """Return whether a direct stream has not read its engine's whole history."""
-    return (
-        not isinstance(stream, RankStream)
-        or bool(stream.status().lacks)
-        or (stream.state == "blind")
-    )
+    return not isinstance(stream, RankStream) or bool(stream.status().lacks) or stream.is_blind
 
 
 def _without_blocks(delta: Delta) -> Delta:

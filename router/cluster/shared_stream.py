@@ -111,9 +111,13 @@ class SharedStream(CandidateStream):
         """
         return self._suspicion
 
+    @property
+    def is_blind(self) -> bool:
+        return self.number is None or self._status.state == "blind"
+
     def state_and_reason(self) -> tuple[StreamState, str]:
         status = self._status
-        if self.number is None or status.state == "blind":
+        if self.is_blind:
             return "blind", status.reason
         for reason in (
             self._suspicion,

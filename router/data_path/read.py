@@ -131,15 +131,16 @@ class Reader:
                 job.set_prompt(inbound.api.outlined(read))
         elif inbound.api.parse is not None:
             job.set_prompt(inbound.api.parse(_required(body)))
-        if job.prompt is not None:
-            job.model = self._model_of(job.prompt.model)
-            job.streams = job.prompt.stream
+        prompt = job.prompt
+        if prompt is not None:
+            job.model = self._model_of(prompt.model)
+            job.streams = prompt.stream
             if job.streams and inbound.api.is_continued:
                 is_on = self._continues_streams
                 job.terms = (
                     terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
                 )
-            job.extra = ExtraKeys(cache_salt=job.prompt.cache_salt or None)
+            job.extra = ExtraKeys(cache_salt=prompt.cache_salt or None)
             self.name_blocks(job)
             if job.chat is not None and body is not None and not inbound.api.counts:
                 job.kind = kind_of(inbound.path, job.chat, body)

@@ -148,25 +148,23 @@ class WaitingRoom:
             RouterError: it cannot be placed, as `Decider.decide` and `Admission.admit` say.
         """
         now_s = monotonic()
-        is_batch = job.service_class == BATCH
+        if not self._queue:
+            try:
+                placement = self._at_once(job, now_s)
+            except Exception:
+                self._observe(job, "refused", 0.0)
+                raise
+            if placement is not None:
+                self._observe(job, "released", 0.0)
+                return placement
         if len(self._queue) >= self._config.max_requests:
             if not self._displace(job, now_s):
                 self._refused(job, "full")
                 self._observe(job, "refused", 0.0)
                 raise QueueFull(retry_after_s=self._retry_after_s(now_s))
         seat = _Seat(job, asyncio.get_running_loop().create_future())
-        waiting = self._queue.add(
-            seat,
-            job.session_hash,
-            job.num_tokens,
-            now_s,
-            is_batch=is_batch,
-            tenant=_name(job.tenant),
-            weight=job.tenant.weight if job.tenant is not None else 1.0,
-            priority=_priority(job.tenant),
-            deadline_s=_deadline_s(job),
-            rules=self._rules_of(job),
-        )
+        waiting = self._waiting(job, now_s, seat)
+        self._queue.add(waiting)
         if self._queue.has_limits(waiting):
             self._expect(waiting, now_s)
         self._release()
@@ -187,23 +185,65 @@ class WaitingRoom:
         And its outlook, and the time between its answer's tokens in ms, None: not known.
         """
         now_s, prompt = monotonic(), choice.prompt
-        asked = Waiting(
-            item=None,
-            session=job.session_hash,
-            num_tokens=job.num_tokens,
-            since_s=now_s,
-            is_batch=job.service_class == BATCH,
-            priority=_priority(job.tenant),
-            is_spent=self._queue.is_spent(_name(job.tenant), _priority(job.tenant)),
-            rules=self._rules_of(job),
-            deadline_s=_deadline_s(job),
-            answers_at=choice.candidate.id,
-        )
+        asked = self._waiting(job, now_s, None)
+        asked.is_spent = self._queue.is_spent(asked.tenant, asked.priority)
+        asked.answers_at = choice.candidate.id
         return (
             self._queue.judge(asked, prompt, now_s),
             self._queue.outlook(asked, prompt, now_s),
             self._queue.tbt_ms(asked, prompt, now_s),
         )
+
+    def _waiting(self, job: Job, now_s: float, seat: _Seat | None) -> Waiting:
+        """Write a request down as one that waits from now on."""
+        tenant = job.tenant
+        return Waiting(
+            item=seat,
+            session=job.session_hash,
+            num_tokens=job.num_tokens,
+            since_s=now_s,
+            is_batch=job.service_class == BATCH,
+            tenant=tenant.name if tenant is not None else "",
+            weight=tenant.weight if tenant is not None else 1.0,
+            priority=_priority(tenant),
+            deadline_s=_deadline_s(job),
+            rules=self._rules_of(job),
+        )
+
+    def _at_once(self, job: Job, now_s: float) -> Placement | None:
+        """Book a request that comes while none waits; None: it has to wait, or has limits.
+
+        As mostly: it needs no seat, nor a turn of the loop.
+
+        Raises:
+            RouterError: as `place`.
+        """
+        waiting = self._waiting(job, now_s, None)
+        if self._queue.has_limits(waiting):
+            return None
+        choice = self._decider.decide(job)
+        waiting.answers_at = choice.candidate.id
+        verdict = self._queue.pass_by(waiting, choice.prompt, now_s)
+        if not verdict.goes:
+            return None
+        return self._book(job, waiting, choice, verdict.why, now_s)
+
+    def _book(
+        self, job: Job, waiting: Waiting, choice: Choice, why: str, now_s: float
+    ) -> Placement:
+        """Book a request that may go, and say so to its records.
+
+        Raises:
+            RouterError: as `Admission.admit`.
+        """
+        job.waited_ms = (now_s - waiting.since_s) * 1e3
+        job.released = why
+        job.waited_for = waiting.held_by
+        placement = self._admission.admit(job, choice)
+        self._decider.count(job)
+        self._pace.add(now_s)
+        self._metrics.released.labels(why).inc()
+        return placement
 
     def _rules_of(self, job: Job) -> QueueRules | None:
         """Return the rules of a request's arm; None: the configuration's."""
@@ -273,20 +313,14 @@ class WaitingRoom:
     def _send(self, waiting: Waiting, choice: Choice, why: str) -> None:
         seat: _Seat = waiting.item
         job, now_s = seat.job, monotonic()
-        job.waited_ms = (now_s - waiting.since_s) * 1e3
-        job.released = why
-        job.waited_for = waiting.held_by
         assert seat.choice is not None
         if self._rules.tbt_ms is not None:
             job.expected_tbt_ms = self._queue.tbt_ms(waiting, choice, now_s)
         try:
-            placement = self._admission.admit(job, seat.choice)
+            placement = self._book(job, waiting, seat.choice, why, now_s)
         except Exception as exc:
             seat.placed.set_exception(exc)
             return
-        self._decider.count(job)
-        self._pace.add(now_s)
-        self._metrics.released.labels(why).inc()
         seat.placed.set_result(placement)
 
     def _left(
@@ -330,10 +364,6 @@ class WaitingRoom:
         if per_s <= 0.0:
             return _MAX_RETRY_AFTER_S
         return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
-
-
-def _name(tenant: Tenant | None) -> str:
-    return tenant.name if tenant is not None else ""
 
 
 def _priority(tenant: Tenant | None) -> int:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -40,7 +39,7 @@ from router.errors import (
 from router.http.answers import InternalError, error_answer, metrics_answer, without_message
 from router.http.connection import Handler
 from router.http.draining import Draining
-from router.http.exchange import Exchange
+from router.http.exchange import Exchange, request_ids
 from router.http.framing import expected
 from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
@@ -92,6 +91,7 @@ class DataApp:
             "/metrics": self._metrics_page,
             "/v1/models": self._models,
         }
+        self._ids = request_ids()
         self._may_wait_until_s = time.monotonic() + _START_S
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -101,7 +101,7 @@ class DataApp:
         if request.method in _READS and (page := self._page(request.path)) is not None:
             return await page(request)
         client = self._clients.find(request.remote, request.headers, request.scheme)
-        exchange = Exchange(request, client)
+        exchange = Exchange(request, client, self._ids)
         try:
             is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
             route = self._routes.find(request.method, request.raw_path.partition("?")[0])
@@ -111,13 +111,16 @@ class DataApp:
             if route.path == "/v1/models" and request.method in _READS:
                 return await self._models(request)  # with a slash at its end
             tenant = exchange.tenant = self._tenant(request)
+            serve = self._connect if is_socket else self._answer
             # The tenant before its body: a client that may not ask costs nothing.
-            if is_socket:
-                with _entered(tenant), self._intake.hold() as held:
-                    await self._draining.until_cut(self._connect(exchange, route, held))
-            else:
-                with _entered(tenant), self._intake.hold() as held:
-                    await self._draining.until_cut(self._answer(exchange, route, held))
+            if tenant is not None:
+                tenant.account.enter(time.monotonic())
+            try:
+                with self._intake.hold() as held:
+                    await self._draining.until_cut(serve(exchange, route, held))
+            finally:
+                if tenant is not None:
+                    tenant.account.leave()
         except ShuttingDown as error:
             await exchange.cut(error)
             return self._failed(exchange, error)
@@ -313,20 +316,3 @@ class DataApp:
         if tenant is not None:
             models = [model for model in models if tenant.may_use(model["id"])]
         return models
-
-
-@contextmanager
-def _entered(tenant: Tenant | None) -> Iterator[None]:
-    """Count a request among its tenant's, from its head to its end.
-
-    Raises:
-        RateLimited: it is one too many.
-    """
-    if tenant is None:
-        yield
-        return
-    tenant.account.enter(time.monotonic())
-    try:
-        yield
-    finally:
-        tenant.account.leave()

@@ -198,7 +198,7 @@ class CacheView:
         num_lost = num_held + order.num_running - capacity
         if num_lost + index.num_computing(candidate) <= 0 or num_held > capacity:
             return ()
-        if stream.state == "blind" or index.has_groups(candidate):
+        if stream.is_blind or index.has_groups(candidate):
             return ()
         held = index.on_gpu(candidate)
         claims = self._claims.get(candidate, ())
@@ -238,7 +238,7 @@ class CacheView:
         stream, order = self._streams.get(claim.candidate), self.index.orders.get(claim.candidate)
         if order is not None and claim.use is not None:
             order.end(claim.use)
-        if computed and stream is not None and stream.state == "blind":
+        if computed and stream is not None and stream.is_blind:
             keys = (*claim.others, *claim.keys) if claim.others else claim.keys
             self.index.remember(claim.candidate, keys, stream.capacity_blocks)
             computed = False

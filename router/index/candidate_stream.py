@@ -87,6 +87,11 @@ class CandidateStream(ABC):
         return self.state_and_reason()[0]
 
     @property
+    def is_blind(self) -> bool:
+        """Whether nothing is known of the candidate's blocks."""
+        return self.state == "blind"
+
+    @property
     def reason(self) -> str:
         """Why it is in this state, for operators; empty if EXACT."""
         return self.state_and_reason()[1]

@@ -120,8 +120,12 @@ class RankStream(CandidateStream):
     def is_suspect(self) -> bool:
         return self._suspicion is not None
 
+    @property
+    def is_blind(self) -> bool:
+        return not self._has_understood
+
     def state_and_reason(self) -> tuple[StreamState, str]:
-        if not self._has_understood:
+        if self.is_blind:
             if self.counters.num_undecodable:
                 return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
             return "blind", self._lost_reason or StreamReason.NO_EVENTS

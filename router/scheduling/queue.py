@@ -156,52 +156,23 @@ class Queue(Generic[C]):
         """Count those of class batch."""
         return self._num_batch
 
-    def add(
-        self,
-        item: Any,
-        session: int | None,
-        num_tokens: int,
-        now_s: float,
-        *,
-        is_batch: bool = False,
-        tenant: str = "",
-        weight: float = 1.0,
-        priority: int = 0,
-        deadline_s: float | None = None,
-        rules: QueueRules | None = None,
-    ) -> Waiting:
-        """Let a request wait. `deadline_s`: when its first token has to be there; see `expect`.
-
-        `rules`: window, fill and patience of its own; its place in the order is by the queue's.
-        """
+    def add(self, waiting: Waiting) -> None:
+        """Let a request wait that has just come; if it has limits, see `expect`."""
         self._num_added += 1
-        waiting = Waiting(
-            item=item,
-            session=session,
-            num_tokens=num_tokens,
-            since_s=now_s,
-            is_batch=is_batch,
-            tenant=tenant,
-            weight=weight,
-            priority=priority,
-            is_spent=self.is_spent(tenant, priority),
-            deadline_s=deadline_s,
-            number=self._num_added,
-            rules=rules,
-        )
-        if rules is not None:
-            self._widest = max(self._widest, rules.window)
+        waiting.number = self._num_added
+        waiting.is_spent = self.is_spent(waiting.tenant, waiting.priority)
+        if waiting.rules is not None:
+            self._widest = max(self._widest, waiting.rules.window)
         waiting.group = (None, waiting.rank, True, 0)
-        self._num_batch += is_batch
+        self._num_batch += waiting.is_batch
         self._num_at[waiting.level] += 1
-        of_priority = self._by_tenant.setdefault(priority, {})
-        of_priority.setdefault(tenant, {})[waiting.number] = waiting
+        of_priority = self._by_tenant.setdefault(waiting.priority, {})
+        of_priority.setdefault(waiting.tenant, {})[waiting.number] = waiting
         self._waiting.add(waiting.number)
-        if session is not None:
-            self._working_sets.asked(session)
+        if waiting.session is not None:
+            self._working_sets.asked(waiting.session)
         self._groups.setdefault(waiting.group, []).append(waiting)
         self._num_there[None] += 1
-        return waiting
 
     def is_spent(self, tenant: str, priority: int = 0) -> bool:
         """Return whether a tenant has had its share: others of its priority go first."""
@@ -357,18 +328,14 @@ class Queue(Generic[C]):
                 self._put(waiting, choice)
                 verdict = self.judge(waiting, choice, now_s)
                 if verdict.goes:
-                    is_idle = verdict.why == "idle"
-                    price_ms = self._idle_price_ms(waiting, choice) if is_idle else 0.0
+                    price_ms = self._price_ms(verdict, waiting, choice)
                     self.remove(waiting)
                     self._forecast.learn(waiting, now_s)
                     excess_ms = self._excess_ms(waiting, choice, now_s)
                     if excess_ms > 0.0 and view.num_requests:
                         refuse(waiting, "deadline", excess_ms)
                         continue
-                    if is_idle:
-                        self._candidates.spend_idle_time(view.id, price_ms, now_s)
-                    self._charge(waiting)
-                    self._look_at_reloads(waiting, choice)
+                    self._book(waiting, choice, price_ms, now_s)
                     send(waiting, choice, verdict.why)
                     num_tries.clear()
                     continue
@@ -392,6 +359,30 @@ class Queue(Generic[C]):
                 break
             else:
                 behind = True
+
+    def pass_by(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
+        """Let a request go that has just come, without limits, while no other waits.
+
+        What `add` and `release` would do of it, but for its place among others: it had none. If it
+        may not go, it has to be added.
+        """
+        if waiting.session is not None:
+            self._working_sets.asked(waiting.session)
+        verdict = self.judge(waiting, choice, now_s)
+        if verdict.goes:
+            waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
+            self._book(waiting, choice, self._price_ms(verdict, waiting, choice), now_s)
+        return verdict
+
+    def _price_ms(self, verdict: Verdict, waiting: Waiting, choice: C) -> float:
+        return self._idle_price_ms(waiting, choice) if verdict.why == "idle" else 0.0
+
+    def _book(self, waiting: Waiting, choice: C, price_ms: float, now_s: float) -> None:
+        """Take from idle time and its tenant's share what a request needs that goes now."""
+        if price_ms:
+            self._candidates.spend_idle_time(choice.view.id, price_ms, now_s)
+        self._charge(waiting)
+        self._look_at_reloads(waiting, choice)
 
     def judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""

@@ -100,14 +100,14 @@ class Waiting(Struct):
     priority: int = 0  # likewise: a higher one goes first
     is_spent: bool = False  # its tenant has had its share
     deadline_s: float | None = None  # when its first token has to be there; None: whenever
-    number: int = 0  # in the order of arrival
+    number: int = 0  # in the order of arrival; set by the queue, as is `is_spent`
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
     answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
     group: Group = (None, 0, True, 0)
     held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
     expected_ms: float | None = None  # its wait, as predicted when it came
-    rules: QueueRules | None = None  # of its arm of an experiment; None: the queue's own
+    rules: QueueRules | None = None  # of its arm of an experiment, but for its place in the order
 
     @property
     def rank(self) -> int:

@@ -323,7 +323,7 @@ def without_developer(conversation: Conversation) -> Conversation:
 
     For templates that do not know the role. Unchanged if there is no such message.
     """
-    if not any(message["role"] == "developer" for message in conversation):
+    if "developer" not in [message["role"] for message in conversation]:
         return conversation
     converted = [
         {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}

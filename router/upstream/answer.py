@@ -13,7 +13,10 @@ from router.upstream.tap import tapped
 
 
 class Answer:
-    """A replica's answer, its first bytes read. Close it in a `finally`."""
+    """A replica's answer, its first bytes read. Close it in a `finally`.
+
+    is_event_stream: Whether its body is server-sent events.
+    """
 
     __slots__ = (
         "_idle_s",
@@ -28,6 +31,7 @@ class Answer:
         "first",
         "first_s",
         "headers",
+        "is_event_stream",
         "status",
     )
 
@@ -52,17 +56,13 @@ class Answer:
         self.first = first
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
+        kind = response.headers.get("Content-Type", "").partition(";")[0]
+        self.is_event_stream = kind.strip().lower() == "text/event-stream"
 
     @property
     def outcome_status(self) -> int:
         """The status of the outcome: a stream's own error, else HTTP's."""
         return self.error_status or self.status
-
-    @property
-    def is_event_stream(self) -> bool:
-        """Whether the body is server-sent events."""
-        kind = self.headers.get("Content-Type", "").partition(";")[0]
-        return kind.strip().lower() == "text/event-stream"
 
     @property
     def complete(self) -> bool:

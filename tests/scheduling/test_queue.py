@@ -85,9 +85,11 @@ class Stage:
             rules: QueueRules | None = None) -> Waiting:  # fmt: skip
         self.wants[name] = to
         self.cached[name] = cached
-        return self.queue.add(name, session, num_tokens, at_s, is_batch=batch, tenant=tenant,
-                              weight=weight, priority=priority,
-                              deadline_s=deadline_s, rules=rules)  # fmt: skip
+        waiting = Waiting(name, session, num_tokens, at_s, is_batch=batch, tenant=tenant,
+                          weight=weight, priority=priority,
+                          deadline_s=deadline_s, rules=rules)  # fmt: skip
+        self.queue.add(waiting)
+        return waiting
 
     def expect(self, name: str, num_tokens: int, within_s: float, *, at_s: float = 0.0,
                **kwargs: Any) -> float | None:  # fmt: skip
