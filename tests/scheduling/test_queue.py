@@ -835,3 +835,53 @@ def test_where_a_prompt_is_answered_elsewhere_that_counts() -> None:
     assert stage.release() == []
     stage.tbt[B] = 40.0
     assert stage.release() == ["apart"]
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 5) | st.none(),  # its session
+        st.integers(100, 6_000),  # tokens
+        st.integers(0, 100),  # percent of them that are cached
+        st.sampled_from([A, B]),
+        st.sampled_from(["", "x", "y"]),  # its tenant
+        st.integers(0, 3_000),  # ms until it comes
+        st.booleans(),  # whether engines have answered meanwhile
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(ARRIVALS, st.integers(0, 20_000))
+def test_one_that_passes_by_goes_as_if_it_had_been_added(arrivals: Any, idle_ms: int) -> None:
+    """The same go for the same reasons, and idle time and tenants' shares are the same after it."""
+    added, passed = (Stage(window=1, fill=0.5, quantum_s=1.0) for _ in range(2))
+    for stage in (added, passed):
+        stage.idle_ms = {A: float(idle_ms), B: float(idle_ms)}
+    now_s = 0.0
+
+    for number, (session, num_tokens, percent, to, tenant, ms, answered) in enumerate(arrivals):
+        now_s += ms / 1e3
+        for stage in (added, passed):
+            name = str(number)
+            if answered:
+                stage.num_waiting = {A: 0, B: 0}
+                stage.release(now_s)
+            stage.wants[name] = to
+            stage.cached[name] = stage.pooled[name] = num_tokens * percent // 100
+            waiting = Waiting(name, session, num_tokens, now_s, tenant=tenant)
+            if stage is passed and not stage.queue:
+                stage.sets.expire(now_s)
+                choice = stage._choose(waiting)
+                assert choice is not None
+                verdict = stage.queue.pass_by(waiting, choice, now_s)
+                if verdict.goes:
+                    stage._send(waiting, verdict.why, now_s)
+                    continue
+            stage.queue.add(waiting)
+            stage.release(now_s)
+
+        assert (passed.sent, passed.why) == (added.sent, added.why)
+        assert passed.idle_ms == added.idle_ms
+        for tenant in ("", "x", "y"):
+            assert passed.queue.is_spent(tenant) == added.queue.is_spent(tenant)
