@@ -7,7 +7,7 @@ are cut, so that a request costs some microseconds, however long its messages ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -56,17 +56,15 @@ def digest_first_turn(path: str, body: Mapping[str, Any]) -> int | None:
     return xxhash.xxh3_64_intdigest("\0".join(texts).encode(errors="surrogatepass"))
 
 
-def _texts(content: object) -> Iterator[str]:
-    """Yield a content's texts; of other parts what tells them apart: an image's address or data."""
-    return islice(_all_texts(content), _MAX_TEXTS)
-
-
-def _all_texts(content: object) -> Iterator[str]:
+def _texts(content: object) -> Iterable[str]:
+    """Return a content's texts; of other parts what tells them apart: an image's address, say."""
     if isinstance(content, str):
-        yield content
-    if type(content) is not list:
-        return
-    for part in content[:_MAX_ITEMS]:
+        return (content,)
+    return islice(_all_texts(content), _MAX_TEXTS) if type(content) is list else ()
+
+
+def _all_texts(parts: list[object]) -> Iterator[str]:
+    for part in parts[:_MAX_ITEMS]:
         if isinstance(part, str):
             yield part
         elif type(part) is dict and isinstance(part.get("text"), str):

@@ -207,15 +207,17 @@ class Admission:
 def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
     """Write what a request adds to the load of the candidate that computes it."""
     view = choice.view
-    num_cached = max(view.num_gpu_tokens, view.num_cpu_tokens) + choice.num_pool_tokens
+    num_pool = choice.num_pool_tokens
+    num_cached = max(view.num_gpu_tokens, view.num_cpu_tokens) + num_pool
+    is_prompt = job.prompt is not None
     return Booking(
-        num_uncached_tokens=max(job.num_tokens - num_cached, 0) if job.prompt else 0,
+        num_uncached_tokens=max(job.num_tokens - num_cached, 0) if is_prompt else 0,
         num_cached_tokens=num_cached,
         num_fetched_tokens=num_cached - view.num_gpu_tokens,
-        is_from_pool=choice.num_pool_tokens > 0,
-        num_disk_tokens=choice.num_disk_tokens,
-        streams=job.streams and job.prompt is not None,  # else its time teaches nothing
-        session_hash=job.session_hash if job.prompt is not None and is_session else None,
+        is_from_pool=num_pool > 0,
+        num_disk_tokens=choice.num_disk_tokens if num_pool else 0,
+        streams=job.streams and is_prompt,  # else its time teaches nothing
+        session_hash=job.session_hash if is_prompt and is_session else None,
     )
 
 

@@ -251,9 +251,8 @@ class Choice(Struct, frozen=True, kw_only=True):
     @property
     def num_pooled_tokens(self) -> int | None:
         """Count the leading tokens that the pool has, if the chosen one reads it; None: no pool."""
-        if self.pool is None or not self.view.reads_pool:
-            return None
-        return self.pool.num_tokens
+        pool = self.pool
+        return pool.num_tokens if pool is not None and self.view.reads_pool else None
 
     @property
     def prompt(self) -> Choice:
@@ -264,10 +263,10 @@ class Choice(Struct, frozen=True, kw_only=True):
     @property
     def num_pool_tokens(self) -> int:
         """Count what the chosen one would fetch from the pool, beyond what it holds itself."""
-        if self.pool is None or not self.view.reads_pool:
+        pool, view = self.pool, self.view
+        if pool is None or not view.reads_pool:
             return 0
-        num_own = max(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
-        return max(0, self.pool.num_tokens - num_own)
+        return max(0, pool.num_tokens - max(view.num_gpu_tokens, view.num_cpu_tokens))
 
     @property
     def num_disk_tokens(self) -> int:
@@ -325,9 +324,10 @@ class Placement(Struct, kw_only=True):
         return elsewhere + self.lease.predicted_ms
 
     @property
-    def num_replicas(self) -> int:
-        """Count the replicas that there were to choose from; ranks of one are one."""
-        return len({view.id.partition("#")[0] for view in self.snapshot.replicas})
+    def had_others(self) -> bool:
+        """Whether there were other replicas to choose from; ranks of one are one."""
+        own = self.candidate.replica.name
+        return any(view.id.partition("#")[0] != own for view in self.snapshot.replicas)
 
     @property
     def may_fetch(self) -> bool:

@@ -73,7 +73,7 @@ class TokenAudit:
             replica,
             0 if job.is_refused_here else job.num_tokens,
             num_engine_tokens,
-            num_replicas=placement.num_replicas,
+            has_others=placement.had_others,
             now_s=asyncio.get_running_loop().time(),
         )
         if job.is_refused_here:  # but not by the engine: our template is not the engine's

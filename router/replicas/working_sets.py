@@ -125,7 +125,8 @@ class WorkingSets:
         if not self._sets:
             return ()
         home = self.home(but) if but is not None else None
-        return tuple([self.at(id_).num_sessions - (id_ == home) for id_ in candidates])
+        at = self._sets.get
+        return tuple([at(id_, NO_WORKING_SET).num_sessions - (id_ == home) for id_ in candidates])
 
     def at(self, candidate: CandidateId) -> WorkingSet:
         """Return what lives at a candidate; not to be changed. `expire` first."""

@@ -42,7 +42,7 @@ _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_fi
 class ChatTemplate:
     """A compiled chat template and what the engine derives from its text."""
 
-    __slots__ = ("content_format", "is_dated", "knows_developer", "source", "template", "variables")
+    __slots__ = ("accepted", "content_format", "is_dated", "knows_developer", "source", "template")
 
     def __init__(self, source: str, memo: JsonMemo) -> None:
         self.source = source
@@ -50,7 +50,7 @@ class ChatTemplate:
         tree = self.template.environment.parse(source)
         self.content_format = detect_content_format(tree)
         self.knows_developer = '"developer"' in source or "'developer'" in source
-        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.accepted = jinja2.meta.find_undeclared_variables(tree) | _PASSED
         self.is_dated = "strftime_now" in source
 
     def stock(self) -> Template:
@@ -188,7 +188,7 @@ class ChatRenderer:
         )
         if not template.knows_developer:
             conversation = without_developer(conversation)
-        accepted = template.variables | _PASSED
+        accepted = template.accepted
         arguments = {key: value for key, value in arguments.items() if key in accepted}
         if self._adapt is not None:
             arguments = self._adapt(arguments, memo)

@@ -6,7 +6,7 @@ from typing import Final
 
 from router.backoff import Suspension
 
-_MIN_AGAINST: Final = 2  # replicas; fewer where fewer serve the model
+_MIN_AGAINST: Final = 2  # replicas, where several serve the model
 _PAUSE_S: Final = (30.0, 3600.0)
 _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is short again
 
@@ -50,21 +50,20 @@ class TokenTrust:
         return self._agrees.get(replica) is False
 
     def observe_usage(
-        self, replica: str, num_tokens: int, prompt_tokens: int, *, num_replicas: int, now_s: float
+        self, replica: str, num_tokens: int, prompt_tokens: int, *, has_others: bool, now_s: float
     ) -> bool:
         """Compare our count of a prompt with a replica's `usage.prompt_tokens`.
 
-        Only for prompts that were tokenized here. `num_replicas` serve the model. Returns whether
-        the counts agree.
+        Only for prompts that were tokenized here. `has_others`: other replicas serve the model,
+        too. Returns whether the counts agree.
         """
         is_match = num_tokens == prompt_tokens
         self._agrees[replica] = is_match
         self._count(is_match)
         if not is_match:
             num_against = sum(not agrees for agrees in self._agrees.values())
-            if num_against >= min(_MIN_AGAINST, num_replicas) and 2 * num_against > len(
-                self._agrees
-            ):
+            is_enough = num_against >= (_MIN_AGAINST if has_others else 1)
+            if is_enough and 2 * num_against > len(self._agrees):
                 self._end(f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}", now_s)
         return is_match
 

@@ -274,7 +274,7 @@ def test_an_outbox_that_is_not_emptied_is_sent_anew() -> None:
 
     notes = a.take_notes()
     assert [type(note) for note in notes.notes] == [*[Began] * 5, Answered, Alive]
-    assert a.metrics.notes_dropped._value.get() == 5.0
+    assert a.metrics.registry.get_sample_value("warmroute_notes_dropped_total") == 5.0
     b.peers.apply(notes, 0.2)
     assert {url: load[:3] for url, load in b.load(0.2).items()} == {
         url: load[:3] for url, load in a.load(0.2).items()
@@ -342,7 +342,7 @@ def test_a_silent_router_is_forgotten() -> None:
     assert b.peers.expire(2.1 + LEASE_S) == ("a",)
     assert b.held("r1", chain) == 0
     assert b.leftovers() == []
-    assert b.metrics.peers_forgotten._value.get() == 1.0
+    assert b.metrics.registry.get_sample_value("warmroute_peers_forgotten_total") == 1.0
     b.peers.forget("a", 9.0)
 
 

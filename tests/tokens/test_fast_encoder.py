@@ -235,7 +235,7 @@ def test_other_ids_for_a_prompt() -> None:
     wrong = _tokens(prompter, prompt)
     wrong.keys(CONTRACT)
     in_flight = prompter.plan_text(prompt + "more", add_special_tokens=False)
-    prompter.trust.observe_usage("r1", 5, 6, num_replicas=1, now_s=0.0)
+    prompter.trust.observe_usage("r1", 5, 6, has_others=False, now_s=0.0)
     with pytest.raises(NeedsEngine):
         prompter.plan_completion(request)
 

@@ -149,9 +149,9 @@ def test_it_needs_tokens_that_are_trusted() -> None:
     """A suspect model gets none, nor does a replica that counts other tokens."""
     setting = Setting()
     setting.prove()
-    setting.prompter.trust.observe_usage("r1", 1, 2, num_replicas=3, now_s=0.0)
+    setting.prompter.trust.observe_usage("r1", 1, 2, has_others=True, now_s=0.0)
     assert not setting.is_due()
-    setting.prompter.trust.observe_usage("r1", 2, 2, num_replicas=3, now_s=0.0)
+    setting.prompter.trust.observe_usage("r1", 2, 2, has_others=True, now_s=0.0)
     assert setting.is_due()
     setting.prompter.trust.observe_proof(False, now_s=0.0)
 

@@ -270,7 +270,7 @@ def test_distrust_ends_local_tokenization() -> None:
     prompter = _load()
     assert prompter.engine_only is None
 
-    prompter.trust.observe_usage("r1", 10, 11, num_replicas=1, now_s=0.0)
+    prompter.trust.observe_usage("r1", 10, 11, has_others=False, now_s=0.0)
 
     assert prompter.engine_only is not None
     with pytest.raises(NeedsEngine) as caught:

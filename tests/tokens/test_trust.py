@@ -9,7 +9,7 @@ from router.tokens.trust import TokenTrust
 
 def observe(trust: TokenTrust, replica: str, engine: int, *, of: int, now_s: float = 0.0) -> bool:
     """Let a replica, one of so many, count a prompt of 10 tokens."""
-    return trust.observe_usage(replica, 10, engine, num_replicas=of, now_s=now_s)
+    return trust.observe_usage(replica, 10, engine, has_others=of > 1, now_s=now_s)
 
 
 def test_agreement_is_counted() -> None:
