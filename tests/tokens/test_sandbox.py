@@ -71,6 +71,33 @@ SNIPPETS = [
     "namespace(a=1).__class__",
     "namespace(a=number).a",
     "namespace(a=[text])['a']",
+    "messages[messages[1].content[1]].role ~ messages[messages[1]['content'][1] - 1].role",
+    "messages[messages[messages[1].content[1]].content[1]]['role']",
+    "messages[number - 3].role",
+    "messages[-2].role ~ messages[-3]",
+    "messages[true].role",
+    "messages[1.0]",
+    "messages[none]",
+    "messages[missing]",
+    "message[missing]",
+    "message[number]",
+    "message[none]",
+    "missing[0]",
+    "missing[missing[0]]",
+    "missing.deeper[1 / 0]",
+    "messages[1 / 0]",
+    "text[1] ~ text[9] ~ text[-1]",
+    "(1, 2)[1] ~ [3, 4][0] ~ {5: 6}[5] ~ [3][1]",
+    "(messages | map(attribute='role') | list)[0]",
+    "{'a': {'b': 1}}.a.b ~ {'a': {'b': 1}}['a']['b']",
+    "messages[0].role.upper().lower()",
+    "missing is defined ~ message.missing is defined ~ message.role is defined",
+    "missing is not defined and message.n is none and message.role is not none",
+    "missing is none ~ none is none ~ missing.deeper is none",
+    "number is string ~ text is string ~ message.role is not string ~ missing is string",
+    "text is string(1)",
+    "text is defined(text)",
+    "messages[0] is mapping ~ messages is iterable ~ messages[7] is undefined",
 ]
 LOOPS = [
     "{% for m in messages %}{{ loop.index }}{{ loop.first }}{{ loop.last }}{{ loop.length }}"
@@ -93,6 +120,17 @@ LOOPS = [
     "{% if message.missing is defined %}a{% elif message.role is string %}b{% endif %}",
     "{% for m in messages if m.role == 'tool' %}{{ m.content }}{% else %}none{% endfor %}",
     "{{ message.role if message.role else message.content }}",
+    "{% for m in messages if m.role is string and messages[loop.index0 - 1].role is defined %}"
+    "{{ messages[loop.index0].role }}{% endfor %}",
+    "{% macro f(m, n=messages[1].content[1]) %}{{ messages[n].role ~ messages[m].role }}"
+    "{{ caller(messages[n].content[0]) }}{% endmacro %}"
+    "{% call(c) f(0) %}{{ c ~ messages[-1].role }}{% endcall %}",
+    "{% for m in messages recursive %}{{ messages[loop.index0].role }}{% if loop.depth < 2 %}"
+    "{{ loop(messages[:1]) }}{% endif %}{{ m.role is defined }}{% endfor %}",
+    "{% set a = messages[0] %}{% set a, b = messages[0].role, messages[1].role %}{{ a ~ b }}",
+    "{% filter upper %}{{ messages[0].role ~ (messages[1].role is string) }}{% endfilter %}",
+    "{% set c %}{{ messages[1].content[0] }}{% endset %}{{ c }}{{ c is string }}",
+    "{% with m = messages[1] %}{{ m.content[1] ~ (m.content[1] is none) }}{% endwith %}",
     "{% for text in text %}{{ text.upper() }}{% break %}{% endfor %}",
 ]
 
