@@ -335,7 +335,7 @@ def _cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
             parent,
             _cbor_head(4, len(block)),
             *map(_CBOR_TOKENS.__getitem__, block),
-            _cbor_extra(extra),
+            _CBOR_EXTRA[extra],
         )
     )
 
@@ -362,9 +362,22 @@ def _cbor_head(major: int, length: int) -> bytes:
     return bytes([head[0] | major << 5]) + head[1:]
 
 
-@lru_cache(maxsize=1024)
-def _cbor_extra(extra: _ExtraTuple) -> bytes:
-    return cbor2.dumps(extra, canonical=True)
+class _CborExtra(dict[_ExtraTuple, bytes]):
+    """Extra keys as canonical CBOR; short ones are remembered, a client's may be megabytes."""
+
+    limit = 1024
+    max_bytes = 1024
+
+    def __missing__(self, extra: _ExtraTuple) -> bytes:
+        encoded = cbor2.dumps(extra, canonical=True)
+        if len(encoded) <= self.max_bytes:
+            if len(self) >= self.limit:
+                self.clear()
+            self[extra] = encoded
+        return encoded
+
+
+_CBOR_EXTRA = _CborExtra()
 
 
 _HASH: dict[Algorithm, Callable[[bytes], bytes]] = {

@@ -47,7 +47,8 @@ class _Piece:
         self.messages = messages
         self.next_key = 0
         self.next_bytes = 0
-        self.size_bytes = 2 * len(text) + round(costs_ms(text) * _BYTES_PER_MS)
+        num_objects = text.count(b"{") + text.count(b"[")
+        self.size_bytes = 2 * len(text) + round(costs_ms(text) * _BYTES_PER_MS) + 64 * num_objects
 
 
 class Known(NamedTuple):

@@ -127,6 +127,8 @@ class Outbox:
             has_named_session or self._sessions.last(session_hash) is not None
         ):
             self._turned[session_hash] = None
+            if len(self._turned) > self._sessions.max_sessions:  # no one takes them
+                del self._turned[next(iter(self._turned))]
 
     def answered(self, lease: Lease, now_s: float) -> None:
         """Note that the first token of one of our requests came now."""

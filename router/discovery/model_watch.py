@@ -67,6 +67,7 @@ class ModelWatch:
     def forget(self, name: str) -> None:
         """Forget what was found out about a replica: it is gone, or another process."""
         self._hand_over.forget(name)
+        self._prompters.forget(name)
         self._served_models.forget(name)
 
     async def _ask_about_ids(self, replica: Replica) -> None:

@@ -36,24 +36,44 @@ _MIN_SWEEP: Final = 256  # requests that are over, before all of them are looked
 
 
 class Use:
-    """One request's use of a cache."""
+    """One request's use of a cache.
 
-    __slots__ = ("_owned", "keys", "num_reply", "start")
+    keys: Its chain; of one that is over without the first `num_cut` blocks.
+    start: The blocks before it belong to other requests; counted in `keys`.
+    """
+
+    __slots__ = ("_owned", "keys", "num_cut", "num_reply", "start")
 
     def __init__(self, keys: Sequence[BlockKey]) -> None:
         self.keys = keys
-        self.start = 0  # the blocks before it belong to other requests
+        self.num_cut = 0
+        self.start = 0
         self.num_reply = 0  # blocks
-        # `keys`, once they are not the prompt's alone: machine words, a fifth of a list of ints.
+        # `keys`, once they are not the prompt's: machine words, a fifth of a list of ints.
         self._owned: array[int] | None = None
 
     def prolong(self, keys: Sequence[BlockKey]) -> None:
         """Add blocks of the reply."""
-        if self._owned is None:
-            self._owned = array("Q", self.keys)
-            self.keys = cast(Sequence[BlockKey], self._owned)
-        self._owned.extend(keys)
+        owned = self._owned
+        if owned is None:
+            owned = self._own(self.keys)
+        owned.extend(keys)
         self.num_reply += len(keys)
+
+    def cut(self) -> None:
+        """Let go of the keys of others' blocks, where they are most of all.
+
+        A thousand questions about one text of 6,000 blocks would each keep all of its keys.
+        """
+        if 2 * self.start > len(self.keys):
+            self._own(self.keys[self.start :])
+            self.num_cut += self.start
+            self.start = 0
+
+    def _own(self, keys: Sequence[BlockKey]) -> array[int]:
+        owned = self._owned = array("Q", keys)
+        self.keys = cast(Sequence[BlockKey], owned)
+        return owned
 
 
 class FirstLost(NamedTuple):
@@ -127,6 +147,7 @@ class EvictionOrder:
             if use.start < len(use.keys):
                 self._over[use] = None
                 self._last[use.keys[-1]] = use
+                use.cut()
 
     def lost(self, num_blocks: int, held: Container[BlockKey]) -> tuple[FirstLost, ...]:
         """Return where chains will end once so many blocks are evicted.
@@ -140,7 +161,7 @@ class EvictionOrder:
             if end == start:
                 continue
             kept = max(start, end - num_blocks)
-            found.append(FirstLost(kept, use.keys[kept]))
+            found.append(FirstLost(use.num_cut + kept, use.keys[kept]))
             num_blocks -= end - kept
             if num_blocks <= 0:
                 break
@@ -167,9 +188,10 @@ class EvictionOrder:
         keys, first = use.keys, self._first
         position = start = 0
         while position < len(keys) and (other := first.get(keys[position])) is not None:
-            end = _num_common(keys, other.keys, position + 1)
+            end = _num_common(use, other, position + 1)
             if other in self._over:
-                self._leave(other, end)
+                self._leave(other, end - other.num_cut)
+                other.cut()
             else:
                 if start < position:
                     self._leave(other, start)
@@ -180,7 +202,7 @@ class EvictionOrder:
             first[keys[start]] = use
 
     def _leave(self, use: Use, start: int) -> None:
-        """Leave to a request what comes from block `start` on, of one that is over perhaps none."""
+        """Leave to a request what comes from `keys[start]` on, of one that is over perhaps none."""
         keys, first = use.keys, self._first
         if use.start < len(keys) and first.get(keys[use.start]) is use:
             del first[keys[use.start]]
@@ -195,22 +217,24 @@ class EvictionOrder:
     def _num_in_use(self, use: Use) -> int:
         """Count the leading blocks of a request that is over which others have in use."""
         start = use.start
+        num_cut = use.num_cut
         for other in self._running:
-            keys = other.keys
-            if start < len(use.keys) and start < len(keys) and keys[start] == use.keys[start]:
-                start = _num_common(keys, use.keys, start + 1)
+            keys, at = other.keys, num_cut + start
+            if start < len(use.keys) and at < len(keys) and keys[at] == use.keys[start]:
+                start = _num_common(other, use, at + 1) - num_cut
         return start
 
 
-def _num_common(one: Sequence[BlockKey], other: Sequence[BlockKey], start: int) -> int:
-    """Count the leading blocks that two chains share; the first `start` are known to be."""
-    most = min(len(one), len(other))
-    if one[most - 1] == other[most - 1]:  # a key stands for all before it, too
+def _num_common(running: Use, other: Use, start: int) -> int:
+    """Count the leading blocks of both chains; the first `start` are known to be."""
+    one, two, num_cut = running.keys, other.keys, other.num_cut
+    most = min(len(one), num_cut + len(two))
+    if one[most - 1] == two[most - 1 - num_cut]:  # a key stands for all before it, too
         return most
     first, last = start, most - 1  # the first block that they do not share is one of these
     while first < last:
         middle = (first + last) // 2
-        if one[middle] == other[middle]:
+        if one[middle] == two[middle - num_cut]:
             first = middle + 1
         else:
             last = middle

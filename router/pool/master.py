@@ -249,9 +249,7 @@ class MasterApi:
         base = base or self.url
         shown = f"{base}{path.partition('?')[0]}"
         try:
-            async with self._session.get(
-                URL(base + path, encoded=True), allow_redirects=False
-            ) as response:
+            async with self._session.get(_url(base, path), allow_redirects=False) as response:
                 if response.status == 503:
                     raise PoolError(f"{shown}: answered 503, as a standby does")
                 if response.status != 200:
@@ -375,6 +373,19 @@ _decode_events = decoder(_EventBatch, "msgpack")
 def masters(text: str) -> list[str]:
     """List the masters' base URLs in a setting, each once."""
     return list(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",")))
+
+
+def _url(base: str, path: str) -> URL:
+    """Build a URL that is not remembered: yarl keeps the last 128 given as text.
+
+    A question about 512 objects takes 60 KB, several times: 30 MiB.
+    """
+    root = URL(base, encoded=True)
+    path, _, query = path.partition("?")
+    url = URL()
+    parts = (root.scheme, root.raw_authority, root.raw_path.rstrip("/") + path, query, "")
+    url.__setstate__((parts,))
+    return url
 
 
 def _quoted(key: str) -> str:

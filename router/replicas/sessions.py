@@ -25,12 +25,12 @@ class SessionView(Struct, frozen=True, kw_only=True, gc=False):
 class Sessions:
     """The last turns of at most `max_sessions` sessions, for `ttl_s` each; least recent goes."""
 
-    __slots__ = ("_max_sessions", "_seen", "_ttl_s")
+    __slots__ = ("_seen", "_ttl_s", "max_sessions")
 
     def __init__(self, *, max_sessions: int = 100_000, ttl_s: float = 3600.0) -> None:
         if max_sessions < 1 or not ttl_s > 0.0:
             raise ValueError(f"sessions need room and time: {max_sessions=} {ttl_s=}")
-        self._max_sessions = max_sessions
+        self.max_sessions = max_sessions
         self._ttl_s = ttl_s
         self._seen: OrderedDict[int, SessionView] = OrderedDict()
 
@@ -82,7 +82,7 @@ class Sessions:
         """Let go of the least recent while there are too many, or while they are expired."""
         while self._seen:  # pragma: no branch
             oldest = next(iter(self._seen.values()))
-            if len(self._seen) <= self._max_sessions and now_s - oldest.last_seen_s <= self._ttl_s:
+            if len(self._seen) <= self.max_sessions and now_s - oldest.last_seen_s <= self._ttl_s:
                 break
             self._seen.popitem(last=False)
 

@@ -28,6 +28,7 @@ from router.tokens.marked_text import unescaped
 
 _NEEDLES = (Needle(MESSAGE, MESSAGE.encode(), 0, MESSAGE.encode()),)
 _MAX_HEADERS = 1024
+_MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's has the instructions and all tools
 _HEAD_TOKENS = 64
 _DATE = re.compile(r"^Current date: (\S+)$", re.MULTILINE)
 _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
@@ -36,13 +37,14 @@ _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 class HarmonyEncoder:
     """Encodes marked text. A prompt may be cut wherever a message begins."""
 
-    __slots__ = ("_encoding", "_frames", "_marks")
+    __slots__ = ("_encoding", "_frames", "_marks", "_num_chars")
 
     def __init__(self) -> None:
         self._encoding: Any = _library.load_harmony_encoding(
             _library.HarmonyEncodingName.HARMONY_GPT_OSS
         )
         self._frames: dict[str, tuple[TokenIds, TokenIds]] = {}
+        self._num_chars = 0  # of their keys
         self._marks = [
             self._encoding.encode(f"<|{name}|>", allowed_special="all")[0]
             for name in ("start", "channel", "constrain", "message")
@@ -101,9 +103,11 @@ class HarmonyEncoder:
             ids = self._encoding.render(self._message(plain, [""]), options)
             ids = self._with_legacy_headers(ids)
             found = array("I", ids[:-1]), array("I", ids[-1:])
-        if len(self._frames) >= _MAX_HEADERS:
+        if len(self._frames) >= _MAX_HEADERS or self._num_chars + len(key) > _MAX_HEADER_CHARS:
             self._frames.clear()
+            self._num_chars = 0
         self._frames[key] = found
+        self._num_chars += len(key)
         return found
 
     def _message(self, key: str, texts: list[str]) -> Any:

@@ -22,6 +22,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import NamedTuple, Protocol, cast
 from weakref import ref
 
@@ -43,6 +44,7 @@ _CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
 _NUM_LOOKS = 16  # for keys that are put together: a turn adds fewer segments
 _STEP_TOKENS = 16_384  # hashed at once: 1.3 ms
 _JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
+_ChainName = tuple[HashContract, tuple[str, str] | None, bytes | None]  # adapter, digest of a salt
 _BLOCK_BYTES = 8  # a key, as a machine word: an int in a list takes 40, and a cache miss to copy
 
 
@@ -153,7 +155,7 @@ class SegmentTree:
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._segments: OrderedDict[int, Segment] = OrderedDict()  # least recently used first
-        self._chain_ids: dict[tuple[HashContract, ExtraKeys], int] = {}
+        self._chain_ids: dict[_ChainName, int] = {}
         self._next_chain_id = 0
 
     def __len__(self) -> int:
@@ -366,13 +368,16 @@ class SegmentTree:
 
     def _chain_id(self, contract: HashContract, extra: ExtraKeys) -> int:
         """Return a number for the pair that no other pair gets, to look up by."""
-        known = self._chain_ids.get((contract, extra))
+        salt = extra.cache_salt  # a client's own may be as long as a body
+        digest = None if salt is None else sha256(salt.encode("utf-8", "surrogatepass")).digest()
+        name = contract, extra.lora, digest
+        known = self._chain_ids.get(name)
         if known is not None:
             return known
         if len(self._chain_ids) >= _MAX_CHAIN_IDS:
             self._chain_ids.clear()
         self._next_chain_id += 1
-        self._chain_ids[contract, extra] = self._next_chain_id
+        self._chain_ids[name] = self._next_chain_id
         return self._next_chain_id
 
     def _chain(

@@ -72,7 +72,7 @@ class JsonMemo:
 
     def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
         """Hold `value` under `key`; the oldest entries go where the budget asks for it."""
-        size_bytes = 4 * len(_text(key)) + 512  # the text, its JSON, and the objects between them
+        size_bytes = _size(_text(key))
         if key in self._entries or size_bytes > self._max_bytes:
             return
         self._entries[key] = _Entry(value, printable, size_bytes)
@@ -118,6 +118,18 @@ class _Owned(JsonMemo):
 
     def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
         self._memo.put((self._owner, _text(key)), value, printable)
+
+
+def _size(text: str | bytes) -> int:
+    """Estimate what a text, its JSON and the objects between them take.
+
+    An empty list or object takes 64 bytes, an object's first key 120 more, a number or text 30.
+    """
+    if isinstance(text, str):
+        text = text.encode(errors="surrogatepass")
+    num_objects = text.count(b"{") + text.count(b"[")
+    num_bytes = 64 * num_objects + 120 * text.count(b":") + 40 * text.count(b",")
+    return 512 + 4 * len(text) + num_bytes
 
 
 def _text(key: _Key) -> str | bytes:

@@ -44,6 +44,7 @@ _CALL_ID_CHARS = 9
 _EFFORTS = frozenset(effort.value for effort in ReasoningEffort)
 _WITH_EFFORT: Final = 15  # the first version whose prompts show an effort
 _MAX_TOOL_SETS = 64
+_MAX_TOOLS_BYTES = 256 * 1024  # of a set that is remembered; the library's objects take more
 
 MAX_INLINE_ITEMS: Final = 100
 """Messages and the like that are rendered on the loop: the library takes some 80 µs for each."""
@@ -180,6 +181,8 @@ class _ToolSets:
         messages = [{"role": "user", "content": ""}]
         asked = ChatCompletionRequest.from_openai(messages, tools)
         checked: list[Any] = self._validator.validate_request(asked).tools
+        if len(key[1]) > _MAX_TOOLS_BYTES:
+            return checked
         with self._lock:
             self._checked[key] = checked
             if len(self._checked) > _MAX_TOOL_SETS:

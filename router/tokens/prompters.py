@@ -41,6 +41,11 @@ class Prompters:
         """List the models whose prompters are being loaded."""
         return sorted(self._loading)
 
+    def forget(self, replica: str) -> None:
+        """Forget what a replica counted: it is gone, or another process."""
+        for prompter in self._by_model.values():
+            prompter.trust.forget(replica)
+
     def base(self, model: str) -> str:
         """Return an adapter's base model; of any other model its own name."""
         return self._bases.get(model, model)

@@ -67,6 +67,10 @@ class TokenTrust:
                 self._end(f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}", now_s)
         return is_match
 
+    def forget(self, replica: str) -> None:
+        """Forget what a replica counted: it is gone, or another process."""
+        self._agrees.pop(replica, None)
+
     def observe_proof(self, is_proven: bool, *, now_s: float) -> bool:
         """Note the outcome of a full encode of a prompt that was encoded in pieces."""
         self.num_proofs += 1

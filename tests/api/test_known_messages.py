@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -53,6 +54,23 @@ def test_a_turn_costs_what_it_added(spaced: bool) -> None:
         assert view == orjson.loads(body)
         assert list(view) == ["model", "messages", "tools", "temperature"]
         assert num_new == len(body) if num == 40 else num_new < 40_000
+
+
+@pytest.mark.parametrize("item", [{}, [1], {"type": "text", "text": "12345"}, "x" * 50])
+def test_the_budget_holds_whatever_is_in_it(item: Any) -> None:
+    """Objects take more than their text: 3 times the budget was held of empty ones."""
+    known = KnownMessages(max_bytes=2 << 20)
+    num_items = 2_000 // len(json.dumps(item))
+    tracemalloc.start()
+    try:
+        for number in range(30):
+            content = [[item] * num_items, number]
+            _read(known, _body([{"role": "user", "content": content}] * 60))
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert 0.2 < size_bytes / (2 << 20) < 1.3
 
 
 def test_history_that_was_changed_counts_up_to_there() -> None:

@@ -501,6 +501,16 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
     assert a.outbox.take_sessions()[7].num_turns == 2
 
 
+def test_of_sessions_that_no_redis_takes_the_last_are_kept() -> None:
+    """As many as are remembered at all; while Redis was away each one stayed, for ever."""
+    a = Node("a")
+    a.sessions.max_sessions = 3
+    for number in range(5):
+        a.begin("r1", chain_of(number, 2), 0.0, session_hash=number)
+
+    assert list(a.outbox.take_sessions()) == [2, 3, 4]
+
+
 def test_a_session_whose_replica_is_gone_is_not_stored() -> None:
     """No router could find it there."""
     a = Node("a")

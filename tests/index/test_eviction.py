@@ -74,7 +74,7 @@ def test_what_a_running_request_has_is_kept() -> None:
             uses = order.begin(first, held), order.begin(second, held)
             order.end(uses[over])
 
-            own = uses[over].keys[2:]
+            own = (first, second)[over][2:]
             assert order.lost(9, held) == (FirstLost(2, own[0]),)
             order.end(uses[runs])
             assert order.num_running == 0
@@ -148,6 +148,21 @@ def test_who_has_lost_everything_is_forgotten_behind_whom_never_goes() -> None:
 
     assert 5 <= len(order) <= 300
     assert order.lost(1, held) == (FirstLost(1, held[1]),)
+
+
+def test_a_text_that_many_ask_about_is_kept_once() -> None:
+    """Each question had the keys of all of the text: 230 MiB of a cache of a million tokens."""
+    order, text = EvictionOrder(), tuple(range(1000))
+    held: list[BlockKey] = []
+    for number in range(50):
+        question = chain(*text, 1000 + number)
+        held += question[1000:] if held else question
+        used(order, question, held)
+
+    assert len(order) == 50
+    assert sum(len(use.keys) for use in order._over) <= len(text) + 50
+    assert order.lost(2, held) == (FirstLost(1000, held[1000]), FirstLost(1000, held[1001]))
+    assert order.lost(51, held)[-1] == FirstLost(999, held[999])
 
 
 def test_of_those_that_ended_at_once_the_one_that_lost_its_tail_is_first() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.errors import ConfigError, PoolError, PoolGone, PoolLate
-from router.pool.master import MasterApi, MasterEvents, MasterFigures, ObjectEvents
+from router.pool.master import MasterApi, MasterEvents, MasterFigures, ObjectEvents, _url
 from tests.conftest import Serve
 from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_JSON
 from tests.kv_events.publisher import Publisher
@@ -361,3 +363,26 @@ async def test_events_that_are_none_are_a_gap() -> None:
 
     assert [event.object_key for event in events] == ["a@1"]
     assert (num_undecodable, has_gap) == (1, True)
+
+
+def test_questions_are_not_remembered() -> None:
+    """Of a URL given as text yarl keeps the last 128: 30 MiB of questions about 512 objects."""
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            assert len(_url("http://10.0.0.5:9003", f"/keys?{number}={'k' * 60_000}").path_qs)
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert size_bytes < 200_000
+
+
+@pytest.mark.parametrize(
+    "base", ["http://10.0.0.5:9003", "https://user:word@host:9003/behind/a/proxy", "http://[::1]:1"]
+)
+@pytest.mark.parametrize("path", ["/metrics", "/batch_query_keys?keys=a%20b@tp:0/1@2,c@3"])
+def test_an_address_is_what_is_written(base: str, path: str) -> None:
+    """To the byte: some masters do not decode what they look up."""
+    assert str(_url(base, path)) == base + path
+    assert _url(base, path).raw_path_qs == URL(base + path, encoded=True).raw_path_qs

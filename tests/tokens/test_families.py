@@ -15,7 +15,7 @@ import pytest
 
 from router.api.openai import ChatRequest, parse_chat
 from router.errors import TemplateFailed
-from router.tokens import NeedsEngine
+from router.tokens import NeedsEngine, harmony_encoder
 from router.tokens.conversation import mark_media
 from tests.conversations import conversations, grown
 from tests.tokens.families import APIS, DATE, FAMILIES, ONLY_PROVEN
@@ -139,6 +139,21 @@ def test_efforts_that_deepseek_v41_refuses(effort: object) -> None:
     assert "Reasoning Effort: 7 (" in shown
     with pytest.raises(TemplateFailed):
         _render("deepseek-v4.1", user | {"chat_template_kwargs": {"reasoning_effort": effort}})
+
+
+def test_headers_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer message's has the instructions and all tools: a thousand of these are much."""
+    monkeypatch.setattr(harmony_encoder, "_MAX_HEADER_CHARS", 3_000)
+    encoder = harmony_encoder.HarmonyEncoder()
+    texts = [
+        _render("gpt-oss", {"messages": [{"role": "system", "content": f"{number}" * 900}]})
+        for number in (*range(9), 8)
+    ]
+
+    for text in texts:
+        ids = encoder._encode(text)
+        assert ids == encoder.encode_whole(text, add_special_tokens=False)
+        assert 900 <= sum(map(len, encoder._frames)) == encoder._num_chars <= 3_000
 
 
 def test_a_proof_after_midnight() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 
-from router.contracts import NO_EXTRA, ExtraKeys, HashContract
+import pytest
+
+from router.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import incremental
 from router.tokens.incremental import Boundary, Segment, SegmentTree
 
@@ -139,6 +142,24 @@ def test_chain_ids_are_not_reused() -> None:
 
     assert tree.keys(path, CONTRACT, NO_EXTRA) == keys
     assert tree.keys(path, CONTRACT, ExtraKeys(cache_salt="0")) != keys
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+def test_a_long_salt_is_not_kept(algorithm: Algorithm) -> None:
+    """A client's own may be as long as a body; thousands were kept."""
+    contract = HashContract(algorithm=algorithm, block_size=4)
+    tree = SegmentTree()
+    _, path = _add(tree, tree.make_root("r"), bytes(range(40)))
+    tree.keys(path, contract, ExtraKeys(cache_salt="s"))
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            tree.keys(path, contract, ExtraKeys(cache_salt=f"{number}" * 200_000))
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert size_bytes < 200_000
 
 
 def test_keys_are_the_same_whatever_is_put_together_already() -> None:

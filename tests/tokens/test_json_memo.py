@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -76,6 +77,22 @@ def test_budget() -> None:
     for text in texts:
         memo.arguments(text)  # in every order, whatever was dropped
     assert filtered(memo.arguments(texts[3])) == texts[3]
+
+
+@pytest.mark.parametrize("item", ["{}", "[1]", '"ab"', "12345", '{"key":"value"}'])
+def test_the_budget_holds_whatever_is_in_it(item: str) -> None:
+    """Objects take more than their text: 6 times the budget was held of empty ones."""
+    memo = JsonMemo(max_bytes=1 << 20)
+    filtered = memo.wrap(lambda value: json.dumps(value, separators=(",", ":")))
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            filtered(memo.arguments(f'{{"n{number}":[{",".join([item] * 500)}]}}'))
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert 0.2 < size_bytes / (1 << 20) < 1.3
 
 
 def test_put_twice() -> None:

@@ -137,6 +137,20 @@ def test_tools_are_checked_once(prompter: Prompter) -> None:
         assert made.call_count == 5
 
 
+def test_large_tools_are_checked_each_time(
+    prompter: Prompter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four sets are remembered, and a body has room for megabytes of tools."""
+    monkeypatch.setattr(mistral, "_MAX_TOOLS_BYTES", 10)
+    request = parse_chat({"messages": [USER], "tools": [TOOL]})
+    asked = mistral.ChatCompletionRequest.from_openai
+
+    with mock.patch.object(mistral.ChatCompletionRequest, "from_openai", side_effect=asked) as made:
+        first = prompter.render(request, owner="large")
+        assert prompter.render(request, owner="large") == first
+        assert made.call_count == 4
+
+
 def test_texts(prompter: Prompter) -> None:
     """A completion's text begins with the tokenizer's first token, and no text has special ones."""
     plan = prompter.plan_completion(parse_completion({"prompt": "[INST]</s>"}))

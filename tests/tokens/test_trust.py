@@ -64,6 +64,19 @@ def test_most_replicas_are_right(agreeing: int, against: int, ends: bool) -> Non
     assert (trust.reason is not None) == ends
 
 
+def test_replicas_that_are_gone_have_no_vote() -> None:
+    """Pods come for ever: those of last week would outvote all that are there."""
+    trust = TokenTrust()
+    for number in range(10):
+        observe(trust, f"gone-{number}", 10, of=2)
+        trust.forget(f"gone-{number}")
+
+    observe(trust, "r1", 11, of=2)
+    observe(trust, "r2", 11, of=2)
+
+    assert trust.reason is not None
+
+
 def test_failed_proof_says_so() -> None:
     """A failed proof is a reason of its own."""
     trust = TokenTrust()

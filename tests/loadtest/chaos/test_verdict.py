@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadtest.chaos.faults import Done
@@ -174,6 +175,21 @@ def test_what_comes_and_goes_and_what_fills_is_no_leak(leak_bytes: int, is_leak:
     checks = {check.name: check for check in judge(run(*requests, samples={("a", 0): samples}))}
 
     assert checks["memory of routers is flat"].holds is not is_leak
+
+
+def test_what_fills_for_an_hour_is_a_leak() -> None:
+    """For 80,000 requests 2 KiB each would be 80 MiB between the floors: nothing has that room."""
+    samples = [
+        Sample(at_s=float(i), rss_bytes=i * 20_000, num_descriptors=60) for i in range(0, 4_000, 10)
+    ]
+    requests = [seen(start_s=i / 20 - 1.0, end_s=i / 20) for i in range(80_000)]
+
+    checks = {check.name: check for check in judge(run(*requests, samples={("a", 0): samples}))}
+
+    assert checks["memory of routers is flat"].holds is True
+    samples = [msgspec.structs.replace(each, rss_bytes=2 * each.rss_bytes) for each in samples]
+    checks = {check.name: check for check in judge(run(*requests, samples={("a", 0): samples}))}
+    assert checks["memory of routers is flat"].holds is False
 
 
 def test_a_process_that_ends_by_itself_is_named() -> None:
