@@ -52,8 +52,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     is_thinking_disabled: `reasoning_effort` is "none"; for some templates that API says "low".
     reads_cache: The engine looks into its prefix cache; not if it has to say how likely the prompt
         is (vLLM 0.32.0 sampling_params.py, skip_reading_prefix_cache).
-    shows_images: Render its images as what stands for them in the text; False: it is not known
-        what does, and only the engine can make a prompt with images.
+    shows_media: Render images and sounds as what stands for them in the text; False: it is not
+        known what does, and only the engine can make a prompt with them.
     engine_only: Why only the engine can make the prompt; None: it can be made here.
     """
 
@@ -70,7 +70,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Json | None = None
     has_inline_system: bool = False
     is_thinking_disabled: bool = False
-    shows_images: bool = False
+    shows_media: bool = False
     reads_cache: bool = True
     cache_salt: str | None = None
     max_tokens: int | None = None

@@ -76,6 +76,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         sessions=parts.sessions,
         outbox=parts.outbox,
         pool=verifier,
+        learner=parts.media_learner,
         metrics=metrics,
     )
     room = WaitingRoom(

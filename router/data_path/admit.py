@@ -9,10 +9,12 @@ What a request holds (load, claim on blocks) is given back by `release`, however
 from __future__ import annotations
 
 import random
+import secrets
 from time import monotonic
 
 from msgspec.structs import replace
 
+from policies.view import CandidateId
 from router.cluster.outbox import Outbox
 from router.data_path import tenancy
 from router.data_path.job import Choice, Job, Placement
@@ -23,6 +25,7 @@ from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.replicas.sessions import Sessions
+from router.tokens.media_learner import MediaLearner, Unseen
 from router.upstream import Answer
 
 
@@ -37,6 +40,7 @@ class Admission:
         sessions: Sessions,
         outbox: Outbox | None,
         pool: PoolVerifier | None,
+        learner: MediaLearner,
         metrics: Metrics,
     ) -> None:
         self._fleet = fleet
@@ -44,6 +48,7 @@ class Admission:
         self._sessions = sessions
         self._outbox = outbox
         self._pool = pool
+        self._learner = learner
         self._decisions = metrics.decisions
 
     def admit(self, job: Job, choice: Choice) -> Placement:
@@ -115,6 +120,8 @@ class Admission:
                 booking = replace(booking, streams=True)  # the whole answer is its first token
         lease = self._fleet.admit(candidate.id, booking, now_s)
         claim = self._claim(job, choice) if prefill is None else None
+        if job.unseen is not None and prefill is None:
+            self._learn(job, job.unseen, candidate.id)
         if self._outbox is not None:
             self._publish(job, lease, claim, choice, is_session=not is_prompt)
         if self._pool is not None and choice.num_pool_tokens and prefill is None:
@@ -137,6 +144,18 @@ class Admission:
         )
         _predict(job, placement, choice)
         return placement
+
+    def _learn(self, job: Job, unseen: Unseen, candidate: CandidateId) -> None:
+        """Learn how an engine names a request's images and sounds, from the blocks it will store.
+
+        Their events name the session, so the request gets one that no other has.
+        """
+        contract = self._caches.contract(candidate)
+        if contract is None or job.tokens is None:
+            return
+        if job.learns_as is None:
+            job.learns_as = f"{job.session_hash or 0:016x}-{secrets.token_hex(8)}"
+        self._learner.expect(job.learns_as, unseen, job.tokens, contract, job.extra)
 
     def _claim(self, job: Job, choice: Choice) -> Claim | None:
         """Claim the blocks that a candidate will compute or read."""

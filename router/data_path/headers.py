@@ -44,7 +44,9 @@ class RequestHeaders:
             headers.popall("Content-Encoding", None)
         headers["X-Request-Id"] = job.engine_id or job.request_id
         headers.popall("X-Session-ID", None)
-        if job.session_hash is not None:  # engines name it in their events
+        if job.learns_as is not None:
+            headers["X-Session-ID"] = job.learns_as
+        elif job.session_hash is not None:  # engines name it in their events
             headers["X-Session-ID"] = f"{job.session_hash:016x}"
         if placement.candidate.rank is not None:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)

@@ -31,6 +31,7 @@ from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
+from router.tokens.media_learner import Unseen
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -76,7 +77,10 @@ class Job(Struct, kw_only=True):
     way: str = "unknown"  # local | media | prefix | engine | unknown | continued: where from
     num_tokens: int = 0
     num_rest_tokens: int = 0  # of these, estimated behind what is known of the prompt's
-    num_head_tokens: int = 0  # in front of the first image, where that is known
+    num_head_tokens: int = 0  # in front of the first image or sound, where that is known
+    num_named_tokens: int = 0  # in front of the first of which no engine's name is known
+    unseen: Unseen | None = None  # items of which no event has shown the name; None: none
+    learns_as: str | None = None  # the session as engines get it, while that is learned
     has_media: bool = False  # it is not text alone
     has_named_media: bool = False  # the client named an image itself: it may name two alike
     num_counted_tokens: int | None = None  # the answer, where it asked for that; None: not known

@@ -1,8 +1,10 @@
-"""A prompt's images as their engine has them: their names, and the tokens in their place.
+"""A prompt's images and sounds as their engine has them: names, and the tokens in their place.
 
-The name is computed here (`router.tokens.media_names`). The tokens are asked of an engine's
-`/tokenize`, once for each image, in a prompt of that image alone. Only of images that came whole:
-what an address leads to may be another picture the next time, and nothing is fetched for us.
+The tokens are asked of an engine's `/tokenize`, once for each item, in a prompt of that item alone.
+Its name is computed here (`router.tokens.media_names`), or learned when an engine has stored its
+blocks (`router.tokens.media_learner`); until then the item has a name of ours. Only of items that
+came whole: what an address leads to may be another picture the next time, and nothing is fetched
+for us.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from router.data_path.engine_tokens import EngineTokenizer
 from router.errors import TemplateFailed
 from router.tokens import NeedsEngine, Prompter
 from router.tokens.media_book import KnownMedia, MediaBook, media_key
-from router.tokens.media_names import MediaItem, name_of
+from router.tokens.media_names import MediaItem, data_of, name_of
 
-_MAX_ASKED: Final = 4  # new images of one request; the others when it comes again
+_MAX_ASKED: Final = 4  # new items of one request; the others when it comes again
 _MAX_ASKING_S: Final = 2.0  # then no other is asked for
 _MAX_ITEMS: Final = 1_000
 _MAX_ASKED_CHARS: Final = 8 << 20
@@ -30,10 +32,10 @@ _INLINE_CHARS: Final = 2 << 20  # digested on the loop: 0.2 ms
 
 
 class MediaFinder:
-    """Finds what engines make of images.
+    """Finds what engines make of images and sounds.
 
     Args:
-        encoders: Where images are decoded and hashed.
+        encoders: Where they are decoded and hashed.
     """
 
     def __init__(self, engine: EngineTokenizer, encoders: Executor) -> None:
@@ -43,7 +45,7 @@ class MediaFinder:
     async def find(
         self, model: str, prompter: Prompter, items: Sequence[MediaItem], owner: str
     ) -> list[KnownMedia]:
-        """List the first images up to one that is not known. Slow, late or refused: unknown."""
+        """List the first items up to one that is not known. Slow, late or refused: unknown."""
         book = prompter.media
         if book is None or book.is_off(monotonic()) or len(items) > _MAX_ITEMS:
             return []
@@ -58,13 +60,15 @@ class MediaFinder:
                 if is_late or not book.may_ask(key, now_s):
                     break
                 num_asked += 1
-                known = await self._ask(model, prompter, book, item)
+                keys_of: tuple[int, ...] = (key,)
+                if item.uuid is not None:  # it may be sent by its name alone from now on
+                    keys_of = (key, media_key(item._replace(url=None), owner))
+                known = await self._ask(model, prompter, book, item, keys_of)
                 if known is None:
                     book.refuse(key, monotonic())
                     break
-                book.put(key, known)
-                if item.uuid is not None:  # it may be sent by its name alone from now on
-                    book.put(media_key(MediaItem(None, item.uuid), owner), known)
+                for each in keys_of:
+                    book.put(each, known)
             found.append(known)
         return found
 
@@ -77,34 +81,45 @@ class MediaFinder:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, digest)
 
     async def _ask(
-        self, model: str, prompter: Prompter, book: MediaBook, item: MediaItem
+        self,
+        model: str,
+        prompter: Prompter,
+        book: MediaBook,
+        item: MediaItem,
+        keys: tuple[int, ...],
     ) -> KnownMedia | None:
-        """Name an image, and let an engine tell its tokens; None: that was not possible."""
+        """Name an item, and let an engine tell its tokens; None: that was not possible."""
         url = item.url
         if url is None or url[:5].lower() != "data:" or len(url) > _MAX_ASKED_CHARS:
             return None
-        content = [{"type": "image_url", "image_url": {"url": url}}]
-        messages = [{"role": "user", "content": content}]
+        field = f"{item.kind}_url"
+        messages = [{"role": "user", "content": [{"type": field, field: {"url": url}}]}]
 
-        def prepare() -> tuple[str | None, bytes]:
-            name = name_of(item, book.model_id)
-            return name, orjson.dumps({"model": model, "messages": messages}) if name else b""
+        def prepare() -> tuple[str | None, bytes] | None:
+            data = data_of(url)
+            if data is None:
+                return None
+            name = name_of(item, data, book.model_id, book.sample_rate)
+            return name, orjson.dumps({"model": model, "messages": messages})
 
         loop = asyncio.get_running_loop()
-        name, body = await loop.run_in_executor(self._encoders, prepare)
-        if name is None:
+        prepared = await loop.run_in_executor(self._encoders, prepare)
+        if prepared is None:
             return None
+        name, body = prepared
         ids = await self._engine.ids_of(model, body)
         if ids is None:
             return None
         try:
-            request = ChatRequest(model=model, messages=messages, shows_images=True)
-            placed = prompter.media_ids(request, ids)
+            request = ChatRequest(model=model, messages=messages, shows_media=True)
+            placed = prompter.media_ids(request, item.kind, ids)
         except (NeedsEngine, TemplateFailed):
             return None
-        return KnownMedia(name, placed) if placed is not None else None
+        if placed is None:
+            return None
+        return KnownMedia(name or f"{keys[0]:032x}?", placed, name is not None, keys)
 
 
 def num_media_chars(items: Sequence[MediaItem]) -> int:
-    """Count the characters of images in a body."""
+    """Count the characters of images and sounds in a body."""
     return sum(len(item.url) for item in items if item.url is not None)

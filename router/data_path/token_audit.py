@@ -91,9 +91,9 @@ class TokenAudit:
         self._sample(job, prompter)
 
     def _audit_media(self, job: Job, prompter: Prompter, num_engine_tokens: int) -> None:
-        """Compare the count of a prompt with images; a difference ends these alone, for a while.
+        """Compare the count of a prompt with media; a difference ends these alone, for a while.
 
-        Not where a client named images: it may give two the same name, and the engine has one.
+        Not where a client named items: it may give two the same name, and the engine has one.
         """
         is_same = num_engine_tokens == job.num_tokens
         if prompter.media is not None and not job.has_named_media:
@@ -102,7 +102,7 @@ class TokenAudit:
             self._metrics.token_mismatches.labels(job.model or "", "media").inc()
         if not is_same and not job.has_named_media:
             logger.error(
-                "prompts with images are not the engine's; what follows an image is not matched",
+                "prompts with media are not the engine's; what follows an item is not matched",
                 extra={"model": job.model, "request": job.request_id},
             )
 
@@ -111,14 +111,14 @@ class TokenAudit:
     ) -> bool:
         """Return whether an engine reused more of a prompt than was to be known of it.
 
-        Behind an image: one that is not known, or of which the name is not proven yet. Also notes
-        what speaks for the names and against.
+        Behind an image or a sound: one that is not known, or of which the name is not proven yet.
+        Also notes what speaks for the names and against.
         """
         if not job.has_media or job.tokens is None:
             return False
         num_predicted = placement.num_cached_tokens
         if job.way == "prefix":
-            is_at_end = num_predicted + block_size > job.tokens.num_tokens
+            is_at_end = num_predicted + block_size > job.num_named_tokens
             return is_at_end and num_reported > num_predicted
         if job.way != "media":
             return num_reported > num_predicted
@@ -126,6 +126,9 @@ class TokenAudit:
         book = prompter.media if prompter is not None else None
         if book is None:
             return num_reported > num_predicted
+        if job.num_named_tokens < job.tokens.num_tokens:  # some name is not known yet
+            is_at_end = num_predicted + block_size > job.num_named_tokens
+            return is_at_end and num_reported > num_predicted
         is_in_text = num_predicted + block_size <= job.num_head_tokens
         if placement.state == "exact" and not is_in_text and not job.has_named_media:
             if num_reported > num_predicted:

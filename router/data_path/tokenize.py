@@ -34,7 +34,8 @@ from router.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.conversation import has_media, mark_media, media_items
-from router.tokens.media_book import MediaBook
+from router.tokens.media_book import KnownMedia, MediaBook
+from router.tokens.media_learner import Unseen
 from router.tokens.media_names import MediaItem
 from router.tokens.panics import is_failure
 from router.tokens.prompter import EncodePlan
@@ -42,7 +43,7 @@ from router.tokens.prompter import EncodePlan
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
-_TOKENS_PER_IMAGE: Final = 1_000  # a screenshot has some, where it is not known
+_TOKENS_PER_ITEM: Final = 1_000  # a screenshot has some, where it is not known
 _MEDIA_MARK: Final = "what this message says is not known here"
 _MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
 _MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
@@ -217,15 +218,15 @@ class Tokenizer:
         return plan.encode()
 
     async def _with_media(self, job: Job, prompter: Prompter) -> tuple[Tokens, str]:
-        """Make a prompt with images as far as they are known; of one with other media what is
-        before their message. The rest is estimated.
+        """Make a prompt with images or sounds as far as they are known; of one with other media
+        what is before their message. The rest is estimated.
 
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
         if prompter.media is not None:
             try:
-                return await self._with_images(job, prompter, prompter.media)
+                return await self._with_items(job, prompter, prompter.media)
             except NeedsEngine as exc:
                 if exc.reason != "multimodal":
                     raise
@@ -255,42 +256,48 @@ class Tokenizer:
         if not tokens.num_tokens:
             raise NeedsEngine("multimodal")
         num_media = 1 + behind.count(_MEDIA_MARK)
-        job.num_head_tokens = tokens.num_tokens
-        job.num_rest_tokens = len(behind) // _BYTES_PER_TOKEN + num_media * _TOKENS_PER_IMAGE
+        job.num_head_tokens = job.num_named_tokens = tokens.num_tokens
+        job.num_rest_tokens = len(behind) // _BYTES_PER_TOKEN + num_media * _TOKENS_PER_ITEM
         return tokens
 
-    async def _with_images(
+    async def _with_items(
         self, job: Job, prompter: Prompter, book: MediaBook
     ) -> tuple[Tokens, str]:
-        """Make a prompt with images as far as they are known; the rest is estimated.
+        """Make a prompt with images or sounds as far as they are known; the rest is estimated.
 
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
         assert job.chat is not None
         items: list[MediaItem] = media_items(job.chat.messages)
+        if any(item.kind not in book.placeholders for item in items):
+            raise NeedsEngine("multimodal", "kind")
         job.has_named_media = any(item.uuid is not None for item in items)
-        chat = replace(job.chat, shows_images=True)
+        chat = replace(job.chat, shows_media=True)
         num_chars = len(job.inbound.body or b"") - num_media_chars(items)
         try:
             text = "".join(await self._rendered(job, chat, prompter, num_chars))
         except TemplateFailed as exc:  # the engine will say so in its own words
             raise NeedsEngine("multimodal", "template") from exc
-        texts = text.split(book.placeholder)
+        texts, is_as_sent = book.split(text, [item.kind for item in items])
         if len(texts) == 1 or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
             raise NeedsEngine("multimodal")
-        known = []
-        if len(texts) == len(items) + 1:  # else a client wrote the token itself
+        known: list[KnownMedia] = []
+        if is_as_sent:  # else a client wrote such a token itself
             known = await self._media.find(job.model or "", prompter, items, owner_of(job.tenant))
         plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=owner_of(job.tenant))
         tokens = prompter.commit(plan, await self._encoded(plan))
         job.num_head_tokens = tokens.num_before_media
+        job.num_named_tokens = _num_named_tokens(tokens, known)
+        unseen = {item.name: item for item in known if item.unseen}
+        job.unseen = Unseen(book, unseen) if unseen else None
         num_unknown = len(texts) - 1 - len(known)
         if not num_unknown:
             return tokens, "media"
         rest = sum(map(len, texts[len(known) + 1 :])) // _BYTES_PER_TOKEN
-        job.num_rest_tokens = rest + num_unknown * _TOKENS_PER_IMAGE
-        self._metrics.needs_engine.labels(job.inbound.api.name, "image").inc()
+        job.num_rest_tokens = rest + num_unknown * _TOKENS_PER_ITEM
+        why = items[len(known)].kind
+        self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
         return tokens, "prefix"
 
     async def _rendered(
@@ -408,6 +415,14 @@ class Tokenizer:
             return await asyncio.get_running_loop().run_in_executor(self._heavy, work)
         finally:
             self._num_heavy -= 1
+
+
+def _num_named_tokens(tokens: Tokens, items: Sequence[KnownMedia]) -> int:
+    """Count the tokens in front of the first item of which no engine's name is known."""
+    for item, span in zip(items, tokens.media_spans(), strict=True):
+        if not item.is_named:
+            return span.start
+    return tokens.num_tokens
 
 
 def _num_chars(request: CompletionRequest) -> int:

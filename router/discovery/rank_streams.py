@@ -13,6 +13,7 @@ from router.discovery.engine_api import EngineFacts
 from router.errors import ConfigError
 from router.index.cache_view import CacheView
 from router.index.last_block import LastBlock
+from router.kv_events.blocks import MediaStored
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
@@ -28,6 +29,7 @@ class RankStreams:
 
     Args:
         sharing: What several routers share; None: there is only this one.
+        media_stored: See `RankBlocks`.
         count_failure: Takes the kind of a follower that failed.
     """
 
@@ -38,12 +40,14 @@ class RankStreams:
         caches: CacheView,
         pools: Mapping[str, Pool],
         sharing: Sharing | None,
+        media_stored: MediaStored | None,
         count_failure: Callable[[str], None],
     ) -> None:
         self._config = config
         self._caches = caches
         self._pools = pools
         self._sharing = sharing
+        self._media_stored = media_stored
         self._count_failure = count_failure
 
     def make(
@@ -121,6 +125,7 @@ class RankStreams:
                 if replica.pool is not None
                 else None
             ),
+            media_stored=self._media_stored,
         )
 
     async def _follow_once(self, source: CandidateSource) -> None:

@@ -14,7 +14,7 @@ reports reused blocks as if they were stored. They are counted as copies; the au
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from policies.view import CandidateId
 from router.contracts import KEY_MASK, BlockKey, HashContract, StoredView, block_key
@@ -34,6 +34,11 @@ from router.kv_events.wire import (
     decode,
 )
 from router.messages import KvGroup
+
+MediaStored = Callable[
+    [str, ExternalHash | None, Sequence[ExternalHash], Sequence[Sequence[Any] | None]], None
+]
+"""Session, hash before the blocks, their hashes, their extra keys."""
 
 _UNSEEN: Final = object()
 
@@ -55,6 +60,7 @@ class RankBlocks:
         lora_paths: Adapter name to path; read at each event, the owner may change it.
         pool_stored: Takes the keys of blocks stored on the cpu tier, which means the shared pool
             for this replica's connector. None: it means the replica's own memory.
+        media_stored: Takes stored blocks with the names of what is in them, as events have them.
     """
 
     __slots__ = (
@@ -63,6 +69,7 @@ class RankBlocks:
         "_index",
         "_is_taken_over",
         "_lora_paths",
+        "_media_stored",
         "_plain",
         "_pool_stored",
         "_translation",
@@ -82,9 +89,11 @@ class RankBlocks:
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
         pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
+        media_stored: MediaStored | None = None,
     ) -> None:
         self._index = index
         self._pool_stored = pool_stored
+        self._media_stored = media_stored
         self._candidate = candidate
         self._lora_paths = {} if lora_paths is None else lora_paths
         self.search = ContractSearch(contract, seeds, self._lora_paths)
@@ -167,6 +176,11 @@ class RankBlocks:
         if tier is None:
             self.counters.num_unknown_medium += num_blocks
             return
+        if event.extra_keys is not None and event.session_id is not None and tier == "gpu":
+            if self._media_stored is not None:
+                self._media_stored(
+                    event.session_id, event.parent_block_hash, event.block_hashes, event.extra_keys
+                )
         salt = 0
         if self._plain.get(event.group_idx, _UNSEEN) != event.kv_cache_spec_kind:
             found = self._salt(event, tier)

@@ -133,8 +133,8 @@ class Metrics:
     last_block_changes: Annotated[Counter, Spec("warmroute_last_block_changes", "replica",
         "Times that answers showed another rule for the last block of a hit (EAGLE, MTP)")]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
-        "Prompts turned into tokens, by way: local, media (with images), prefix (up to an image "
-        "that is not known), engine, unknown")]
+        "Prompts turned into tokens, by way: local, media (with images or sound), prefix (up to an "
+        "item that is not known), engine, unknown")]
     needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
         "Prompts not tokenized here, or not to their end, by API and why: an engine was asked, or "
         "the rest is not known")]
@@ -143,7 +143,7 @@ class Metrics:
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
         "Bytes of request bodies and of WebSockets' messages held now (limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
-        "Prompts whose local tokens were not the engine's (usage, template; media: with images) or "
+        "Prompts whose local tokens were not the engine's (usage, template; media: with items) or "
         "a full encode's")]
     handed_over: Annotated[Counter, Spec("warmroute_handed_over_requests", "model",
         "Prompts sent to engines with their token ids (tokens.hand_over)")]

@@ -18,7 +18,7 @@ import orjson
 from router.api.openai import Json
 from router.tokens.content_format import ContentFormat
 from router.tokens.json_memo import JsonMemo
-from router.tokens.media_names import MediaItem
+from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind
 from router.tokens.needs_engine import NeedsEngine
 
 Conversation = list[dict[str, Any]]
@@ -41,6 +41,12 @@ _PART_FIELDS = frozenset(
     "prompt_cache_breakpoint refusal text thinking type uuid video_embeds video_url".split()
 )
 _TEXT_PARTS = frozenset("text input_text output_text refusal thinking tool_reference".split())
+_MEDIA_PARTS: dict[str, MediaKind] = {
+    "image_url": "image",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video_url": "video",
+}
 _BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -50,20 +56,20 @@ def build_conversation(
     memo: JsonMemo,
     *,
     name_first: bool = False,
-    shows_images: bool = False,
+    shows_media: bool = False,
 ) -> Conversation:
     """Rebuild the messages for the template.
 
     Args:
         name_first: Of a call; the arguments come first otherwise, as in the chat route's model.
-        shows_images: Leave images to the template, where it takes parts.
+        shows_media: Leave images and sounds to the template, where it takes parts.
 
     Raises:
         NeedsEngine: it is not certain what the engine makes of a message.
     """
     as_parts = content_format == "openai"
-    shows_images = shows_images and as_parts
-    conversation = [_message(message, as_parts, memo, shows_images) for message in messages]
+    shows_media = shows_media and as_parts
+    conversation = [_message(message, as_parts, memo, shows_media) for message in messages]
     if name_first:
         for message in conversation:
             for call in message.get("tool_calls", ()):
@@ -72,7 +78,7 @@ def build_conversation(
     return conversation
 
 
-def _message(message: Json, as_parts: bool, memo: JsonMemo, shows_images: bool) -> dict[str, Any]:
+def _message(message: Json, as_parts: bool, memo: JsonMemo, shows_media: bool) -> dict[str, Any]:
     role = message["role"]
     check_message(message)
     content = message.get("content")
@@ -80,7 +86,7 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo, shows_images: bool) 
         if as_parts and role != "tool":
             content = [{"type": "text", "text": content}]
     else:
-        content = _content(message, role, as_parts, shows_images)
+        content = _content(message, role, as_parts, shows_media)
     rebuilt: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         if "tool_calls" in message:
@@ -134,7 +140,7 @@ def mark_media(messages: Sequence[Json], mark: str) -> list[Json]:
 
 
 def media_items(messages: Sequence[Json]) -> list[MediaItem]:
-    """List the images of a conversation, in order.
+    """List the images and sounds of a conversation, in order.
 
     Raises:
         NeedsEngine: one of them is not as it should be, or there is another kind of media.
@@ -153,23 +159,46 @@ def _is_media(part: object) -> bool:
 
 
 def _item(part: dict[str, Any]) -> MediaItem:
-    """Read an image's part.
+    """Read an image's part, a sound's or a video's.
 
     Raises:
         NeedsEngine: it is none, or the engine may read it differently.
     """
-    uuid, image = part.get("uuid"), part.get("image_url")
-    url = image.get("url") if type(image) is dict else image
-    if part.get("type") != "image_url" or "image_url" not in part:
+    field, uuid = part.get("type"), part.get("uuid")
+    kind = _MEDIA_PARTS.get(field) if type(field) is str else None
+    if kind is None or field not in part:
         raise NeedsEngine("multimodal", "kind")
     is_named = type(uuid) is str and uuid != ""
     if uuid is not None and not is_named:
         raise NeedsEngine("multimodal", "uuid")
+    item = part[field]
+    if field == "input_audio":
+        url: Any = _audio_url(item)
+    elif type(item) is dict:
+        url = item.get("url")
+    elif is_named:
+        url = item
+    else:
+        raise NeedsEngine("multimodal", "url")
     if type(url) is not str and not (is_named and url is None):
         raise NeedsEngine("multimodal", "url")
-    if type(image) is not dict and not is_named:
-        raise NeedsEngine("multimodal", "url")
-    return MediaItem(url, uuid if is_named else None)
+    return MediaItem(url, uuid if is_named else None, kind)
+
+
+def _audio_url(audio: Any) -> str | None:
+    """Write a sound that came with its format as the engine does; None: there is none.
+
+    Raises:
+        NeedsEngine: the engine may read it differently.
+    """
+    if audio is None:
+        return None
+    data, form = (audio.get("data"), audio.get("format")) if type(audio) is dict else (None, None)
+    if type(data) is not str or type(form) is not str:
+        raise NeedsEngine("multimodal", "input_audio")
+    if len(data) > MAX_URL_CHARS:
+        raise NeedsEngine("multimodal", "size")
+    return f"data:audio/{form};base64,{data}" if data and form else None
 
 
 def text_parts(message: Json) -> list[dict[str, Any]]:
@@ -207,7 +236,7 @@ def _check_unusual(message: Json, *, is_known_role: bool) -> None:
 
 
 def _content(
-    message: Json, role: str, as_parts: bool, shows_images: bool
+    message: Json, role: str, as_parts: bool, shows_media: bool
 ) -> str | list[dict[str, Any]]:
     """Rebuild any content but the plain string."""
     content = message.get("content")
@@ -217,9 +246,9 @@ def _content(
         parts = [{"type": "text", "text": content}]
     else:
         parts = content
-    if shows_images and role in ("user", "tool"):
-        checked = [_part_or_image(part) for part in parts]
-        if any(part["type"] == "image" for part in checked):
+    if shows_media and role in ("user", "tool"):
+        checked = [_part_or_media(part) for part in parts]
+        if any(part["type"] != "text" for part in checked):
             return checked
     else:
         checked = [_part(part) for part in parts]
@@ -232,15 +261,16 @@ def _content(
     return checked
 
 
-def _part_or_image(part: Any) -> dict[str, Any]:
-    """Rebuild a text part or an image: type, then the fields that no model of the engine knows."""
-    if type(part) is not dict or part.get("type") != "image_url":
+def _part_or_media(part: Any) -> dict[str, Any]:
+    """Rebuild a text part or an item: type, then the fields that no model of the engine knows."""
+    name = part.get("type") if type(part) is dict else None
+    if type(name) is not str or name not in _MEDIA_PARTS:
         return _part(part)
-    _item(part)
+    kind = _item(part).kind
     extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}
     if len(extras) + 2 + ("uuid" in part) != len(part):
         raise NeedsEngine("multimodal", "content part")
-    return {"type": "image", **extras}
+    return {"type": kind, **extras}
 
 
 def _part(part: Any) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
 from router.tokens.harmony import HarmonyRenderer
 from router.tokens.kimi_code import CLASS as KIMI_CLASS
-from router.tokens.media_book import MediaBook
+from router.tokens.media_book import MediaBook, Placeholder
+from router.tokens.media_names import MediaKind
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.panics import is_failure
 from router.tokens.prompter import Prompter
@@ -34,6 +35,7 @@ _OTHER_TOKENIZER_CLASS = frozenset(
     {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
 )
 _BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
+_MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 # What a tokenizer class must not do its own way.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
 
@@ -90,16 +92,43 @@ def load_prompter(
     if mode == modes.HARMONY:
         return _harmony_prompter(encoder, renderer, max_bytes)
     media = _media_book(config, encoder, model_id or model)
+    if media is not None and "audio" in media.placeholders:
+        media.sample_rate = _sample_rate(model, local_files_only)
     return Prompter(encoder, renderer, media=media, max_bytes=max_bytes)
 
 
 def _media_book(config: dict[str, Any], encoder: TextEncoder, model_id: str) -> MediaBook | None:
-    """Start the book of a model whose images stand behind one special token; None: it has none."""
-    for name in ("image_token_id", "image_token_index"):
-        token_id = config.get(name)
-        if type(token_id) is int and 0 <= token_id < 1 << 32:
-            token = encoder.token_apart(token_id)
-            return MediaBook(token, token_id, model_id) if token is not None else None
+    """Start the book of a model whose images or sounds stand behind one special token each.
+
+    None: it has none. Models that think, and speak by another model, describe the former apart.
+    """
+    thinker = config.get("thinker_config")
+    configs = (config, thinker if isinstance(thinker, dict) else {})
+    placeholders: dict[MediaKind, Placeholder] = {}
+    for kind in _MEDIA_KINDS:
+        ids = [each.get(f"{kind}_token_{end}") for each in configs for end in ("id", "index")]
+        token_id = next((each for each in ids if type(each) is int and 0 <= each < 1 << 32), None)
+        token = encoder.token_apart(token_id) if token_id is not None else None
+        if token_id is not None and token is not None:
+            if all(token_id != known.token_id for known in placeholders.values()):
+                placeholders[kind] = Placeholder(token, token_id)
+    return MediaBook(placeholders, model_id) if placeholders else None
+
+
+def _sample_rate(model: str, local_files_only: bool) -> int | None:
+    """Read the rate of the sound that a model hears; None: its files do not say."""
+    from transformers.utils.hub import cached_file
+
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        try:
+            found = cached_file(model, name, local_files_only=local_files_only)
+            described = json.loads(Path(found or "").read_text(encoding="utf-8"))
+            described = described.get("feature_extractor", described)
+            rate = described.get("sampling_rate")
+        except (OSError, ValueError, AttributeError):  # there is none, or not as it should be
+            continue
+        if type(rate) is int:
+            return rate
     return None
 
 

@@ -1,64 +1,84 @@
-"""How an engine names an image: the identifier that goes into the hashes of its blocks.
+"""How an engine names an image or a sound: the identifier in the hashes of its blocks.
 
 Source: vLLM 0.32.0, multimodal/hasher.py (MultiModalHasher), multimodal/processing/inputs.py
-(get_mm_hashes), multimodal/media/image.py (ImageMediaIO.load_bytes), media/connector.py
-(_load_data_url). Without options for the processor or the reading of media in the request:
+(get_mm_hashes), multimodal/media/image.py (ImageMediaIO.load_bytes), media/audio.py (load_audio),
+parse.py (_parse_audio_data), media/connector.py (_load_data_url). Without options for the processor
+or the reading of media in the request:
 
     a client's `uuid`    is the identifier
     an image's bytes     BLAKE3 of {"image": the bytes, "model_id": what `--model` says}; the
                          bytes with {"image_mode": "RGB", "rgba_background_color": white} beside
                          them where the engine had to convert the picture: it was not RGB
+    a sound              BLAKE3 of {"audio": its samples as float32, "model_id": the same}, as they
+                         are after decoding and resampling to what the model hears
 
-every key and value of it with its length in front, every container with its kind. What is fetched
-from somewhere is not known here, nor is sound, which is hashed as it was decoded.
+every key and value of it with its length in front, every container with its kind. Named here: PNG,
+JPEG, WebP, GIF; WAV of one channel with 16 bits in the model's rate, which needs neither a codec
+nor a resampler. What an engine calls others is learned (`router.tokens.media_learner`); what is
+fetched from somewhere may be another thing the next time.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from typing import Final, NamedTuple
+import struct
+from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 from blake3 import blake3
 
+MediaKind = Literal["image", "audio", "video"]
+
 MAX_URL_CHARS: Final = 16 << 20
-"""Of an image: a larger one is not named here."""
+"""Of an image or another item: a larger one is not named here."""
 
 _MAX_JPEG_SEGMENTS: Final = 1_000
 _SEQUENCE, _MAPPING, _LEAF = b"\x01", b"\x02", b"\x03"
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB: Final = 2  # its colour type, with any number of bits
 _JPEG_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_MAX_WAV_CHUNKS: Final = 100
+_SCALE: Final = np.float32(1 / 32768)
 
 
 class MediaItem(NamedTuple):
-    """One image of a request. `url`: None where a client names one that it sent before."""
+    """One image or sound of a request. `url`: None where a client names one that it sent before."""
 
     url: str | None
     uuid: str | None
+    kind: MediaKind = "image"
 
 
-def name_of(item: MediaItem, model_id: str) -> str | None:
-    """Find an image's identifier; None: it is not known here. Blocking: some ms a megabyte."""
+def name_of(item: MediaItem, data: bytes, model_id: str, sample_rate: int | None) -> str | None:
+    """Find an item's identifier; None: it is not known here. Blocking: some ms a megabyte.
+
+    Args:
+        data: What its URL holds; see `data_of`.
+        model_id: What the engine's `--model` says.
+        sample_rate: Of what the model hears; None: not known.
+    """
     if item.uuid is not None:
         return item.uuid
-    data = _bytes_of(item.url) if item.url is not None else None
-    if data is None:
-        return None
-    is_rgb = _is_rgb(data)
-    if is_rgb is None:
-        return None
-    image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
     model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
-    return blake3(_framed(b"image") + _LEAF + image + model).hexdigest()
+    if item.kind == "image":
+        is_rgb = _is_rgb(data)
+        if is_rgb is None:
+            return None
+        image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
+        return blake3(_framed(b"image") + _LEAF + image + model).hexdigest()
+    samples = _samples(data, sample_rate) if item.kind == "audio" else None
+    if samples is None:
+        return None
+    return blake3(_framed(b"audio") + _LEAF + _array(samples) + model).hexdigest()
 
 
-def _bytes_of(url: str) -> bytes | None:
+def data_of(url: str) -> bytes | None:
     """Decode a data URL; None: it is none, or not as the engine takes it."""
     if len(url) > MAX_URL_CHARS or url[:5].lower() != "data:":
         return None
-    described, comma, data = url[5:].partition(",")
-    if not comma or described.rpartition(";")[1:] != (";", "base64"):
+    described, _, data = url[5:].partition(",")
+    if not data or described.rpartition(";")[1:] != (";", "base64"):
         return None
     try:
         return base64.b64decode(data, validate=True)
@@ -117,3 +137,38 @@ def _webp_is_rgb(data: bytes) -> bool | None:
     if kind == b"VP8X" and len(data) > 20:
         return not data[20] & 0x10
     return None
+
+
+def _samples(data: bytes, sample_rate: int | None) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
+    """Read a WAV's samples as engines do, in [-1, 1); None: of another form, or not certain."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return None
+    position, is_alike = 12, False
+    for _ in range(_MAX_WAV_CHUNKS):
+        kind, size = data[position : position + 4], data[position + 4 : position + 8]
+        start = position + 8
+        end = start + int.from_bytes(size, "little")
+        if len(size) < 4 or end > len(data):
+            return None
+        if kind == b"fmt ":
+            form = struct.unpack_from("<HHIIHH", data, start) if end - start >= 16 else ()
+            is_alike = form[:3] == (1, 1, sample_rate) and form[4:] == (2, 16)
+        elif kind == b"data":
+            if not is_alike or (end - start) % 2 or end == start:
+                return None
+            return np.frombuffer(data, "<i2", offset=start, count=(end - start) // 2) * _SCALE
+        position = end + end % 2
+    return None
+
+
+def _array(samples: np.ndarray[tuple[int], np.dtype[Any]]) -> bytes:
+    """Write samples as an array of numpy's is hashed: its kind, its shape, its bytes."""
+    return b"".join(
+        (
+            _framed(b"ndarray") + _MAPPING + (3).to_bytes(8, "little"),
+            _framed(b"dtype") + _LEAF + _framed(b"<f4"),
+            _framed(b"shape") + _SEQUENCE + (1).to_bytes(8, "little"),
+            _LEAF + _framed(len(samples).to_bytes(8, "little")),
+            _framed(b"data") + _LEAF + _framed(samples.tobytes()),
+        )
+    )

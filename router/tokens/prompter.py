@@ -18,11 +18,12 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from router.api.openai import ChatRequest, CompletionRequest, TokenIds
-from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
 from router.tokens.encoder import IdCuts, slice_ids
 from router.tokens.encoders import ChatEncoder, MarkedEncoder, PlainEncoder
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
+from router.tokens.media_names import MediaKind
 from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.renderers import Renderer
@@ -94,13 +95,29 @@ class Tokens:
 
     @property
     def num_before_media(self) -> int:
-        """Count the tokens in front of the first image; all where there is none."""
-        num_tokens = 0
+        """Count the tokens in front of the first image or sound; all where there is none."""
+        spans = self.media_spans()
+        return spans[0].start if spans else self.num_tokens
+
+    def media_spans(self) -> list[MediaSpan]:
+        """List where the prompt's images and sounds are, from its first token."""
+        spans: list[MediaSpan] = []
+        end = 0
         for segment in self._path:
+            start, end = end, end + len(segment.ids)
             if segment.media is not None:
-                break
-            num_tokens += len(segment.ids)
-        return num_tokens
+                spans.append(MediaSpan(segment.media, start, end))
+        return spans
+
+    def ids_between(self, start: int, end: int) -> TokenIds:
+        """List the token ids [start, end)."""
+        found: TokenIds = array("I")
+        position = 0
+        for segment in self._path:
+            if position < end and position + len(segment.ids) > start:
+                found += segment.ids[max(0, start - position) : end - position]
+            position += len(segment.ids)
+        return found
 
     def before_tail(self) -> Tokens:
         """Return the tokens that are the same whatever follows the text."""
@@ -314,11 +331,11 @@ class Prompter:
         *,
         owner: str = "",
     ) -> EncodePlan:
-        """Find what is new in a prompt of texts with images between them.
+        """Find what is new in a prompt of texts with images or sounds between them.
 
         Args:
-            texts: As `render` wrote them; those behind the first image that is not known left out.
-            media: The images, one fewer.
+            texts: As `render` wrote them; those behind the first item that is not known left out.
+            media: The items, one fewer.
 
         Raises:
             NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
@@ -342,16 +359,19 @@ class Prompter:
             suffix=_NO_IDS,
         )
 
-    def media_ids(self, request: ChatRequest, ids: Sequence[int]) -> TokenIds | None:
-        """Find what an engine put in the place of a request's one image; None: not certain.
+    def media_ids(
+        self, request: ChatRequest, kind: MediaKind, ids: Sequence[int]
+    ) -> TokenIds | None:
+        """Find what an engine put in the place of a request's one item; None: not certain.
 
         Raises: as `plan_chat`.
         """
-        if self.media is None:
+        shown = self.media.placeholders.get(kind) if self.media is not None else None
+        if shown is None:
             return None
         text = self.render(request)
         ours = self._present_encoder().encode_whole(text, add_special_tokens=False)
-        return tokens_between(ids, ours, self.media.token_id)
+        return tokens_between(ids, ours, shown.token_id)
 
     @property
     def writes_text(self) -> bool:

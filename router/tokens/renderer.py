@@ -137,7 +137,7 @@ class ChatRenderer:
         memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
         conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
-        if continues and request.shows_images:
+        if continues and request.shows_media:
             raise NeedsEngine("multimodal", "continue_final_message")
         if continues:
             if arguments.get("add_generation_prompt"):
@@ -184,7 +184,7 @@ class ChatRenderer:
             template.content_format,
             memo,
             name_first=request.renders_as == "responses",
-            shows_images=request.shows_images,
+            shows_media=request.shows_media,
         )
         if not template.knows_developer:
             conversation = without_developer(conversation)

@@ -91,6 +91,7 @@ def both(router: Router, engine: Engine, path: str, body: Json) -> tuple[int, bo
 
 def test_refusals_are_the_engines(router: Router, replicas: tuple[Engine, Engine]) -> None:
     """By every API: the same status and shape as without a router, mostly the same words."""
+    assert router.chat({"model": "tiny", **said(HI)}).status_code == 200  # the template is proven
     found = {name: both(router, replicas[0], path, body) for name, (path, body) in ASKED.items()}
     statuses = {name: status for name, (status, _) in found.items()}
 

@@ -1,4 +1,4 @@
-"""Images get the names that vLLM's own hasher gives them, or none."""
+"""Images and sounds get the names that vLLM's own hasher gives them, or none."""
 
 from __future__ import annotations
 
@@ -11,34 +11,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tokens.media_names import MAX_URL_CHARS, MediaItem, name_of
+from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind, data_of, name_of
+from tests.vision_model import SAMPLE_RATE, wav
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "media_vectors.json").read_text())
 MODEL = VECTORS["model"]
 PNG = VECTORS["images"][0]
 
 
+def named(data: bytes, kind: MediaKind = "image", model: str = MODEL) -> str | None:
+    return name_of(MediaItem("data:", None, kind), data, model, SAMPLE_RATE)
+
+
 @pytest.mark.parametrize("image", VECTORS["images"], ids=lambda i: f"{i['form']}-{i['mode']}")
 def test_an_image_has_the_engines_name(image: dict[str, Any]) -> None:
     """Of every format and mode it is vLLM's; of what is not certain there is none."""
-    url = f"data:image/any;base64,{image['data']}"
+    data = data_of(f"data:image/any;base64,{image['data']}")
+    assert data is not None
 
-    name = name_of(MediaItem(url, None), MODEL)
+    name = named(data)
 
     assert name == (None if image["form"] == "BMP" else image["identifier"])
 
 
 def test_a_clients_own_name_is_the_name() -> None:
-    """A `uuid` is taken as it is, with an image or without."""
-    assert name_of(MediaItem(None, "mine"), MODEL) == "mine"
-    assert name_of(MediaItem("http://example.org/a.png", "mine"), MODEL) == "mine"
+    """A `uuid` is taken as it is, whatever comes with it."""
+    for kind in ("image", "audio", "video"):
+        assert name_of(MediaItem("data:", "mine", kind), b"", MODEL, None) == "mine"
+
+
+@pytest.mark.parametrize("sound", VECTORS["sounds"], ids=lambda s: f"{s['form']}-{s['mode']}")
+def test_a_sound_has_the_engines_name(sound: dict[str, Any]) -> None:
+    """A WAV of one channel and 16 bits; what would have to be decoded has none."""
+    name = named(base64.b64decode(sound["data"]), "audio")
+
+    is_plain = (sound["form"], sound["mode"]) == ("WAV", "PCM_16-1")
+    assert name == (sound["identifier"] if is_plain else None)
+
+
+def test_a_sound_that_would_be_resampled_has_no_name() -> None:
+    """Nor where it is not known what the model hears."""
+    sound, other = wav(0.1), wav(0.1, sample_rate=8_000)
+
+    assert named(sound, "audio") is not None
+    assert named(other, "audio") is None
+    assert named(sound, "video") is None
+    assert name_of(MediaItem("data:", None, "audio"), sound, MODEL, None) is None
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_a_broken_wav_has_no_name_or_another(at: int) -> None:
+    """Cut off or with other bytes, anywhere: never an error, never the whole one's name."""
+    sound = wav(0.01)
+
+    assert named(sound[:at], "audio") is None
+    assert named(sound[:at] + b"\xff\xff\xff" + sound[at + 3 :], "audio") != named(sound, "audio")
 
 
 def test_the_model_is_part_of_the_name() -> None:
     """Two models name the same image differently."""
-    item = MediaItem(f"data:image/png;base64,{PNG['data']}", None)
+    data = base64.b64decode(PNG["data"])
 
-    assert name_of(item, MODEL) != name_of(item, "another")
+    assert named(data) != named(data, model="another")
 
 
 @pytest.mark.parametrize(
@@ -52,35 +86,33 @@ def test_the_model_is_part_of_the_name() -> None:
         f"data:image/png;base64,{PNG['data']}\n",
         "data:image/png;base64,%%%",
         "data:image/png;base64,ü",
-        "data:image/png;base64,",
         "data:image/png;base64," + "A" * MAX_URL_CHARS,
     ],
     ids=lambda url: url[:40],
 )
-def test_what_is_not_certain_has_no_name(url: str) -> None:
+def test_what_is_not_certain_has_no_bytes(url: str) -> None:
     """Addresses, what the engine refuses, and what is too large."""
-    assert name_of(MediaItem(url, None), MODEL) is None
+    assert data_of(url) is None
 
 
 @pytest.mark.hypothesis
 @given(
-    st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF0000WEBP", b"GIF89a"]),
+    st.sampled_from(
+        [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF0000WEBP", b"GIF89a", b"RIFF0000WAVE"]
+    ),
     st.binary(max_size=64),
+    st.sampled_from(["image", "audio", "video"]),
 )
-def test_any_bytes_have_a_name_or_none(head: bytes, rest: bytes) -> None:
-    """Broken pictures raise nothing."""
-    url = "data:image/png;base64," + base64.b64encode(head + rest).decode()
-
-    name = name_of(MediaItem(url, None), MODEL)
+def test_any_bytes_have_a_name_or_none(head: bytes, rest: bytes, kind: MediaKind) -> None:
+    """Broken pictures and sounds raise nothing."""
+    name = named(head + rest, kind)
 
     assert name is None or len(name) == 64
 
 
-def test_a_jpeg_of_nothing_but_segments_ends() -> None:
-    """Of a hostile one only the first thousand segments are read."""
+def test_what_is_nothing_but_segments_ends() -> None:
+    """Of a hostile one only the first are read."""
     data = b"\xff\xd8" + b"\xff\xe0\x00\x02" * 1_000_000
 
-    assert (
-        name_of(MediaItem("data:image/jpeg;base64," + base64.b64encode(data).decode(), None), MODEL)
-        is None
-    )
+    assert named(data) is None
+    assert named(b"RIFF0000WAVE" + b"junk\0\0\0\0" * 1_000_000, "audio") is None

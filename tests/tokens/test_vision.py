@@ -24,7 +24,7 @@ from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.conversation import build_conversation, has_media, media_items
 from router.tokens.json_memo import JsonMemo
 from router.tokens.media_book import MediaBook, media_key, tokens_between
-from router.tokens.media_names import MediaItem, name_of
+from router.tokens.media_names import MediaItem
 from tests.tokens.record_vision import BLOCK_SIZE, as_responses, bodies
 from tests.tokens.vllm_routes import fingerprint
 from tests.vision_model import data_url, image_part, make_vision_model, png
@@ -58,11 +58,11 @@ class FakeEngine:
         self.num_asked += 1
         if self.is_broken:
             return None
-        request = replace(parse_chat(orjson.loads(body)), shows_images=True)
+        request = replace(parse_chat(orjson.loads(body)), shows_media=True)
         [item] = media_items(request.messages)
         assert self._prompter.media is not None
         assert item.url is not None
-        before, behind = self._prompter.render(request).split(self._prompter.media.placeholder)
+        before, behind = self._prompter.render(request).split("<image>")
         return [*self.encoded(before), *self.images[item.url], *self.encoded(behind)]
 
     def encoded(self, text: str) -> list[int]:
@@ -97,8 +97,8 @@ class Setup:
         return known
 
     def texts(self, body: dict[str, Any]) -> tuple[ChatRequest, list[str]]:
-        request = replace(parse_chat(body), shows_images=True)
-        return request, self.prompter.render(request).split(self.book.placeholder)
+        request = replace(parse_chat(body), shows_media=True)
+        return request, self.prompter.render(request).split("<image>")
 
 
 @pytest.fixture(name="setup")
@@ -132,10 +132,10 @@ async def test_prompts_are_vllms(setup: Setup) -> None:
 async def test_prompts_of_responses_are_vllms(setup: Setup) -> None:
     """The same conversations by the Responses API, where images have no names of their clients."""
     for (body, _), recorded in zip(PROMPTS, RECORDED["responses"], strict=True):
-        chat = replace(parse_responses(as_responses(body)), shows_images=True)
+        chat = replace(parse_responses(as_responses(body)), shows_media=True)
         items = media_items(chat.messages)
         known = await setup.find_all(items)
-        texts = setup.prompter.render(chat).split(setup.book.placeholder)
+        texts = setup.prompter.render(chat).split("<image>")
         plan = setup.prompter.plan_media(chat, texts, known)
 
         tokens = setup.prompter.commit(plan, plan.encode())
@@ -251,25 +251,39 @@ def test_what_stands_for_an_image_is_found() -> None:
         {"type": "image_url", "image_url": {"url": "x"}, "uuid": 7},
         {"type": "image_url", "image_url": {"url": "x"}, "uuid": ""},
         {"type": ["image_url"], "image_url": {"url": "x"}},
-        {"type": "video_url", "video_url": {"url": "x"}},
+        {"type": "audio_url", "audio_url": "data:x"},
+        {"type": "video_url", "image_url": {"url": "x"}},
+        {"type": "image_pil", "image_pil": {"url": "x"}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": "x", "format": ""}},
+        {"type": "input_audio", "input_audio": {"data": "x"}},
+        {"type": "input_audio", "input_audio": "x"},
+        {"type": "input_audio", "input_audio": None},
         {"image_url": "data:x"},
         {},
     ],
     ids=json.dumps,
 )
 def test_other_media_are_for_the_engine(part: dict[str, Any]) -> None:
-    """Whatever is not exactly an image as clients send it."""
+    """Whatever is not exactly an image, a sound or a video as clients send it."""
     with pytest.raises(NeedsEngine):
         media_items([{"role": "user", "content": [part]}])
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just("image_url"),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=4)
+    | st.sampled_from(["image_url", "audio_url", "input_audio", "video_url"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["type", "image_url", "url", "uuid", "text", "x"]), inner, max_size=4
+            st.sampled_from(
+                "type image_url input_audio video_url data format url uuid text x".split()
+            ),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=12,
@@ -285,7 +299,7 @@ def test_any_json_is_images_or_for_the_engine(content: list[Any]) -> None:
         items = media_items(messages)
         assert bool(items) == has_media(messages)
     with suppress(NeedsEngine):
-        build_conversation(messages, "openai", JsonMemo(), shows_images=True)
+        build_conversation(messages, "openai", JsonMemo(), shows_media=True)
 
 
 def test_images_render_only_where_they_are_understood(setup: Setup) -> None:
@@ -295,11 +309,11 @@ def test_images_render_only_where_they_are_understood(setup: Setup) -> None:
 
     with pytest.raises(NeedsEngine):
         setup.prompter.render(asked)
-    assert "<image>" in setup.prompter.render(replace(asked, shows_images=True))
+    assert "<image>" in setup.prompter.render(replace(asked, shows_media=True))
     for role, part in (("system", image), ("assistant", image), ("user", {**image, "text": "t"})):
         body = {"messages": [{"role": role, "content": [part]}]}
         with pytest.raises(NeedsEngine):
-            setup.prompter.render(replace(parse_chat(body), shows_images=True))
+            setup.prompter.render(replace(parse_chat(body), shows_media=True))
 
 
 def test_models_without_a_token_for_images_have_no_book(tmp_path: Path) -> None:
@@ -312,11 +326,11 @@ def test_models_without_a_token_for_images_have_no_book(tmp_path: Path) -> None:
         assert load_prompter(str(directory)).media is None
 
 
-def test_keys_and_names_differ_where_images_do() -> None:
-    """By bytes, by a client's name, by owner."""
+def test_keys_differ_where_items_do() -> None:
+    """By bytes, by a client's name, by owner, by kind."""
     items = [MediaItem(data_url(png(3, 2, seed)), uuid) for seed in (1, 2) for uuid in (None, "a")]
 
     keys = {media_key(item, owner) for item in items for owner in ("", "x")}
 
     assert len(keys) == 8
-    assert len({name_of(item, "m") for item in items}) == 3
+    assert len({media_key(item._replace(kind="audio"), "") for item in items} | keys) == 12
