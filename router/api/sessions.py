@@ -31,6 +31,7 @@ from router.api.first_turn import digest_first_turn
 _AGENT: Final = "x-claude-code-agent-id"
 _PARENT_AGENT: Final = "x-claude-code-parent-agent-id"
 _PARENTS: Final = ("x-parent-session-id", "x-codex-parent-thread-id")  # OpenCode, Codex
+NAME_CHARS: Final = 16  # of a session's digest
 _LONGEST: Final = 16_384  # characters; a longer "session id" is something else
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 _USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
@@ -69,6 +70,11 @@ def session_hash(session: str, model: str) -> int:
     """Digest a session id (63 bits): what is kept, compared, logged and sent in place of the id."""
     # A header's bytes that are no UTF-8 arrive as surrogates.
     return xxhash.xxh3_64_intdigest(f"{model}\0{session}".encode(errors="surrogatepass")) >> 1
+
+
+def engine_name(session_hash: int) -> str:
+    """Write a session as engines are sent it, and name it in their events."""
+    return f"{session_hash:0{NAME_CHARS}x}"
 
 
 def _in_body(body: Mapping[str, Any]) -> str | None:
