@@ -109,7 +109,7 @@ class CachedSequence:
 
     `token_ids` grows while the request decodes; `digests` has one entry per full block of it.
     `event_extra` and `first_event_extra` are the untagged extra keys that events show for every
-    and for the first block (adapter name, salt).
+    and for the first block (adapter name, salt), `session_id` whose request it is.
     """
 
     __slots__ = (
@@ -122,6 +122,7 @@ class CachedSequence:
         "num_cached_blocks",
         "num_prompt_blocks",
         "num_prompt_tokens",
+        "session_id",
         "token_ids",
     )
 
@@ -139,6 +140,7 @@ class CachedSequence:
         self.num_cached_blocks = 0
         self.num_prompt_blocks = len(digests)  # those that were named when it began
         self.num_prompt_tokens = len(token_ids)
+        self.session_id: str | None = None
         self.lora_id: int | None = None if lora is None else lora[0]
         self.lora_name: str | None = None if lora is None else lora[1]
         names: list[Any] = [] if lora is None else [lora[1]]
@@ -393,6 +395,7 @@ class BlockManager:
             extra_keys=extra,
             group_idx=self._full_group,
             kv_cache_spec_kind="full_attention",
+            session_id=sequence.session_id,
         )
 
     def _external(self, digest: bytes) -> ExternalHash:

@@ -104,6 +104,7 @@ class Generate:
             self._reader.check_length(prompt, params, body)
         ready = asyncio.Event()
         choices: list[Choice] = []
+        session_id = body.get("session_id") or request.headers.get("X-Session-ID")
         replica.num_in_flight += 1
         start_s = replica.clock()
         is_whole = False
@@ -126,7 +127,9 @@ class Generate:
                 if fault is not None:
                     await suffer(request, fault)
             choices += (
-                self._submit(rank, prompt, params, body, lora, ready, index, num_pooled_tokens)
+                self._submit(
+                    rank, prompt, params, body, lora, ready, index, num_pooled_tokens, session_id
+                )
                 for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True)
                 for index in range(params.n)
             )
@@ -182,6 +185,7 @@ class Generate:
         ready: asyncio.Event,
         index: int,
         num_pooled_tokens: int,
+        session_id: str | None,
     ) -> Choice:
         reply = self._replica.reply(prompt.ids, params, body, index=index)
         generation = self._replica.generate(
@@ -192,6 +196,7 @@ class Generate:
             cache_salt=params.cache_salt,
             ready=ready,
             num_pooled_tokens=num_pooled_tokens,
+            session_id=session_id,
         )
         if body.get("echo") is True:
             before = self._replica.tokenizer.decode(prompt.ids)

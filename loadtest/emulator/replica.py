@@ -185,9 +185,14 @@ class Replica:
         cache_salt: str | None,
         ready: asyncio.Event,
         num_pooled_tokens: int = 0,
+        session_id: str | None = None,
     ) -> Generation:
-        """Queue one generation on a rank; `num_pooled_tokens` were fetched for it."""
+        """Queue one generation on a rank; `num_pooled_tokens` were fetched for it.
+
+        Events name the session.
+        """
         sequence, extra = self._sequence(prompt, lora, cache_salt)
+        sequence.session_id = session_id
         request = Request(
             sequence,
             reply.ids,

@@ -31,6 +31,7 @@ from router.api.first_turn import digest_first_turn
 _AGENT: Final = "x-claude-code-agent-id"
 _PARENT_AGENT: Final = "x-claude-code-parent-agent-id"
 _PARENTS: Final = ("x-parent-session-id", "x-codex-parent-thread-id")  # OpenCode, Codex
+NAME_CHARS: Final = 16  # of a session's digest
 _LONGEST: Final = 16_384  # characters; a longer "session id" is something else
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 _USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
@@ -78,6 +79,11 @@ def _first_id(headers: Mapping[str, str], names: Iterable[str]) -> str | None:
         if value is not None and _id(value):
             return value
     return None
+
+
+def engine_name(session_hash: int) -> str:
+    """Write a session as engines are sent it, and name it in their events."""
+    return f"{session_hash:0{NAME_CHARS}x}"
 
 
 def _in_body(body: Mapping[str, Any]) -> str | None:

@@ -15,8 +15,10 @@ from time import monotonic
 from msgspec.structs import replace
 
 from policies.view import CandidateId
+from router.api.sessions import engine_name
 from router.cluster.outbox import Outbox
 from router.data_path import tenancy
+from router.data_path.attribution import Attribution
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.verify import PoolVerifier
 from router.index.cache_view import CacheView, Claim
@@ -38,6 +40,7 @@ class Admission:
         fleet: Fleet,
         caches: CacheView,
         sessions: Sessions,
+        attribution: Attribution,
         outbox: Outbox | None,
         pool: PoolVerifier | None,
         learner: MediaLearner,
@@ -46,6 +49,7 @@ class Admission:
         self._fleet = fleet
         self._caches = caches
         self._sessions = sessions
+        self._attribution = attribution
         self._outbox = outbox
         self._pool = pool
         self._learner = learner
@@ -65,6 +69,7 @@ class Admission:
         placement = self._book(job, choice, now_s, prefill=prefill)
         if job.session_hash is not None:
             self._sessions.note(job.session_hash, choice.candidate.id, now_s)
+        self._attribution.admitted(job)
         job.tried.add(choice.candidate.replica.name)
         job.placed_s = monotonic()
         return placement
@@ -154,7 +159,7 @@ class Admission:
         if contract is None or job.tokens is None:
             return
         if job.learns_as is None:
-            job.learns_as = f"{job.session_hash or 0:016x}-{secrets.token_hex(8)}"
+            job.learns_as = f"{engine_name(job.session_hash or 0)}-{secrets.token_hex(8)}"
         self._learner.expect(job.learns_as, unseen, job.tokens, contract, job.extra)
 
     def _claim(self, job: Job, choice: Choice) -> Claim | None:
@@ -243,7 +248,7 @@ def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
 def _predict(job: Job, placement: Placement, choice: Choice) -> None:
     """Set what is predicted to be reused of a prompt; of a guess about its tokens, nothing."""
     view = choice.view
-    is_known = job.tokens is not None
+    is_known = job.is_predicted(choice.candidate.id)
     num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
     placement.num_gpu_tokens = view.num_gpu_tokens if is_known else 0
     placement.num_cpu_tokens = num_own - view.num_gpu_tokens if is_known else 0

@@ -15,15 +15,16 @@ from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
 from router.data_path.assign import assign, narrowed, own_of, record_of
+from router.data_path.attribution import Attribution
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.match import Matcher
 from router.data_path.split import why_here
 from router.experiments.runner import ExperimentRunner
 from router.records.record import AssignmentRecord
-from router.replicas.fleet import Fleet, Match
+from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.replica import Candidate, Replica
-from router.replicas.sessions import Sessions, SessionView
+from router.replicas.sessions import Sessions
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
@@ -50,6 +51,7 @@ class Decider:
         *,
         fleet: Fleet,
         matcher: Matcher,
+        attribution: Attribution,
         sessions: Sessions,
         experiments: ExperimentRunner,
         policy: Policy,
@@ -57,6 +59,7 @@ class Decider:
     ) -> None:
         self._fleet = fleet
         self._matcher = matcher
+        self._attribution = attribution
         self._sessions = sessions
         self._experiments = experiments
         self._policy = policy
@@ -149,8 +152,8 @@ class Decider:
             self._sessions.get(job.session_hash, now_s) if job.session_hash is not None else None
         )
         matches = found.matches
-        if session is not None and job.tokens is None and job.prompt is not None:
-            matches = {session.candidate: _likely_match(session, job.num_tokens)}
+        if not job.is_known and job.prompt is not None:
+            matches = self._attribution.match(job, session, candidates, matches)
         views = self._fleet.views(candidates, matches, now_s)
         sets = self._fleet.working_sets
         sets.expire(now_s)
@@ -184,13 +187,3 @@ class Decider:
     def count(self, job: Job) -> None:
         """Count a decision that was put into effect: the model's next one has another number."""
         self._num_decisions[job.model] += 1
-
-
-def _likely_match(session: SessionView, num_tokens: int) -> Match:
-    """Guess what a session's last candidate holds of a prompt whose tokens are not known.
-
-    The last prompt that it computed is probably this one's beginning. So a session stays where it
-    is, unless the queue there is longer than computing all of it elsewhere takes.
-    """
-    num_held = max(0, min(session.num_tokens, num_tokens - 1))
-    return Match(num_held, num_held)

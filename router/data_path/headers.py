@@ -8,6 +8,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from router.api.clients import FORWARDED
+from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
 from router.data_path import tenancy
 from router.data_path.job import Job, Placement
@@ -47,7 +48,7 @@ class RequestHeaders:
         if job.learns_as is not None:
             headers["X-Session-ID"] = job.learns_as
         elif job.session_hash is not None:  # engines name it in their events
-            headers["X-Session-ID"] = f"{job.session_hash:016x}"
+            headers["X-Session-ID"] = engine_name(job.session_hash)
         if placement.candidate.rank is not None:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
         if job.inbound.client is not None:
@@ -94,7 +95,7 @@ def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> No
     if job.prefill is not None:
         is_remote = job.prefill.result == "remote"
         headers["x-warmroute-prefill"] = job.prefill.where if is_remote else "local"
-    if job.tokens is not None:
+    if job.is_predicted(placement.candidate.id):
         headers["x-warmroute-cached"] = (
             f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"
             f";pool={placement.num_pool_tokens}"

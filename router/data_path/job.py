@@ -86,6 +86,9 @@ class Job(Struct, kw_only=True):
     num_counted_tokens: int | None = None  # the answer, where it asked for that; None: not known
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked
+    traced: frozenset[CandidateId] = frozenset()  # matched by what its session stored, lastly
+    engine_session: str | None = None  # engines go by this name in its body, not by our digest
+    num_guessed_tokens: int = 0  # of a prompt that is not known to its end, by its bytes alone
     assigned: Assignment | None = None  # its arm of an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
@@ -117,6 +120,15 @@ class Job(Struct, kw_only=True):
     def tenant(self) -> Tenant | None:
         """Whose request it is."""
         return self.inbound.tenant
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the tokens are known to the prompt's end."""
+        return self.tokens is not None and not self.num_rest_tokens
+
+    def is_predicted(self, candidate: CandidateId) -> bool:
+        """Return whether what a candidate reuses of the prompt is more than a guess."""
+        return self.tokens is not None or candidate in self.traced
 
     @property
     def num_needed_tokens(self) -> int:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from policies.view import CandidateId, ReplicaView
 from router.contracts import HashContract
+from router.data_path.attribution import Attribution
 from router.data_path.job import Found, Job, PoolMatch
 from router.data_path.lookup import Lookup
 from router.data_path.verify import PoolVerifier
@@ -46,6 +47,7 @@ class Matcher:
         *,
         fleet: Fleet,
         caches: CacheView,
+        attribution: Attribution,
         lookup: Lookup | None,
         pool: PoolVerifier | None,
         encoders: Executor,
@@ -53,6 +55,7 @@ class Matcher:
     ) -> None:
         self._fleet = fleet
         self._caches = caches
+        self._attribution = attribution
         self._lookup = lookup
         self._pool = pool
         self._encoders = encoders
@@ -62,6 +65,7 @@ class Matcher:
 
     async def prepare(self, job: Job) -> None:
         """Hash a long new prompt ahead, and ask Redis; whatever fails, the request goes on."""
+        self._attribution.estimate(job)
         if job.tokens is None:
             return
         if job.tokens.num_new_tokens > _HEAVY_TOKENS:
@@ -133,6 +137,8 @@ class Matcher:
         """
         contract = self._caches.contract(view.id)
         if job.tokens is None or contract is None or not view.num_gpu_tokens:
+            return view
+        if view.id in job.traced:
             return view
         if candidate.rank is not None and not job.inbound.api.honours_rank:
             return view

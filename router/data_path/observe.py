@@ -7,6 +7,7 @@ import time
 
 from policies.naming import params_of
 from router.api.usage import Usage
+from router.data_path.attribution import Attribution
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.shadow import Shadows
 from router.data_path.token_audit import TokenAudit
@@ -30,6 +31,7 @@ class Observer:
         metrics: Metrics,
         caches: CacheView,
         token_audit: TokenAudit,
+        attribution: Attribution,
         pool: PoolVerifier | None,
         decision_log: DecisionLog | None,
         experiments: ExperimentRunner,
@@ -38,6 +40,7 @@ class Observer:
         self._metrics = metrics
         self._caches = caches
         self._token_audit = token_audit
+        self._attribution = attribution
         self._pool = pool
         self._decision_log = decision_log
         self._experiments = experiments
@@ -198,12 +201,19 @@ class Observer:
         if job.completion is not None and len(job.completion.prompts) > 1:
             return  # usage sums the prompts; only the first was predicted
         self._token_audit.audit(job, placement, usage.prompt_tokens)
+        self._attribution.answered(job, usage)
         if job.prefill is not None and job.prefill.is_peer_to_peer:
             return  # all of it came from elsewhere
         reported = usage.num_cached_tokens
-        if reported is None or job.tokens is None or not job.is_placed_at(placement.candidate):
+        if reported is None or not job.is_placed_at(placement.candidate):
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
+        if name in job.traced:
+            self._of(name).audit["exact" if error == 0 else "partial"].inc()
+            self._of(name).reported_tokens.inc(reported)
+            return
+        if job.tokens is None:
+            return
         claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
         if result == "over" and claim is not None:
@@ -288,7 +298,9 @@ def _record_of_waiting(
         state=caches.state(choice.candidate.id),
         status=status,
         outcome=Outcome.CLIENT_GONE,
-        num_cached_tokens=num_own + choice.num_pool_tokens if job.tokens else 0,
+        num_cached_tokens=(
+            num_own + choice.num_pool_tokens if job.is_predicted(choice.candidate.id) else 0
+        ),
         usage=None,
         predicted_ttft_ms=None,
         ttft_ms=None,

@@ -26,6 +26,7 @@ from router.index.last_block import Drop, LastBlock
 from router.index.prefix import NO_END, Either, PrefixEnd, leading, num_leading, prolonged
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
+from router.index.trails import Trails
 from router.messages import TierChange
 
 
@@ -89,6 +90,7 @@ class BlockIndex:
 
     `last_blocks`: what is expected of the last block of hits, of candidates that speculate.
     `orders`: in which order candidates will evict; blocks that they store are told to these.
+    `trails`: which of them sessions stored whose tokens are not known.
     """
 
     __slots__ = (
@@ -100,6 +102,7 @@ class BlockIndex:
         "_retired",
         "last_blocks",
         "orders",
+        "trails",
     )
 
     def __init__(self, *, max_cpu_blocks: int = 2_000_000, max_pending: int = MAX_PENDING) -> None:
@@ -108,6 +111,7 @@ class BlockIndex:
         self._layouts: dict[CandidateId, KvLayout | None] = {}
         self.last_blocks: dict[CandidateId, LastBlock] = {}
         self.orders: dict[CandidateId, EvictionOrder] = {}
+        self.trails = Trails()
         self._retired: list[Copies] = []
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending

@@ -219,7 +219,21 @@ class RankBlocks:
                 self._index.store(self._candidate, keys, tier)
             else:
                 self._index.store(self._candidate, keys, tier, block_key(parent))
+            if event.session_id is not None and tier == "gpu" and not salt:
+                self._attribute(event, event.session_id, keys)
         self.counters.num_stored += len(keys)
+
+    def _attribute(self, event: BlockStored, session: str, keys: Sequence[BlockKey]) -> None:
+        """Note whose request stored blocks, if they are whole and named as they are indexed."""
+        if self._translation is None and event.block_size == self.contract.block_size:
+            parent = event.parent_block_hash
+            self._index.trails.stored(
+                self._candidate,
+                session,
+                None if parent is None else block_key(parent),
+                keys,
+                event.block_size,
+            )
 
     def _salt(self, event: BlockStored, tier: Tier) -> int | None:
         """Learn the event's KV group; return what its keys differ by, None: it is not indexed.

@@ -58,7 +58,7 @@ class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
-    session_id: str | None = None  # of the request; the last of those that were added
+    session_id: str | None = None  # of the request; of several, the last (0.32)
 
 
 class BlockRemoved(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):

@@ -127,7 +127,8 @@ class Metrics:
     audit: Annotated[Counter, Spec("warmroute_audited", "replica result",
         "Predictions of cached tokens held against the engine's usage: exact, over, under; "
         "evicted: right when made, but blocks went before the engine came to the request; partial: "
-        "the engine reused more, behind an image that was not known")]
+        "the engine reused more, behind an image that was not known, or other than the session had "
+        "stored, where its tokens are not known")]
     audit_error: Annotated[Histogram, Spec("warmroute_audit_error_tokens", "replica",
         "Absolute difference of predicted and reported cached tokens", _TOKEN_BUCKETS)]
     last_block_changes: Annotated[Counter, Spec("warmroute_last_block_changes", "replica",
