@@ -126,13 +126,19 @@ async def test_two_conversations_in_one_session_are_no_prediction_of_a_stream() 
         assert stage.router.caches.trust(CandidateId("r1")) == 1.0
 
 
-async def test_a_session_that_clients_name_to_engines_is_guessed() -> None:
+@pytest.mark.parametrize("behind", ["", "-1"], ids=["digest", "digest and a number"])
+async def test_a_session_that_clients_name_to_engines_is_guessed(behind: str) -> None:
     """Events then carry a name that is not ours, perhaps the digest of another's session."""
     async with Engines(1) as engines, on_stage(*engines, **BLIND) as stage:
         texts = [words(1)]
         before = [await turn(stage, engines, texts, "a") for _ in range(2)]
         digest = engine_name(session_hash("a", "tiny"))
-        other = {"model": "tiny", "prompt": words(8), "max_tokens": 4, "session_id": digest}
+        other = {
+            "model": "tiny",
+            "prompt": words(8),
+            "max_tokens": 4,
+            "session_id": digest + behind,
+        }
         await stage.ask(other, "/v1/completions", headers={"X-Session-ID": "b"})
         is_known = stage.metric("warmroute_tokenized_requests_total", way="local") == 1
         after = [await turn(stage, engines, texts, "a") for _ in range(2)]
