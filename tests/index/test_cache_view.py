@@ -309,6 +309,22 @@ def test_a_reply_that_its_engine_reported_is_evicted_before_its_prompt() -> None
     assert view.surviving(keys, R1, 2) == 1
 
 
+def test_an_answer_that_comes_to_its_next_block_evicts_one() -> None:
+    """Seven blocks can be used: three are held, three computed, one or two are not full."""
+    view = CacheView(BlockIndex())
+    view.add(R1, RankStream(R1, view.index, block_size=4, capacity_blocks=8))
+    before = view.claim(R1, CHAIN[:2], 0, 9)
+    received(view, batch(stored(prompt(1)[:8])), batch(stored(prompt(1), skip=2)))
+    view.release(before, computed=True, now_s=0.0)
+    claim = view.claim(R1, NEW, 0, 13)
+    assert claim.use is not None
+
+    claim.use.answered(2)
+    assert view.surviving(CHAIN, R1, 3) == 3
+    claim.use.answered(1)
+    assert view.surviving(CHAIN, R1, 3) == 2
+
+
 def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
     """The hit ends a block sooner, and then loses its last one."""
     view = overrun()
