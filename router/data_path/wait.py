@@ -86,6 +86,7 @@ class WaitingRoom:
             self._rules,
             fleet.working_sets,
             fleet,
+            self._has_room,
         )
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +189,7 @@ class WaitingRoom:
         """
         now_s, prompt = monotonic(), choice.prompt
         asked = Waiting(
-            item=None,
+            item=_Seat(job, asyncio.get_running_loop().create_future()),
             session=job.session_hash,
             num_tokens=job.num_tokens,
             since_s=now_s,
@@ -244,6 +245,10 @@ class WaitingRoom:
             return None
         waiting.answers_at = seat.choice.candidate.id
         return seat.choice.prompt
+
+    def _has_room(self, waiting: Waiting, choice: Choice) -> bool:
+        seat: _Seat = waiting.item
+        return self._decider.has_room(seat.job, choice)
 
     def _expect(self, waiting: Waiting, now_s: float) -> None:
         """Refuse a request that has just come if its limits cannot be kept."""

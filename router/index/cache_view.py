@@ -183,6 +183,25 @@ class CacheView:
             return max(0, num_left - 1)
         return num_left
 
+    def has_room(self, chain: Sequence[BlockKey], candidate: CandidateId, num_tokens: int) -> bool:
+        """Return whether a candidate has blocks for a prompt beside the requests that it has.
+
+        If not, its engine has it wait until some of those are over, and with it all that come
+        after it. True where that is not known, as in `surviving`.
+        """
+        index, stream = self.index, self._streams.get(candidate)
+        order = index.orders.get(candidate)
+        if stream is None or order is None or not order.num_running:
+            return True
+        capacity = stream.capacity_blocks - 1  # null block
+        if stream.state == "blind" or index.has_groups(candidate):
+            return True
+        if index.num_blocks(candidate) > capacity:
+            return True
+        size = stream.contract.block_size
+        num_free = capacity - order.num_in_use() - order.num_open(size)
+        return -(-num_tokens // size) - order.num_shared(chain) <= num_free
+
     def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
         """Find what a candidate evicts for the requests that it has.
 

@@ -129,6 +129,20 @@ class EvictionOrder:
             return num_running
         return num_running + sum([use.is_beyond(block_size) for use in self._running])
 
+    def num_in_use(self) -> int:
+        """Count the distinct blocks of the chains of requests that run."""
+        return sum([len(use.keys) - use.start for use in self._running])
+
+    def num_shared(self, keys: Sequence[BlockKey]) -> int:
+        """Count the leading blocks of a chain that requests that run have in use. O(k log n)."""
+        num_blocks = 0
+        while num_blocks < len(keys):
+            other = self._first.get(keys[num_blocks])
+            if other is None or other not in self._running:
+                break
+            num_blocks = _num_common(keys, other.keys, num_blocks + 1)
+        return num_blocks
+
     def begin(
         self, keys: Sequence[BlockKey], held: Container[BlockKey], num_tokens: int | None = None
     ) -> Use:

@@ -282,6 +282,38 @@ def test_the_cache_evicts_what_was_expected(
         assert num_leading(keys, after) == num_left
 
 
+@settings(max_examples=examples(150))
+@given(
+    num_blocks=st.integers(8, 24),
+    made=st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.booleans()), max_size=20
+    ),
+    asked=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+)
+def test_what_is_in_use_says_whether_a_prompt_can_begin(
+    num_blocks: int, made: list[tuple[list[int], bool]], asked: list[int]
+) -> None:
+    """As the cache does that is asked for blocks of it, some requests over and some not."""
+    cache = Blocks(num_blocks, SIZE, lambda: BlockKey(0))
+    order = EvictionOrder()
+    for names, is_over in made:
+        keys = chain(*names)
+        held = Held(list(keys), SIZE * len(keys) + 1)
+        if not cache.allocate(held, held.num_tokens, cache.match(held), whole=True):
+            continue
+        use = order.begin(keys, cache.cached_keys())
+        if is_over:
+            cache.free(held)
+            order.end(use, 0.0)
+    new = Held(chain(*asked), SIZE * len(asked) + 1)
+    num_free = cache.num_usable_blocks - order.num_in_use() - order.num_open(SIZE)
+    num_needed = len(asked) + 1 - order.num_shared(chain(*asked))
+
+    can_begin = cache.allocate(new, new.num_tokens, cache.match(new), whole=True)
+
+    assert can_begin is (num_needed <= num_free)
+
+
 @settings(max_examples=examples(200))
 @given(
     st.lists(
