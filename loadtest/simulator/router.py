@@ -29,6 +29,7 @@ from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions
 from router.scheduling.queue import Queue
+from router.scheduling.waiting import Waiting
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
 _PEERS: Final = "nixl"
@@ -136,6 +137,7 @@ class Router:
                 setup.queue,
                 self._fleet.working_sets,
                 self._fleet,
+                self._has_room,
             )
 
     def choose(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Choice:
@@ -284,6 +286,9 @@ class Router:
             self._caches.release(claim, computed=True, now_s=now_s)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _has_room(self, _: Waiting, choice: Choice) -> bool:
+        return self._caches.has_room(choice.ask.keys, choice.view.id, choice.ask.num_tokens)
 
     def _claim(self, candidate: CandidateId, ask: Ask, num_held_blocks: int) -> Claim:
         num_claimed_from = num_held_blocks if self._speculates else len(ask.keys)

@@ -99,6 +99,10 @@ class Decider:
         """Look anew at the candidate of a request; what was decided stays."""
         return self._choose(job, (placement.candidate,), placement.policy, monotonic())
 
+    def has_room(self, job: Job, choice: Choice) -> bool:
+        """Return whether the engine chosen has blocks for a prompt beside what it has."""
+        return self._matcher.has_room(job, choice.candidate)
+
     def prefill_again(self, job: Job, placement: Placement, failed: Placement) -> Choice | None:
         """Choose where a prompt is computed that failed elsewhere; None: there is no other place.
 

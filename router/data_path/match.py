@@ -151,6 +151,15 @@ class Matcher:
         num_cpu = view.num_cpu_tokens if has_cpu else num_gpu
         return replace(view, num_gpu_tokens=num_gpu, num_cpu_tokens=num_cpu)
 
+    def has_room(self, job: Job, candidate: Candidate) -> bool:
+        """Return whether an engine could begin a prompt now, beside what it has."""
+        contract = self._caches.contract(candidate.id)
+        if job.tokens is None or contract is None:
+            return True
+        if candidate.rank is not None and not job.inbound.api.honours_rank:
+            return True
+        return self._caches.has_room(job.keys(contract), candidate.id, job.num_tokens)
+
     def _matches(self, job: Job, contracts: _ByContract) -> dict[CandidateId, Match]:
         """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
 

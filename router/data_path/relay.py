@@ -126,8 +126,11 @@ class Relay:
                 passage.last_usage = stream.usage if stream.is_whole else None
                 raise
         tail = bytearray(answer.first)
+        note = _noting(passage)
+        note(answer.first)
 
         def take(chunk: bytes) -> bool:
+            note(chunk)
             is_taken = reply.put(chunk)
             if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
                 passage.first_s = answer.first_s = monotonic()
@@ -198,8 +201,11 @@ class Relay:
             NotContinued: it does not go on with the answer that it was given.
         """
         answer, name = passage.answer, passage.placement.candidate.replica.name
+        note = _noting(passage)
+        note(answer.first)
 
         def take(chunk: bytes) -> bool:
+            note(chunk)
             whole = stream.feed(chunk)
             is_taken = reply.put(whole) if whole else True
             return is_taken and not stream.failure
@@ -280,6 +286,20 @@ class Relay:
                 "result": result,
             },
         )
+
+
+def _noting(passage: Passage) -> Callable[[bytes], None]:
+    """Return what counts a stream's events, about one a token, for what it takes of a cache."""
+    claim = passage.placement.claim
+    use = claim.use if claim is not None else None
+    if use is None or not passage.answer.is_event_stream:
+        return _ignore
+    answered = use.answered
+    return lambda chunk: answered(chunk.count(b"\n\n"))
+
+
+def _ignore(chunk: bytes) -> None:
+    """Count nothing."""
 
 
 def _usage_at_the_end(job: Job, tail: bytearray) -> Usage | None:

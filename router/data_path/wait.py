@@ -86,6 +86,7 @@ class WaitingRoom:
             self._rules,
             fleet.working_sets,
             fleet,
+            self._has_room,
         )
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
@@ -148,9 +149,10 @@ class WaitingRoom:
             RouterError: it cannot be placed, as `Decider.decide` and `Admission.admit` say.
         """
         now_s = monotonic()
+        waiting = self._waiting(job, now_s)
         if not self._queue:
             try:
-                placement = self._at_once(job, now_s)
+                placement = self._at_once(job, waiting, now_s)
             except Exception:
                 self._observe(job, "refused", 0.0)
                 raise
@@ -162,8 +164,7 @@ class WaitingRoom:
                 self._refused(job, "full")
                 self._observe(job, "refused", 0.0)
                 raise QueueFull(retry_after_s=self._retry_after_s(now_s))
-        seat = _Seat(job, asyncio.get_running_loop().create_future())
-        waiting = self._waiting(job, now_s, seat)
+        seat: _Seat = waiting.item
         self._queue.add(waiting)
         if self._queue.has_limits(waiting):
             self._expect(waiting, now_s)
@@ -185,7 +186,7 @@ class WaitingRoom:
         And its outlook, and the time between its answer's tokens in ms, None: not known.
         """
         now_s, prompt = monotonic(), choice.prompt
-        asked = self._waiting(job, now_s, None)
+        asked = self._waiting(job, now_s)
         asked.is_spent = self._queue.is_spent(asked.tenant, asked.priority)
         asked.answers_at = choice.candidate.id
         return (
@@ -194,11 +195,11 @@ class WaitingRoom:
             self._queue.tbt_ms(asked, prompt, now_s),
         )
 
-    def _waiting(self, job: Job, now_s: float, seat: _Seat | None) -> Waiting:
+    def _waiting(self, job: Job, now_s: float) -> Waiting:
         """Write a request down as one that waits from now on."""
         tenant = job.tenant
         return Waiting(
-            item=seat,
+            item=_Seat(job, asyncio.get_running_loop().create_future()),
             session=job.session_hash,
             num_tokens=job.num_tokens,
             since_s=now_s,
@@ -210,15 +211,14 @@ class WaitingRoom:
             rules=self._rules_of(job),
         )
 
-    def _at_once(self, job: Job, now_s: float) -> Placement | None:
+    def _at_once(self, job: Job, waiting: Waiting, now_s: float) -> Placement | None:
         """Book a request that comes while none waits; None: it has to wait, or has limits.
 
-        As mostly: it needs no seat, nor a turn of the loop.
+        As mostly: it needs no place in the queue, nor a turn of the loop.
 
         Raises:
             RouterError: as `place`.
         """
-        waiting = self._waiting(job, now_s, None)
         if self._queue.has_limits(waiting):
             return None
         choice = self._decider.decide(job)
@@ -284,6 +284,10 @@ class WaitingRoom:
             return None
         waiting.answers_at = seat.choice.candidate.id
         return seat.choice.prompt
+
+    def _has_room(self, waiting: Waiting, choice: Choice) -> bool:
+        seat: _Seat = waiting.item
+        return self._decider.has_room(seat.job, choice)
 
     def _expect(self, waiting: Waiting, now_s: float) -> None:
         """Refuse a request that has just come if its limits cannot be kept."""

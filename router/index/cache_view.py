@@ -183,12 +183,32 @@ class CacheView:
             return max(0, num_left - 1)
         return num_left
 
+    def has_room(self, chain: Sequence[BlockKey], candidate: CandidateId, num_tokens: int) -> bool:
+        """Return whether a candidate has blocks for a prompt beside the requests that it has.
+
+        If not, its engine has it wait until some of those are over, and with it all that come
+        after it. True where that is not known, as in `surviving`.
+        """
+        index, stream = self.index, self._streams.get(candidate)
+        order = index.orders.get(candidate)
+        if stream is None or order is None or not order.num_running:
+            return True
+        capacity = stream.capacity_blocks - 1  # null block
+        if stream.is_blind or index.has_groups(candidate):
+            return True
+        if index.num_blocks(candidate) > capacity:
+            return True
+        size = stream.contract.block_size
+        num_free = capacity - order.num_in_use() - order.num_open(size)
+        return -(-num_tokens // size) - order.num_shared(chain) <= num_free
+
     def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
         """Find what a candidate evicts for the requests that it has.
 
-        It needs room for what it holds, for what is being computed, and for one block more of each
-        request, which is not full. Nothing is known to go where blocks are guessed, where several
-        KV groups share them, or where there is more than the candidate is said to have room for.
+        It needs room for what it holds, for what is being computed, and for each request's block
+        that is not full, or two where its answer comes to the next. Nothing is known to go where
+        blocks are guessed, where several KV groups share them, or where there is more than the
+        candidate is said to have room for.
         """
         index, stream = self.index, self._streams.get(candidate)
         order = index.orders.get(candidate)
@@ -196,12 +216,14 @@ class CacheView:
             return ()
         num_held, capacity = index.num_blocks(candidate), stream.capacity_blocks - 1  # null block
         num_lost = num_held + order.num_running - capacity
-        if num_lost + index.num_computing(candidate) <= 0 or num_held > capacity:
+        most = num_lost + order.num_running + index.num_computing(candidate)
+        if most <= 0 or num_held > capacity:
             return ()
         if stream.is_blind or index.has_groups(candidate):
             return ()
         held = index.on_gpu(candidate)
         claims = self._claims.get(candidate, ())
+        num_lost += order.num_open(stream.contract.block_size) - order.num_running
         num_lost += sum([c.speculation.num_missing(held) for c in claims if c.speculation])
         return order.lost(num_lost, held) if num_lost > 0 else ()
 
@@ -222,7 +244,9 @@ class CacheView:
         computing = (*new, *others) if others else new
         speculation = self.index.speculate(candidate, computing) if new else None
         order = self.index.orders.get(candidate)
-        use = order.begin(keys, self.index.on_gpu(candidate)) if order is not None else None
+        use = None
+        if order is not None:
+            use = order.begin(keys, self.index.on_gpu(candidate), num_tokens)
         claim = Claim(
             candidate=candidate, keys=keys, others=others, speculation=speculation, use=use
         )
@@ -237,7 +261,7 @@ class CacheView:
         """
         stream, order = self._streams.get(claim.candidate), self.index.orders.get(claim.candidate)
         if order is not None and claim.use is not None:
-            order.end(claim.use)
+            order.end(claim.use, now_s)
         if computed and stream is not None and stream.is_blind:
             keys = (*claim.others, *claim.keys) if claim.others else claim.keys
             self.index.remember(claim.candidate, keys, stream.capacity_blocks)

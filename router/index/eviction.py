@@ -17,14 +17,21 @@ whose events another router follows does not show that: there, what an old conve
 gives first is charged to its prompt.
 
 Requests that end in one step of the engine end here in any order. Of the first few, one that has
-lost its tail is what the engine is at.
+lost its tail is what the engine is at. Where nothing came for a while, all streams come at once,
+and of ends that come so it is not known which was first: but each stream brings what it generated
+meanwhile, an event a token and step, so the one that brings least ended first.
+
+An answer needs one block that is not full, and soon another where its stream is ahead of what its
+events show.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from math import inf
 from typing import Final, NamedTuple, cast
 
 from router.contracts import BlockKey
@@ -33,6 +40,8 @@ from router.index.prefix import num_leading
 _MAX_REPLY: Final = 65_536  # blocks; an engine may say anything
 _NUM_LOOKS: Final = 4  # at the oldest: with every request that begins more leave than come
 _MIN_SWEEP: Final = 256  # requests that are over, before all of them are looked at
+_AT_ONCE_S: Final = 0.005  # from the first to the last of ends that came at once
+_NUM_AHEAD: Final = 1  # an engine is two tokens ahead of its stream, whose first event is none
 
 
 class Use:
@@ -40,17 +49,44 @@ class Use:
 
     keys: Its chain; of one that is over without the first `num_cut` blocks.
     start: The blocks before it belong to other requests; counted in `keys`.
+    num_tokens: Of its prompt; None: not known.
+    num_reply: Blocks of its reply.
+    num_events: Of its stream; of these, `num_last` came last and at once.
     """
 
-    __slots__ = ("_owned", "keys", "num_cut", "num_reply", "start")
+    __slots__ = (
+        "_owned",
+        "keys",
+        "num_cut",
+        "num_events",
+        "num_last",
+        "num_reply",
+        "num_tokens",
+        "start",
+    )
 
-    def __init__(self, keys: Sequence[BlockKey]) -> None:
+    def __init__(self, keys: Sequence[BlockKey], num_tokens: int | None = None) -> None:
         self.keys = keys
         self.num_cut = 0
         self.start = 0
-        self.num_reply = 0  # blocks
+        self.num_tokens = num_tokens
+        self.num_reply = 0
+        self.num_events = 0
+        self.num_last = 0
         # `keys`, once they are not the prompt's: machine words, a fifth of a list of ints.
         self._owned: array[int] | None = None
+
+    def answered(self, num_events: int) -> None:
+        """Note events of its stream that have come at once."""
+        self.num_last = num_events
+        self.num_events += num_events
+
+    def is_beyond(self, block_size: int) -> bool:
+        """Return whether its stream is, or is about to be, behind the block that is not full."""
+        if self.num_tokens is None or not self.num_events:
+            return False
+        num_tokens = self.num_tokens + self.num_events + _NUM_AHEAD
+        return num_tokens > (len(self.keys) + 1) * block_size
 
     def prolong(self, keys: Sequence[BlockKey]) -> None:
         """Add blocks of the reply."""
@@ -90,7 +126,16 @@ class EvictionOrder:
     `begin` now and then O(requests that are over), amortised O(1).
     """
 
-    __slots__ = ("_first", "_last", "_over", "_running", "_sweep_at")
+    __slots__ = (
+        "_at_once",
+        "_at_once_s",
+        "_first",
+        "_last",
+        "_over",
+        "_running",
+        "_shows_replies",
+        "_sweep_at",
+    )
 
     def __init__(self) -> None:
         self._first: dict[BlockKey, Use] = {}  # by the first block that belongs to them
@@ -98,6 +143,9 @@ class EvictionOrder:
         self._running: dict[Use, None] = {}
         self._over: dict[Use, None] = {}  # the first to be evicted first
         self._sweep_at = _MIN_SWEEP
+        self._shows_replies = False  # events bring their blocks
+        self._at_once: list[Use] = []  # the last to end, as in `_over`
+        self._at_once_s = -inf  # when the first of them ended
 
     def __len__(self) -> int:
         return len(self._over)
@@ -106,7 +154,30 @@ class EvictionOrder:
     def num_running(self) -> int:
         return len(self._running)
 
-    def begin(self, keys: Sequence[BlockKey], held: Container[BlockKey]) -> Use:
+    def num_open(self, block_size: int) -> int:
+        """Count the blocks that requests that run have, or will have soon, beyond their chains."""
+        num_running = len(self._running)
+        if not self._shows_replies:
+            return num_running
+        return num_running + sum([use.is_beyond(block_size) for use in self._running])
+
+    def num_in_use(self) -> int:
+        """Count the distinct blocks of the chains of requests that run."""
+        return sum([len(use.keys) - use.start for use in self._running])
+
+    def num_shared(self, keys: Sequence[BlockKey]) -> int:
+        """Count the leading blocks of a chain that requests that run have in use. O(k log n)."""
+        num_blocks = 0
+        while num_blocks < len(keys):
+            other = self._first.get(keys[num_blocks])
+            if other is None or other not in self._running:
+                break
+            num_blocks = _num_common(keys, other, num_blocks + 1)
+        return num_blocks
+
+    def begin(
+        self, keys: Sequence[BlockKey], held: Container[BlockKey], num_tokens: int | None = None
+    ) -> Use:
         """Note a request that is sent: its prompt's full blocks are in use.
 
         `held`: what the candidate holds; who has lost everything is forgotten.
@@ -117,7 +188,7 @@ class EvictionOrder:
             # a few of those nothing would be found.
             self._forget(list(self._over), held)
             self._sweep_at = max(_MIN_SWEEP, 2 * len(self._over))
-        use = Use(keys)
+        use = Use(keys, num_tokens)
         self._take(use)
         self._running[use] = None
         if keys:
@@ -132,13 +203,14 @@ class EvictionOrder:
         use = self._last.get(parent)
         if use is None or not keys or keys[0] in self._first or use.num_reply > _MAX_REPLY:
             return
+        self._shows_replies = True
         del self._last[parent]
         self._last[keys[-1]] = use
         if use.start == len(use.keys):
             self._first[keys[0]] = use
         use.prolong(keys)
 
-    def end(self, use: Use) -> None:
+    def end(self, use: Use, now_s: float) -> None:
         """Note that a request is over, however it ended; once more has no effect."""
         if use in self._running:
             del self._running[use]
@@ -148,6 +220,10 @@ class EvictionOrder:
                 self._over[use] = None
                 self._last[use.keys[-1]] = use
                 use.cut()
+            if now_s > self._at_once_s + _AT_ONCE_S:
+                self._at_once.clear()
+                self._at_once_s = now_s
+            self._put_before(use)
 
     def lost(self, num_blocks: int, held: Container[BlockKey]) -> tuple[FirstLost, ...]:
         """Return where chains will end once so many blocks are evicted.
@@ -166,6 +242,15 @@ class EvictionOrder:
             if num_blocks <= 0:
                 break
         return tuple(found)
+
+    def _put_before(self, use: Use) -> None:
+        """Put a request before those that ended at once with it, and after it in the engine."""
+        at = bisect_right(self._at_once, _num_at_once(use), key=_num_at_once)
+        for later in self._at_once[at:]:
+            if later in self._over:
+                del self._over[later]
+                self._over[later] = None
+        self._at_once.insert(at, use)
 
     def _forget(self, uses: Iterable[Use], held: Container[BlockKey]) -> None:
         """Forget those of some requests that have lost everything."""
@@ -188,7 +273,7 @@ class EvictionOrder:
         keys, first = use.keys, self._first
         position = start = 0
         while position < len(keys) and (other := first.get(keys[position])) is not None:
-            end = _num_common(use, other, position + 1)
+            end = _num_common(keys, other, position + 1)
             if other in self._over:
                 self._leave(other, end - other.num_cut)
                 other.cut()
@@ -221,13 +306,18 @@ class EvictionOrder:
         for other in self._running:
             keys, at = other.keys, num_cut + start
             if start < len(use.keys) and at < len(keys) and keys[at] == use.keys[start]:
-                start = _num_common(other, use, at + 1) - num_cut
+                start = _num_common(keys, use, at + 1) - num_cut
         return start
 
 
-def _num_common(running: Use, other: Use, start: int) -> int:
-    """Count the leading blocks of both chains; the first `start` are known to be."""
-    one, two, num_cut = running.keys, other.keys, other.num_cut
+def _num_at_once(use: Use) -> float:
+    """Return how many steps its stream's last events stand for; of a whole stream: not known."""
+    return use.num_last if use.num_last < use.num_events else inf
+
+
+def _num_common(one: Sequence[BlockKey], other: Use, start: int) -> int:
+    """Count the leading blocks that a chain shares with a use's; `start` are known to be."""
+    two, num_cut = other.keys, other.num_cut
     most = min(len(one), num_cut + len(two))
     if one[most - 1] == two[most - 1 - num_cut]:  # a key stands for all before it, too
         return most

@@ -5,7 +5,9 @@ leaves, as soon as two things hold there:
 
 1. **The window is open.** Requests inside an engine cannot be put in another order, and what they
    count on is evicted while they wait. So an engine has one ready beside the one it computes; or
-   several short ones, which it computes in one step, up to `ready_ms` of work.
+   several short ones, which it computes in one step, up to `ready_ms` of work. And it has blocks
+   for the prompt beside what it has, or that would wait there, and all behind it; not so with a
+   pool, which gives back what is evicted meanwhile.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
    the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
    the engine's idle time is saved up (`router.replicas.idle_time`), and a prompt that does not fit
@@ -116,10 +118,11 @@ class Queue(Generic[C]):
         rules: When one may go.
         working_sets: What lives where.
         candidates: What is known of these.
+        has_room: Whether the engine chosen could begin a request beside what it has; None: all.
     """
 
     __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_groups",
-                 "_kept_ratio", "_max_wait_s", "_num_added", "_num_at", "_num_batch",
+                 "_has_room", "_kept_ratio", "_max_wait_s", "_num_added", "_num_at", "_num_batch",
                  "_num_changed", "_num_there", "_pooled_ratio", "_rules", "_shares", "_waiting",
                  "_widest", "_working_sets")  # fmt: skip
 
@@ -128,12 +131,14 @@ class Queue(Generic[C]):
         rules: QueueRules,
         working_sets: WorkingSets,
         candidates: Candidates,
+        has_room: Callable[[Waiting, C], bool] | None = None,
     ) -> None:
         self._rules = rules
         self._widest = rules.window  # of those of all who have waited
         self._max_wait_s = (rules.max_wait_s, rules.batch_max_wait_s)
         self._working_sets = working_sets
         self._candidates = candidates
+        self._has_room = has_room
         self._waiting: set[int] = set()  # numbers
         self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
         # By priority, tenant and number; none empty.
@@ -327,6 +332,8 @@ class Queue(Generic[C]):
                 view = choice.view
                 self._put(waiting, choice)
                 verdict = self.judge(waiting, choice, now_s)
+                if verdict.goes and view.id in full:
+                    verdict = Verdict(False, "window")  # one before it waits for blocks there
                 if verdict.goes:
                     price_ms = self._price_ms(verdict, waiting, choice)
                     self.remove(waiting)
@@ -386,6 +393,26 @@ class Queue(Generic[C]):
 
     def judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""
+        verdict = self._judge(waiting, choice, now_s)
+        if verdict.goes and not self._can_begin(waiting, choice, now_s):
+            return Verdict(False, "window")
+        return verdict
+
+    def _can_begin(self, waiting: Waiting, choice: C, now_s: float) -> bool:
+        """Return whether an engine has blocks for a request, or is to let it wait itself.
+
+        It is where nothing is lost meanwhile, for a pool gives it back; and where what is believed
+        to be in use may be wrong.
+        """
+        if self._has_room is None or choice.num_pooled_tokens is not None:
+            return True
+        view = choice.view
+        if not view.num_requests or self._candidates.capacity_tokens(view.id) is None:
+            return True
+        is_late = now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]
+        return is_late or self._has_room(waiting, choice)
+
+    def _judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         view = choice.view
         rules = self._rules_of(waiting)
         if view.queue_ms >= rules.ready_ms and view.num_waiting > rules.window:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from loadtest.emulator.time_model import TimeModel
+from router.index.eviction import Use
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
@@ -219,6 +220,23 @@ async def test_what_those_in_front_evict_is_not_predicted() -> None:
 
         assert 0 < warm.predicted == warm.reported
         assert 0 <= reply.predicted - reply.reported <= 16 < warm.predicted - reply.predicted
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}], ids=["may go on elsewhere", "may not"])
+async def test_how_far_an_answer_is_is_counted(
+    fields: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event of a stream as it comes, and nothing of an answer that is no stream."""
+    counted: list[int] = []
+    monkeypatch.setattr(Use, "answered", lambda _, num_events: counted.append(num_events))
+    async with Engines(1, time_model=SLOW) as engines, on_stage(*engines) as stage:
+        reply = await stage.ask(streamed(chat(words(1), max_tokens=4, **fields)))
+        num_events = sum(counted)
+        await stage.ask(chat(words(1), max_tokens=4))
+
+        assert num_events == reply.body.count(b"\n\n") > 4
+        assert sum(counted) == num_events
+        assert len(counted) > 1
 
 
 async def test_what_was_never_computed_is_not_held() -> None:

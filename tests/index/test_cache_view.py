@@ -309,6 +309,58 @@ def test_a_reply_that_its_engine_reported_is_evicted_before_its_prompt() -> None
     assert view.surviving(keys, R1, 2) == 1
 
 
+def test_an_answer_that_comes_to_its_next_block_evicts_one() -> None:
+    """Seven blocks can be used: three are held, three computed, one or two are not full."""
+    view = CacheView(BlockIndex())
+    view.add(R1, RankStream(R1, view.index, block_size=4, capacity_blocks=8))
+    before = view.claim(R1, CHAIN[:2], 0, 9)
+    received(view, batch(stored(prompt(1)[:8])), batch(stored(prompt(1), skip=2)))
+    view.release(before, computed=True, now_s=0.0)
+    claim = view.claim(R1, NEW, 0, 13)
+    assert claim.use is not None
+
+    claim.use.answered(2)
+    assert view.surviving(CHAIN, R1, 3) == 3
+    claim.use.answered(1)
+    assert view.surviving(CHAIN, R1, 3) == 2
+
+
+def test_there_is_room_for_a_prompt_beside_what_is_in_use() -> None:
+    """Seven blocks can be used, four are: the prompt's that are shared are in use already."""
+    view = overrun()
+    assert view.has_room(CHAIN, R1, 40)
+    claim = view.claim(R1, CHAIN, 3)
+
+    assert view.has_room(OTHER, R1, 12)
+    assert not view.has_room(OTHER, R1, 13)
+    assert view.has_room([*CHAIN, *OTHER], R1, 24)
+    assert not view.has_room([*CHAIN, *OTHER], R1, 25)
+    view.release(claim, computed=True, now_s=0.0)
+    assert view.has_room(OTHER, R1, 13)
+
+
+def test_where_it_is_not_known_there_is_room() -> None:
+    """As above; in front of an engine it would wait for ever."""
+    unknown = caches()
+    unknown.claim(R1, NEW, 0)
+    assert unknown.has_room(OTHER, R1, 900)
+
+    blind = overrun()
+    blind.claim(R1, NEW, 0)
+    assert not blind.has_room(OTHER, R1, 900)
+    blind.hand_over(R1, RankStream(R1, BlockIndex(), block_size=4, capacity_blocks=8))
+    assert blind.has_room(OTHER, R1, 900)
+
+    small = overrun(6)
+    small.claim(R1, NEW, 0)
+    assert small.has_room(OTHER, R1, 900)
+
+    groups = overrun()
+    groups.claim(R1, NEW, 0)
+    groups.index.lay_out(R1, None)
+    assert groups.has_room(OTHER, R1, 900)
+
+
 def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
     """The hit ends a block sooner, and then loses its last one."""
     view = overrun()

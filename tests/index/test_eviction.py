@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ A, B = chain(1, 2, 3), chain(1, 2, 4, 5)
 def used(order: EvictionOrder, keys: Sequence[BlockKey], held: Sequence[BlockKey] = ()) -> Use:
     """Have a request begin and end."""
     use = order.begin(keys, held)
-    order.end(use)
+    order.end(use, 0.0)
     return use
 
 
@@ -72,11 +73,11 @@ def test_what_a_running_request_has_is_kept() -> None:
         for runs, over in ((0, 1), (1, 0)):
             order, held = EvictionOrder(), [*A, *B]
             uses = order.begin(first, held), order.begin(second, held)
-            order.end(uses[over])
+            order.end(uses[over], 0.0)
 
             own = (first, second)[over][2:]
             assert order.lost(9, held) == (FirstLost(2, own[0]),)
-            order.end(uses[runs])
+            order.end(uses[runs], 0.0)
             assert order.num_running == 0
             assert order.lost(9, held)[-1] == FirstLost(0, A[0])
 
@@ -100,7 +101,7 @@ def test_no_block_is_left_to_nobody() -> None:
     first = order.begin(chain(1, 9), held)
     used(order, turns[0], held)
     runs = [order.begin(chain(1, 8), held)]
-    order.end(first)
+    order.end(first, 0.0)
     runs.append(order.begin(chain(1, 8, 7), held))
     for turn in turns[1:]:
         used(order, turn, held)
@@ -108,7 +109,7 @@ def test_no_block_is_left_to_nobody() -> None:
     own = FirstLost(1, turns[-1][1])
     assert order.lost(9, held) == (FirstLost(1, chain(1, 9)[1]), own)
     for use in runs:
-        order.end(use)
+        order.end(use, 0.0)
     assert order.num_running == 0
 
 
@@ -117,7 +118,7 @@ def test_a_reply_goes_before_its_prompt() -> None:
     order, held, other = EvictionOrder(), chain(1, 2, 3, 4), chain(7, 8)
     use = order.begin(held[:2], ())
     order.stored(held[1], held[2:3])
-    order.end(use)
+    order.end(use, 0.0)
     order.stored(held[2], held[3:])
     used(order, other, held)
 
@@ -178,10 +179,86 @@ def test_a_second_end_has_no_effect() -> None:
     """An empty prompt leaves nothing."""
     order = EvictionOrder()
     use = used(order, A)
-    order.end(use)
+    order.end(use, 0.0)
     used(order, [], A)
 
     assert (order.num_running, len(order)) == (0, 1)
+
+
+def test_of_ends_that_come_at_once_the_one_that_brings_least_was_first() -> None:
+    """Whichever comes first here; a stream that came as a whole says nothing, nor what is later."""
+    order, chains = EvictionOrder(), [chain(name) for name in range(4)]
+    held = [key for keys in chains for key in keys]
+    uses = [order.begin(keys, held) for keys in chains]
+    for use, parts in zip(uses, ((2, 1, 9), (2, 4), (5,), (2, 3)), strict=True):
+        for num_events in parts:
+            use.answered(num_events)
+    for use, end_s in zip(uses, (1.0, 1.004, 1.004, 1.006), strict=True):
+        order.end(use, end_s)
+
+    lost = [order.lost(num_blocks, held)[-1].key for num_blocks in range(1, 5)]
+    assert lost == [chains[number][0] for number in (1, 0, 2, 3)]
+
+
+def test_one_that_nothing_is_left_of_keeps_no_other_from_its_place() -> None:
+    """A sibling that runs has its blocks."""
+    order, held = EvictionOrder(), [*A, *chain(7)]
+    uses = order.begin(A, held), order.begin(A, held), order.begin(chain(7), held)
+    for use, num_events in ((uses[0], 9), (uses[2], 3)):
+        use.answered(1)
+        use.answered(num_events)
+        order.end(use, 1.0)
+
+    assert order.lost(9, held) == (FirstLost(0, chain(7)[0]),)
+
+
+@pytest.mark.parametrize(("num_events", "num_blocks"), [(0, 1), (2, 1), (3, 2), (90, 2)])
+def test_an_answer_that_comes_to_the_next_block_takes_two(num_events: int, num_blocks: int) -> None:
+    """Five tokens of prompt leave room for three; after two the engine is at the fourth.
+
+    However many there seem to be it is two, for an event may be no token.
+    """
+    order, keys = EvictionOrder(), chain(1)
+    other = order.begin(chain(2), keys)
+    order.stored(chain(2)[0], chain(2, 3)[1:])
+    order.end(other, 0.0)
+    use = order.begin(keys, keys, 5)
+    use.answered(num_events)
+
+    assert order.num_open(SIZE) == num_blocks
+
+
+def test_where_no_reply_is_seen_an_answer_takes_one() -> None:
+    """Another router follows the engine: the blocks come, not whose they are."""
+    order = EvictionOrder()
+    order.begin(A, (), 14).answered(40)
+    order.begin(B, ()).answered(40)
+
+    assert order.num_open(SIZE) == 2
+
+
+@settings(max_examples=examples(150))
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6, unique=True),
+    dice=st.randoms(use_true_random=False),
+    num_before=st.integers(0, 5),
+)
+def test_however_ends_come_at_once_the_order_is_the_engines(
+    lengths: list[int], dice: Random, num_before: int
+) -> None:
+    """Answers that run together go on by a token a step, and are read after some steps."""
+    order = EvictionOrder()
+    held = [chain(length)[0] for length in lengths]
+    uses = {length: order.begin(chain(length), held) for length in lengths}
+    for length, use in uses.items():
+        for _ in range(1 + num_before):
+            use.answered(1)
+        use.answered(length)
+    for length in dice.sample(lengths, len(lengths)):
+        order.end(uses[length], 1.0)
+
+    lost = order.lost(len(lengths), held)
+    assert [found.key for found in lost] == [chain(length)[0] for length in sorted(lengths)]
 
 
 @settings(max_examples=examples(150))
@@ -202,7 +279,7 @@ def test_the_cache_evicts_what_was_expected(
         held = Held(list(keys), SIZE * len(keys) + 1)
         assert cache.allocate(held, held.num_tokens, cache.match(held))
         cache.free(held)
-        order.end(use)
+        order.end(use, 0.0)
     before = cache.cached_keys()
     new = Held(chain(*asked), SIZE * len(asked) + 1)
     num_lost = len(before) + len(asked) + 1 - cache.num_usable_blocks
@@ -218,6 +295,38 @@ def test_the_cache_evicts_what_was_expected(
             if num_before < num_left and keys[num_before] == key:
                 num_left = num_before
         assert num_leading(keys, after) == num_left
+
+
+@settings(max_examples=examples(150))
+@given(
+    num_blocks=st.integers(8, 24),
+    made=st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.booleans()), max_size=20
+    ),
+    asked=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+)
+def test_what_is_in_use_says_whether_a_prompt_can_begin(
+    num_blocks: int, made: list[tuple[list[int], bool]], asked: list[int]
+) -> None:
+    """As the cache does that is asked for blocks of it, some requests over and some not."""
+    cache = Blocks(num_blocks, SIZE, lambda: BlockKey(0))
+    order = EvictionOrder()
+    for names, is_over in made:
+        keys = chain(*names)
+        held = Held(list(keys), SIZE * len(keys) + 1)
+        if not cache.allocate(held, held.num_tokens, cache.match(held), whole=True):
+            continue
+        use = order.begin(keys, cache.cached_keys())
+        if is_over:
+            cache.free(held)
+            order.end(use, 0.0)
+    new = Held(chain(*asked), SIZE * len(asked) + 1)
+    num_free = cache.num_usable_blocks - order.num_in_use() - order.num_open(SIZE)
+    num_needed = len(asked) + 1 - order.num_shared(chain(*asked))
+
+    can_begin = cache.allocate(new, new.num_tokens, cache.match(new), whole=True)
+
+    assert can_begin is (num_needed <= num_free)
 
 
 @settings(max_examples=examples(200))
@@ -240,7 +349,7 @@ def test_requests_at_once_leave_their_blocks_in_the_order_of_their_ends(
             free = [key for key in free if key not in keys]
         for number in [each for each in running if each + made[each][1] <= now]:
             use = running.pop(number)
-            order.end(use)
+            order.end(use, float(now))
             in_use = {key for each in running.values() for key in each.keys}
             free += [key for key in reversed(use.keys) if key not in in_use]
 

@@ -54,14 +54,17 @@ class Stage:
         self.limits: list[str] = []  # that those refused would have missed
         self.why: list[str] = []
         self.num_choices = 0
+        self.capacity: int | None = CAPACITY
+        self.num_free = {A: CAPACITY, B: CAPACITY}  # tokens that no request has in use
         self.queue: Queue[Chosen] = Queue(
             QueueRules(**{"ready_ms": 0.0, **rules}),
             self.sets,
             self,
+            lambda waiting, choice: waiting.num_tokens <= self.num_free[choice.view.id],
         )
 
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
-        return CAPACITY
+        return self.capacity
 
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:
         return self.num_waiting[candidate] - self.lost[candidate]
@@ -190,6 +193,38 @@ def test_short_ones_go_first_and_long_ones_in_the_end() -> None:
     stage.release(99.9)
     stage.num_waiting[A] = 0
     assert stage.release(100.0) == ["long"]
+
+
+def test_what_an_engine_has_no_blocks_for_waits_and_those_behind_it() -> None:
+    """It would wait there as well; small ones behind it would keep it waiting."""
+    stage = Stage(max_wait_s=60.0)
+    stage.num_free[A] = 900
+    stage.ask("large", 1_000)
+    stage.ask("small", 100, at_s=0.95)
+    stage.ask("elsewhere", 1_000, to=B)
+
+    assert stage.release(1.0) == ["elsewhere"]
+    stage.num_free[A] = 1_000
+    assert stage.release(1.04)[0] == "large"
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "waited_s", "pooled", "capacity"),
+    [(0, 1.0, {}, 9), (1, 60.0, {}, 9), (1, 1.0, {"large": 0}, 9), (1, 1.0, {}, None)],
+    ids=["nothing runs", "after long", "with a pool", "of a cache of unknown size"],
+)
+def test_it_goes_without_blocks(
+    num_requests: int, waited_s: float, pooled: dict[str, int], capacity: int | None
+) -> None:
+    """What is believed to be in use may be wrong, and a pool gives back what is evicted."""
+    stage = Stage(max_wait_s=60.0)
+    stage.pooled |= pooled
+    stage.capacity = capacity
+    stage.num_free[A] = 0
+    stage.num_requests[A] = num_requests
+    stage.ask("large", 1_000)
+
+    assert stage.release(waited_s) == ["large"]
 
 
 def test_a_session_that_does_not_fit_waits_for_room() -> None:
