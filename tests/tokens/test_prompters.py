@@ -36,7 +36,7 @@ def test_a_replica_that_is_gone_is_forgotten_by_all() -> None:
     """Whatever models it served."""
     prompters, prompter = Prompters(), Prompter(None, None)
     prompters.finish_loading("m", prompter)
-    prompter.trust.observe_usage("r1", 10, 11, num_replicas=3, now_s=0.0)
+    prompter.trust.observe_usage("r1", 10, 11, has_others=True, now_s=0.0)
     assert prompter.trust.disagrees("r1")
 
     prompters.forget("r1")
