@@ -1,8 +1,8 @@
 """Counters and histograms that the event loop adds to, in one step each.
 
 prometheus_client's take a lock, two checks and up to four calls for each addition, since threads
-may add there: a fifteenth of what a request of 20 KB took. These have one thread. Registry, gauges
-and the text format are prometheus_client's.
+may add there. These have one thread: 0.04 us for a count instead of 0.26, 0.09 for a value instead
+of 0.65, 13 us for a request. Registry, gauges and the text format are prometheus_client's.
 """
 
 from __future__ import annotations
