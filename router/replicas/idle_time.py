@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_MS: Final = 3_000.0
-"""Saved up at most: what one long prompt takes to compute, or some short ones."""
+MAX_MS: Final = 300.0
+"""Saved up at most: about what an engine has ready. Idle time is for prompts that come while it
+passes: with ten times as much, a crowd goes for what was idle before it came, and each turn of it
+throws out what others need for long after."""
 
 _KEPT: Final = 0.15  # share of all time that is not saved: the engine is to stay idle for so long
 

@@ -52,6 +52,7 @@ class _Session(Struct, gc=False):
     begun_s: float  # its last turn
     num_running: int  # turns
     goes_on: bool  # it has had a second turn
+    is_asked: bool = False  # a turn has come that is not sent yet
 
 
 class WorkingSets:
@@ -83,7 +84,7 @@ class WorkingSets:
         """Note a turn that is sent: `num_tokens` of prompt, of which so many are cached there."""
         self.expire(now_s)
         self._arrivals.add(now_s)
-        self.asked(session)
+        self.asked(session, now_s)
         known = self._take(session)
         if known is None:
             goes_on = session in self._over
@@ -91,19 +92,27 @@ class WorkingSets:
             entry = _Session(candidate, 0, num_shared, now_s, now_s, now_s, 1, goes_on)
         else:
             entry = known
-            if not entry.num_running:
-                pause_s = now_s - entry.last_s
-                self._pause_s += (1.0 - _PAUSE_DECAY) * (pause_s - self._pause_s)
             entry.candidate = candidate
+            entry.is_asked = False
             entry.last_s = entry.begun_s = now_s
             entry.num_running += 1
         entry.num_own_tokens = max(0, num_tokens - entry.num_shared_tokens)
         self._put(session, entry)
 
-    def asked(self, session: int) -> None:
-        """Note that a further turn has come of a conversation that is alive, sent or not yet."""
+    def asked(self, session: int, now_s: float) -> None:
+        """Note that a further turn has come of a conversation that is alive, sent or not yet.
+
+        Its pause is over: what it waits in a router from here on is none. If that counted, waits
+        would make usual pauses longer, and these keep room for the silent, for whom others wait.
+        """
         entry = self._sessions.get(session)
-        if entry is not None and not entry.goes_on:
+        if entry is None:
+            return
+        if not entry.num_running and not entry.is_asked:
+            entry.is_asked = True
+            pause_s = now_s - entry.last_s
+            self._pause_s += (1.0 - _PAUSE_DECAY) * (pause_s - self._pause_s)
+        if not entry.goes_on:
             entry.goes_on = True
             self._sets[entry.candidate].num_once_tokens -= entry.num_own_tokens
             self._share += (1.0 - _SHARE_DECAY) * (1.0 - self._share)

@@ -175,7 +175,7 @@ class Queue(Generic[C]):
         of_priority.setdefault(waiting.tenant, {})[waiting.number] = waiting
         self._waiting.add(waiting.number)
         if waiting.session is not None:
-            self._working_sets.asked(waiting.session)
+            self._working_sets.asked(waiting.session, waiting.since_s)
         self._groups.setdefault(waiting.group, []).append(waiting)
         self._num_there[None] += 1
 
@@ -374,7 +374,7 @@ class Queue(Generic[C]):
         may not go, it has to be added.
         """
         if waiting.session is not None:
-            self._working_sets.asked(waiting.session)
+            self._working_sets.asked(waiting.session, now_s)
         verdict = self.judge(waiting, choice, now_s)
         if verdict.goes:
             waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
@@ -585,9 +585,12 @@ class Queue(Generic[C]):
         self._join_group(waiting, (view.id, waiting.rank, lives_there, step_of(waiting.compute_ms)))
 
     def _lives_at(self, waiting: Waiting, candidate: CandidateId | None) -> bool:
-        """Return whether the conversation of a request lives at a candidate."""
-        session = waiting.session
-        return session is not None and self._working_sets.home(session) == candidate
+        """Return whether the conversation of a request lives at a candidate.
+
+        None: it was not placed yet, and will most likely want to go where it lives.
+        """
+        home = None if waiting.session is None else self._working_sets.home(waiting.session)
+        return home is not None and candidate in (None, home)
 
     def _charge(self, waiting: Waiting) -> None:
         """Take what is sent from its tenant's share, and move those whose rank that changes."""

@@ -15,16 +15,16 @@ def test_idle_time_beyond_what_is_kept_is_saved() -> None:
     """Busy time takes off what it must leave idle: at work for 17 of 20 parts saves nothing."""
     idle = IdleTime()
     idle.spend(MAX_MS, 0.0)
-    for second in range(5):
-        idle.switch(False, float(second))
-        idle.switch(True, second + 0.5)
-    assert idle.saved_ms(5.0) == pytest.approx(2_500.0 - 750.0)
+    for tenth in range(5):
+        idle.switch(False, 0.1 * tenth)
+        idle.switch(True, 0.1 * tenth + 0.05)
+    assert idle.saved_ms(0.5) == pytest.approx(250.0 - 75.0)
 
     idle = IdleTime()
     idle.spend(MAX_MS, 0.0)
-    for second in range(100):
-        idle.switch(False, float(second))
-        idle.switch(True, second + 0.85)
+    for tenth in range(1000):
+        idle.switch(False, 0.1 * tenth)
+        idle.switch(True, 0.1 * tenth + 0.085)
 
     assert idle.saved_ms(100.0) == pytest.approx(0.0, abs=1e-6)
 
@@ -47,9 +47,9 @@ def test_a_dear_prompt_goes_when_all_is_saved_and_owes_the_rest() -> None:
     assert idle.saved_ms(0.0) == MAX_MS - 20_000.0
     assert not idle.can_spend(1.0, 10.0)
     idle.switch(False, 10.0)
-    assert idle.saved_ms(20.0) == pytest.approx(-8_500.0)  # busy time adds none
+    assert idle.saved_ms(20.0) == pytest.approx(MAX_MS - 11_500.0)  # busy time adds none
     idle.switch(True, 20.0)
-    assert idle.can_spend(0.0, 30.0)
+    assert idle.can_spend(0.0, 40.0)
 
 
 def test_a_clock_that_stands_still_changes_nothing() -> None:

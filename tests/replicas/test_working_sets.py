@@ -53,13 +53,28 @@ def test_a_silent_session_is_over_until_it_goes_on() -> None:
     assert sets.num_own_tokens(1, 2000, 1000) == 1600
 
 
+def test_a_pause_ends_when_the_next_turn_comes_not_when_it_is_sent() -> None:
+    """Else those who wait in a router keep room for the silent, for whom they wait."""
+    sets = WorkingSets()
+    for number in range(200):
+        start_s = 100.0 * number
+        sets.begin(number, A, 100, 0, start_s)
+        sets.end(number, start_s)
+        sets.asked(number, start_s + 2.0)
+        sets.asked(number, start_s + 3.0)
+        sets.begin(number, A, 100, 0, start_s + 4.0)
+        sets.end(number, start_s + 4.0)
+
+    assert sets.patience_s == pytest.approx(PATIENCE * 2.0, rel=0.01)
+
+
 def test_what_is_asked_once_counts_by_how_many_go_on() -> None:
     """All of one that went on, whatever others do; it did as soon as a turn has come."""
     sets = WorkingSets()
     turn(sets, 1, A, 1000, 0, 0.0)
     assert 0 < sets.num_tokens_at(A) < 1000
-    sets.asked(1)
-    sets.asked(1)
+    sets.asked(1, 0.0)
+    sets.asked(1, 0.0)
     assert sets.num_tokens_at(A) == 1000
 
     for number in range(2, 200):
@@ -100,7 +115,7 @@ def test_those_before_are_older_and_at_the_same_place() -> None:
     sets = WorkingSets()
     for session, candidate, num_tokens in ((1, A, 10), (2, B, 20), (3, A, 40), (4, A, 80)):
         turn(sets, session, candidate, num_tokens, 0, float(session))
-        sets.asked(session)
+        sets.asked(session, float(session))
     turn(sets, 1, A, 11, 10, 5.0)
 
     assert sets.num_tokens_before(4) == 11 + 40

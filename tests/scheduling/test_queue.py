@@ -316,6 +316,19 @@ def test_a_cache_of_one_is_never_too_small() -> None:
     assert stage.release() == ["nameless"]
 
 
+def test_one_that_goes_on_is_looked_at_before_those_that_wait_for_room() -> None:
+    """Though nobody knows yet where it would go; and before a new one, that lives nowhere."""
+    stage = Stage(window=99)
+    stage.lives(1, A, 8_900, 0.0)
+    for number in range(30):
+        stage.ask(f"held {number}", 5_000, session=100 + number)
+    assert stage.release(0.0) == []
+    stage.ask("new", 50, session=2, at_s=1.0)
+    stage.ask("goes on", 8_950, session=1, cached=8_900, at_s=1.0)
+
+    assert stage.release(1.0)[0] == "goes on"
+
+
 def test_nobody_waits_for_room_for_ever() -> None:
     """After `max_wait_s` it goes, before all others; the window holds for it, too."""
     stage = Stage(max_wait_s=10.0, window=0)
