@@ -68,8 +68,8 @@ def machines(log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
 
 
 def numbers(engine: Engine) -> list[str]:
-    """List the ranks whose events a server names."""
-    return list(httpx.get(f"{engine.url}/kv_event_sources", timeout=30).json())
+    """List the ranks whose events a server names; it has them in the order in which they came up."""
+    return sorted(httpx.get(f"{engine.url}/kv_event_sources", timeout=30).json())
 
 
 @pytest.mark.timeout(600)
