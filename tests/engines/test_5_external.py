@@ -68,7 +68,7 @@ def machines(log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
 
 
 def numbers(engine: Engine) -> list[str]:
-    """List the ranks whose events a server names; it has them in the order in which they came up."""
+    """List the ranks whose events a server names, in whatever order they came up there."""
     return sorted(httpx.get(f"{engine.url}/kv_event_sources", timeout=30).json())
 
 
