@@ -18,9 +18,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from loadtest.emulator.bounds import LATENCY_S, TTFT_S
 from loadtest.emulator.engine import Engine
-from loadtest.emulator.histogram import LATENCY_S, TTFT_S, Histogram
 from loadtest.emulator.options import EmulatorOptions
+from router.metrics.counting import Distribution
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -32,8 +33,8 @@ class RankStats:
 
     def __init__(self) -> None:
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.queue_and_prefill_s = Histogram(TTFT_S)
-        self.e2e_s = Histogram(LATENCY_S)
+        self.queue_and_prefill_s = Distribution(TTFT_S)
+        self.e2e_s = Distribution(LATENCY_S)
 
 
 class EngineMetrics(Collector):
@@ -190,10 +191,10 @@ class EngineMetrics(Collector):
             family.add_metric((str(rank), self._model), value)
         return family
 
-    def _histogram(self, name: str, text: str, values: Iterable[Histogram]) -> Metric:
+    def _histogram(self, name: str, text: str, values: Iterable[Distribution]) -> Metric:
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=("engine", "model_name"))
         for rank, value in enumerate(values, self._options.first_rank):
-            family.add_metric((str(rank), self._model), value.buckets(), value.total)
+            family.add_metric((str(rank), self._model), value.buckets(), value.sum)
         return family
 
     def _cache_config(self) -> Metric:

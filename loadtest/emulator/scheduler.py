@@ -19,9 +19,10 @@ from collections import deque
 from msgspec import Struct
 
 from loadtest.emulator.block_manager import BlockManager, CachedSequence
-from loadtest.emulator.histogram import BETWEEN_TOKENS_S, Histogram
+from loadtest.emulator.bounds import BETWEEN_TOKENS_S
 from loadtest.emulator.time_model import StepWork
 from router.contracts import ExtraKeys, HashContract
+from router.metrics.counting import Distribution
 
 
 class Request:
@@ -96,7 +97,7 @@ class SchedulerStats:
     )
 
     def __init__(self) -> None:
-        self.between_tokens_s = Histogram(BETWEEN_TOKENS_S)
+        self.between_tokens_s = Distribution(BETWEEN_TOKENS_S)
         self.num_cache_queries = 0  # tokens
         self.num_cache_hits = 0  # tokens
         self.num_preemptions = 0

@@ -53,6 +53,11 @@ class Distribution:
         self.num_in[bisect_left(self._bounds, amount)] += 1
         self.sum += amount
 
+    def buckets(self) -> list[tuple[str, float]]:
+        """List how many values are at most each bound, by bound, as Prometheus wants them."""
+        bounds = [str(floatToGoString(bound)) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
+        return list(zip(bounds, map(float, accumulate(self.num_in)), strict=True))
+
 
 class _Series(Collector, Generic[C]):
     """An instrument's series by the values of its labels, made when first asked for."""
@@ -144,10 +149,8 @@ class Histogram(_Series[Distribution]):
 
     def collect(self) -> Iterator[Metric]:
         family = self._family()
-        names = [str(floatToGoString(bound)) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
         for values, series in self._series.items():
-            counts = map(float, accumulate(series.num_in))
-            buckets = list(zip(names, counts, strict=True))
+            buckets = series.buckets()
             family.add_metric(values, buckets=buckets, sum_value=series.sum)
             if self._bounds[0] < 0:  # which has no sum that only grows: it leaves out both
                 labels = dict(zip(self._labels, values, strict=True))

@@ -128,8 +128,8 @@ def emulate(requests: list[Asked], engines: Engines, time_model: TimeModel) -> O
         changes=named,
         num_free_blocks=blocks.num_free_blocks,
         num_steps=scheduler.stats.num_steps,
-        num_between_tokens=sum(scheduler.stats.between_tokens_s.counts),
-        between_tokens_s=scheduler.stats.between_tokens_s.total,
+        num_between_tokens=sum(scheduler.stats.between_tokens_s.num_in),
+        between_tokens_s=scheduler.stats.between_tokens_s.sum,
         keys=[[block_key(digest) for digest in r.sequence.digests] for r in made],
     )
 
