@@ -15,7 +15,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from router.tokens import modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
@@ -35,7 +35,7 @@ _OTHER_TOKENIZER_CLASS = frozenset(
     {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
 )
 _BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
-_MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
+_MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 # What a tokenizer class must not do its own way.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
 

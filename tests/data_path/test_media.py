@@ -103,18 +103,28 @@ async def test_an_image_is_asked_about_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:1/a.png", "data:image/png;base64,%%%", "data:image/png;base64,"]
+    ("model", "part"),
+    [
+        ("idefics3", {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}),
+        ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}),
+        ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}),
+        ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}),
+        ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,%%%"}}),
+        ("qwen2_audio", {"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}),
+    ],
+    ids=["address", "no-base64", "nothing", "sound-address", "sound-no-base64", "sound-no-data"],
 )
-async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, url: str) -> None:
+async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, model: str, part: Json) -> None:
     """No engine is asked, nothing is fetched; the body goes on as it came."""
-    async with seeing(tmp_path) as (engine, stage):
-        body = show({"type": "image_url", "image_url": {"url": url}}, text="a")
+    async with seeing(tmp_path, model) as (engine, stage):
+        body = show(part, text="a")
         reply = await stage.ask(body)
 
         assert reply.status == 200
         assert [orjson.loads(each.body) for each in engine.received] == [body]
         assert ways(stage) == {"prefix": 1}
-        assert stage.metric("warmroute_needs_engine_total", why="image") == 1
+        why = "image" if model == "idefics3" else "audio"
+        assert stage.metric("warmroute_needs_engine_total", why=why) == 1
 
 
 async def test_sound_is_asked_about_once(tmp_path: Path) -> None:
@@ -144,27 +154,6 @@ async def test_a_request_that_is_learned_from_has_a_session_of_its_own(tmp_path:
         ]
         assert len({text, *heard}) == 3
         assert [each[:17] for each in heard] == [f"{text}-"] * 2
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}},
-        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,%%%"}},
-        {"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}},
-    ],
-    ids=["address", "no-base64", "no-base64-data"],
-)
-async def test_sound_that_is_not_known_ends_a_prompt(tmp_path: Path, part: Json) -> None:
-    """No engine is asked, nothing is fetched; the body goes on as it came."""
-    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
-        body = show(part, text="a")
-        reply = await stage.ask(body)
-
-        assert reply.status == 200
-        assert [orjson.loads(each.body) for each in engine.received] == [body]
-        assert ways(stage) == {"prefix": 1}
-        assert stage.metric("warmroute_needs_engine_total", why="audio") == 1
 
 
 async def test_sound_that_the_engine_refuses_is_asked_about_once(tmp_path: Path) -> None:
