@@ -111,10 +111,11 @@ class Attribution:
             return {}
         asked: list[CandidateId] = []
         for candidate in candidates:
-            contract = caches.contract(candidate.id)
-            if contract is None or contract.block_size != size or not job.is_placed_at(candidate):
+            stream = caches.stream(candidate.id)
+            if stream is None or stream.is_blind or not job.is_placed_at(candidate):
                 continue
-            if caches.state(candidate.id) == "blind":
+            contract = stream.contract
+            if contract.block_size != size:
                 continue
             if num_before and caches.index.has_groups(candidate.id):
                 continue  # their hits depend on where a block is

@@ -140,8 +140,7 @@ class Job(Struct, kw_only=True):
         prompt = self.prompt
         if prompt is None or (isinstance(prompt, ChatRequest) and prompt.truncates):
             return 0
-        is_known = self.tokens is not None and not self.num_rest_tokens
-        return self.num_tokens * (1 if is_known else 2) + max(1, prompt.max_tokens or 1)
+        return self.num_tokens * (1 if self.is_known else 2) + max(1, prompt.max_tokens or 1)
 
     def digests(self, contract: HashContract, positions: Sequence[int]) -> list[bytes]:
         """List the full digests of some of the prompt's blocks; positions ascending."""

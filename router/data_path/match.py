@@ -138,9 +138,7 @@ class Matcher:
         contract = self._caches.contract(view.id)
         if job.tokens is None or contract is None or not view.num_gpu_tokens:
             return view
-        if view.id in job.traced:
-            return view
-        if candidate.rank is not None and not job.inbound.api.honours_rank:
+        if view.id in job.traced or not job.is_placed_at(candidate):
             return view
         num_blocks = view.num_gpu_tokens // contract.block_size
         num_left = self._caches.surviving(job.keys(contract), view.id, num_blocks)
@@ -154,9 +152,7 @@ class Matcher:
     def has_room(self, job: Job, candidate: Candidate) -> bool:
         """Return whether an engine could begin a prompt now, beside what it has."""
         contract = self._caches.contract(candidate.id)
-        if job.tokens is None or contract is None:
-            return True
-        if candidate.rank is not None and not job.inbound.api.honours_rank:
+        if job.tokens is None or contract is None or not job.is_placed_at(candidate):
             return True
         return self._caches.has_room(job.keys(contract), candidate.id, job.num_tokens)
 

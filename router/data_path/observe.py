@@ -95,9 +95,7 @@ class Observer:
                     "model": job.model,
                     "tenant": record.tenant,
                     "replica": placement.candidate.id,
-                    "arm": f"{assigned.experiment}/{assigned.arm}"
-                    if assigned is not None
-                    else None,
+                    "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
                     "why": placement.decision.reason,
                     "prefill": job.prefill.where if job.prefill is not None else None,
                     "tokens": job.num_tokens,
@@ -208,9 +206,10 @@ class Observer:
         if reported is None or not job.is_placed_at(placement.candidate):
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
+        metrics = self._of(name)
         if name in job.traced:
-            self._of(name).audit["exact" if error == 0 else "partial"].inc()
-            self._of(name).reported_tokens.inc(reported)
+            metrics.audit["exact" if error == 0 else "partial"].inc()
+            metrics.reported_tokens.inc(reported)
             return
         if job.tokens is None:
             return
@@ -220,7 +219,6 @@ class Observer:
             predicted = placement.num_cached_tokens
             if self._caches.was_overtaken(claim, reported, predicted):
                 result = "evicted"  # between decision and schedule: no fault of what we know
-        metrics = self._of(name)
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
         if self._token_audit.is_partial(job, placement, reported, size):

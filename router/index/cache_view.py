@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -47,6 +47,14 @@ class Claim(Struct, kw_only=True):
 class _Trust(Struct):
     ratio: float = 1.0
     num_audits: int = 0
+
+
+class _Room(NamedTuple):
+    """By what a candidate's room is counted."""
+
+    order: EvictionOrder
+    capacity: int  # blocks
+    block_size: int
 
 
 class CacheView:
@@ -189,16 +197,10 @@ class CacheView:
         If not, its engine has it wait until some of those are over, and with it all that come
         after it. True where that is not known, as in `surviving`.
         """
-        index, stream = self.index, self._streams.get(candidate)
-        order = index.orders.get(candidate)
-        if stream is None or order is None or not order.num_running:
+        known = self._room_of(candidate)
+        if known is None or not known.order.num_running:
             return True
-        capacity = stream.capacity_blocks - 1  # null block
-        if stream.is_blind or index.has_groups(candidate):
-            return True
-        if index.num_blocks(candidate) > capacity:
-            return True
-        size = stream.contract.block_size
+        order, capacity, size = known
         num_free = capacity - order.num_in_use() - order.num_open(size)
         return -(-num_tokens // size) - order.num_shared(chain) <= num_free
 
@@ -206,26 +208,35 @@ class CacheView:
         """Find what a candidate evicts for the requests that it has.
 
         It needs room for what it holds, for what is being computed, and for each request's block
-        that is not full, or two where its answer comes to the next. Nothing is known to go where
-        blocks are guessed, where several KV groups share them, or where there is more than the
-        candidate is said to have room for.
+        that is not full, or two where its answer comes to the next.
         """
-        index, stream = self.index, self._streams.get(candidate)
-        order = index.orders.get(candidate)
-        if stream is None or order is None:
+        known = self._room_of(candidate)
+        if known is None:
             return ()
-        num_held, capacity = index.num_blocks(candidate), stream.capacity_blocks - 1  # null block
-        num_lost = num_held + order.num_running - capacity
-        most = num_lost + order.num_running + index.num_computing(candidate)
-        if most <= 0 or num_held > capacity:
-            return ()
-        if stream.is_blind or index.has_groups(candidate):
+        index, (order, capacity, size) = self.index, known
+        num_lost = index.num_blocks(candidate) + order.num_running - capacity
+        if num_lost + order.num_running + index.num_computing(candidate) <= 0:
             return ()
         held = index.on_gpu(candidate)
         claims = self._claims.get(candidate, ())
-        num_lost += order.num_open(stream.contract.block_size) - order.num_running
+        num_lost += order.num_open(size) - order.num_running
         num_lost += sum([c.speculation.num_missing(held) for c in claims if c.speculation])
         return order.lost(num_lost, held) if num_lost > 0 else ()
+
+    def _room_of(self, candidate: CandidateId) -> _Room | None:
+        """Find by what a candidate's room is counted; None: it is not known what it gives up.
+
+        Its blocks are guessed, several KV groups share them, or it has more of them than it is said
+        to have room for.
+        """
+        index, stream = self.index, self._streams.get(candidate)
+        order = index.orders.get(candidate)
+        if stream is None or order is None or stream.is_blind or index.has_groups(candidate):
+            return None
+        capacity = stream.capacity_blocks - 1  # null block
+        if index.num_blocks(candidate) > capacity:
+            return None
+        return _Room(order, capacity, stream.contract.block_size)
 
     def claim(
         self,
