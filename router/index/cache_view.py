@@ -201,8 +201,9 @@ class CacheView:
         if known is None or not known.order.num_running:
             return True
         order, capacity, size = known
+        num_needed = -(-num_tokens // size)
         num_free = capacity - order.num_in_use() - order.num_open(size)
-        return -(-num_tokens // size) - order.num_shared(chain) <= num_free
+        return num_needed <= num_free or num_needed - order.num_shared(chain) <= num_free
 
     def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
         """Find what a candidate evicts for the requests that it has.
