@@ -144,7 +144,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="idle time of an engine that a prompt spends whose conversation does not "
             "fit, in times what it takes to compute, for each prompt that waits for the engine",
         ),
-    ] = 0.15
+    ] = 0.05
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
     ] = 300.0

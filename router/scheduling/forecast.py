@@ -18,7 +18,15 @@ from operator import attrgetter
 from typing import Final
 
 from policies.view import CandidateId
-from router.scheduling.waiting import Choice, Group, Waiting, compute_ms, middle_ms, step_of
+from router.scheduling.waiting import (
+    SHORT_FIRST,
+    Choice,
+    Group,
+    Waiting,
+    compute_ms,
+    middle_ms,
+    step_of,
+)
 
 _NUM_ROUNDS: Final = 5  # halving what is not sure
 _DECAY: Final = 0.98  # half of the weight lies on the last 35 waits
@@ -103,7 +111,8 @@ def work_ahead_ms(
         for each_ms, group in rivals:
             before_s = waiting.since_s  # of those that take as long: they came first
             if each_ms != own_ms:
-                before_s = start_s - each_ms / own_ms * (start_s - waiting.since_s)
+                shorter = (each_ms / own_ms) ** SHORT_FIRST
+                before_s = start_s - shorter * (start_s - waiting.since_s)
             ms += each_ms * bisect_left(group, before_s, key=_since)
         return ms
 

@@ -20,9 +20,10 @@ leaves, as soon as two things hold there:
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
 those whose conversation lives where they want to go, then by
-how long they have waited over how long they take (uncached tokens, by the learned cost), so that
-short ones do not wait for long ones, and long ones not for ever. One that has waited for
-`max_wait_s` goes first and needs no room, and one of class batch after `batch_max_wait_s`.
+how long they have waited over how long they take (uncached tokens, by the learned cost) to the
+power of `SHORT_FIRST`, so that short ones do not wait for long ones, and long ones not for ever.
+One that has waited for `max_wait_s` goes first and needs no room, and one of class batch after
+`batch_max_wait_s`.
 
 A request with a deadline is refused as soon as its first token is predicted to come later: when it
 comes, from time to time while it waits, and before it is sent. With a limit on the time between
@@ -55,6 +56,7 @@ from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
     BATCH_RANK,
+    SHORT_FIRST,
     Candidates,
     Choice,
     Group,
@@ -536,7 +538,8 @@ class Queue(Generic[C]):
             is_in_time = waited_s < max_wait_s[each.is_batch]
             lives_there = self._lives_at(each, each.candidate)
             place = is_in_time * (1 + each.rank)
-            return place, not lives_there, -waited_s / each.compute_ms, each.number
+            pressing = waited_s / each.compute_ms**SHORT_FIRST
+            return place, not lives_there, -pressing, each.number
 
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
         is_short = len(self._waiting) <= _SHORT

@@ -17,6 +17,11 @@ MAX_PRIORITY: Final = 1000
 _BATCH_LEVEL: Final = 2 * MAX_PRIORITY + 1
 BATCH_RANK: Final = 2 * _BATCH_LEVEL
 
+SHORT_FIRST: Final = 2.0
+"""Power of what a prompt takes, over which its wait is taken for the order. With 1 a long one whose
+cache is gone goes before a short one that has waited for a second: both are late then. The larger,
+the more are in time, and the longer wait those that are not."""
+
 Group = tuple[CandidateId | None, int, bool, int]
 """Those that want to go to one candidate, have one rank, live there or not, and take about as
 long. The rank: twice the level, and 1 more of a tenant that has had its share."""
@@ -33,7 +38,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     window: int = 1  # requests that may wait at a candidate behind the one it computes
     ready_ms: float = 300.0  # of work at a candidate, up to which more may wait there
     fill: float = 0.9  # of a cache, for the conversations that live there
-    patience: float = 0.15  # idle time in place of room, in times what a prompt takes, for each
+    patience: float = 0.05  # idle time in place of room, in times what a prompt takes, for each
     max_wait_s: float = 300.0
     batch_max_wait_s: float = 600.0
     quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1

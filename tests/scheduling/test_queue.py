@@ -180,7 +180,7 @@ def test_more_are_ready_as_long_as_they_are_little_work() -> None:
 
 
 def test_short_ones_go_first_and_long_ones_in_the_end() -> None:
-    """The order is waiting over computing, both of this moment."""
+    """The order is waiting over the square of computing, both of this moment."""
     stage = Stage(window=0)
     stage.ask("long", 5_000, at_s=0.0)
     stage.ask("cached", 5_000, at_s=1.0, cached=4_900)
@@ -189,10 +189,12 @@ def test_short_ones_go_first_and_long_ones_in_the_end() -> None:
     stage.num_waiting[A] = 0
     assert stage.release(2.0) == ["cached"]
 
-    stage.ask("late", 100, at_s=99.5)
-    stage.release(99.9)
-    stage.num_waiting[A] = 0
-    assert stage.release(100.0) == ["long"]
+    for name, asked_s, first in (("a second", 99.0, "a second"), ("at once", 99.98, "long")):
+        stage.num_waiting[A] = 1
+        stage.ask(name, 100, at_s=asked_s)
+        stage.release(99.99)
+        stage.num_waiting[A] = 0
+        assert stage.release(100.0) == [first]
 
 
 def test_what_an_engine_has_no_blocks_for_waits_and_those_behind_it() -> None:
@@ -200,12 +202,12 @@ def test_what_an_engine_has_no_blocks_for_waits_and_those_behind_it() -> None:
     stage = Stage(max_wait_s=60.0)
     stage.num_free[A] = 900
     stage.ask("large", 1_000)
-    stage.ask("small", 100, at_s=0.95)
+    stage.ask("small", 100, at_s=0.998)
     stage.ask("elsewhere", 1_000, to=B)
 
     assert stage.release(1.0) == ["elsewhere"]
     stage.num_free[A] = 1_000
-    assert stage.release(1.04)[0] == "large"
+    assert stage.release(1.005)[0] == "large"
 
 
 @pytest.mark.parametrize(
