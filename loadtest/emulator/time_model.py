@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 
 class StepWork(Struct, gc=False):
@@ -41,6 +41,10 @@ class TimeModel(Struct, frozen=True, kw_only=True, gc=False):
             + self.ms_per_decode * work.num_decodes
             + self.ms_per_mtoken_context * work.num_decode_context_tokens * 1e-6
         )
+
+    def slower(self, factor: float) -> TimeModel:
+        """Return the model of a machine that takes `factor` times as long."""
+        return TimeModel(**{name: factor * ms for name, ms in structs.asdict(self).items()})
 
 
 # Data-sheet figures at the utilisation that serving engines reach (half of the dense bf16 FLOP/s

@@ -3,7 +3,7 @@
     python -m loadtest.studies.cliff                             8 replicas, simulated; minutes
     python -m loadtest.studies.cliff --replicas 64 --sessions 384 768 --arms kv_aware+queue
     python -m loadtest.studies.cliff --read FILE... --out docs   tables and picture of earlier runs
-    python -m loadtest.studies.cliff --grid FILE...           two real engines: of real_grid --json
+    python -m loadtest.studies.cliff --real                      two real engines; half an hour
 
 When the contexts of all sessions outgrow the caches, each turn throws out what the next one needs.
 Sessions as those of the grid on real engines, engines as they were fitted there, in a closed loop:
@@ -15,6 +15,8 @@ some turns were late is still of use.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -22,20 +24,29 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from loadtest.extras import need
 from loadtest.markdown import table
-from loadtest.studies.cells import BLOCK_SIZE, NUM_USABLE_BLOCKS, THINKS, Think
+from loadtest.studies import pair
+from loadtest.studies.cells import (
+    BLOCK_SIZE,
+    NUM_ENGINES,
+    NUM_USABLE_BLOCKS,
+    PREFILLS,
+    THINKS,
+)
 from loadtest.studies.cliff_map import Point, draw_cliff
-from loadtest.studies.cliff_run import CliffRun, run, run_of_grid
-from loadtest.studies.grid_run import SCHEMA, GridFile, policy_of, read_study
+from loadtest.studies.cliff_run import SETTING, SLO_TTFT_S, CliffRun, Setting, run, run_real
+from loadtest.studies.grid_run import ENGINES, policy_of
+from loadtest.studies.measured import interrupt_on_sigterm, measured
 
+NUM_REPLICAS: Final = 8
 ARMS: Final = ("session_hash", "kv_aware", "kv_aware+queue")
 SESSIONS: Final = (32, 40, 48, 56, 64, 80, 96, 112)  # with 8 replicas; with more, more
-SEEDS: Final = (101, 102)  # nothing is tuned on those from 100 on
+REAL_SESSIONS: Final = (8, 10, 12, 14, 16, 20, 24, 28)
+SEEDS: Final = (101, 102, 103, 104)  # nothing is tuned on those from 100 on
 
 Found = Callable[[CliffRun], None]
 
@@ -46,14 +57,40 @@ def run_all(
     arms: Sequence[str],
     seeds: Sequence[int],
     *,
-    think: Think = "short",
+    setting: Setting = SETTING,
     found: Found,
     started: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Simulate every arm with every number of sessions and every seed."""
     for num_sessions, arm, seed in product(sessions, arms, seeds):
         started(f"{num_sessions} sessions: {arm}")
-        found(run(num_replicas, num_sessions, arm, seed, think=think))
+        found(run(num_replicas, num_sessions, arm, seed, setting))
+
+
+def run_all_real(
+    sessions: Sequence[int],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    setting: Setting = SETTING,
+    found: Found,
+    started: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Run the same on two real engines; who goes first alternates from seed to seed.
+
+    Raises:
+        ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
+        ValueError: an arm names no policy, or every turn of a run failed.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="cliff-") as folder,
+        pair.running(Path(folder), has_pool=False, prefill=setting.prefill) as engines,
+    ):
+        for round_, seed in enumerate(seeds):
+            ordered = arms if round_ % 2 == 0 else arms[::-1]
+            for num_sessions, arm in product(sessions, ordered):
+                started(f"{num_sessions} sessions: {arm}")
+                found(asyncio.run(run_real(engines, num_sessions, arm, seed, setting)))
 
 
 def points_of(runs: Sequence[CliffRun]) -> list[Point]:
@@ -82,13 +119,14 @@ def twice_the_peak(points: Sequence[Point], arm: str) -> tuple[Point, Point] | N
 def report(runs: Sequence[CliffRun]) -> str:
     """Lay runs of one fleet out as Markdown: every point, then what twice the peak leaves."""
     points = points_of(runs)
-    first = runs[0]
+    first, setting = runs[0], runs[0].setting
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
-    fleet = "real engines" if first.is_real else "replicas (`cpu-tiny`)"
+    kind = "real engines" if first.is_real else "replicas"
+    fleet = f"{kind} (`{ENGINES[setting.prefill]}`)"
     caption = (
         f"{first.num_replicas} {fleet} of {NUM_USABLE_BLOCKS:,} blocks of {BLOCK_SIZE}, "
-        f"{first.think} think; seeds {seeds}. Goodput: turns a second with a first token within "
-        f"{first.slo_ttft_s:g} s. Uncached: tokens computed per turn. Times in seconds."
+        f"{setting.think} think; seeds {seeds}. Goodput: turns a second with a first token within "
+        f"{setting.slo_ttft_s:g} s. Uncached: tokens computed per turn. Times in seconds."
     )
     header = (
         "sessions", "arm", "goodput", "turns/s", "uncached", "TTFT mean", "P90", "P99",
@@ -108,7 +146,7 @@ def report(runs: Sequence[CliffRun]) -> str:
 def default_report() -> str:
     """Simulate 8 replicas as the command does, and lay the runs out; minutes."""
     runs: list[CliffRun] = []
-    run_all(8, SESSIONS, ARMS, SEEDS, found=runs.append)
+    run_all(NUM_REPLICAS, SESSIONS, ARMS, SEEDS, found=runs.append)
     return report(runs)
 
 
@@ -151,70 +189,85 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m loadtest.studies.cliff", description=(__doc__ or "").split("\n")[0]
     )
-    made.add_argument("--replicas", type=int, default=8)
+    made.add_argument("--replicas", type=int, help=f"default {NUM_REPLICAS}; real: {NUM_ENGINES}")
     made.add_argument("--sessions", nargs="+", type=int, help="alive at once; default by replicas")
     made.add_argument(
         "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE][+queue]",
         help="policies by label; +queue: with the router's queue on",
     )  # fmt: skip
     made.add_argument("--think", choices=THINKS, default="short")
-    made.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    read = made.add_mutually_exclusive_group()
-    read.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="runs of --json instead")
-    read.add_argument(
-        "--grid", nargs="+", type=Path, metavar="FILE",
-        help="runs on real engines instead, as loadtest.studies.real_grid --json wrote them",
+    made.add_argument(
+        "--prefill", choices=PREFILLS, default=PREFILLS[0],
+        help="dear: a computed token costs about five times as much",
     )  # fmt: skip
+    made.add_argument(
+        "--slo-ttft", type=float, default=SLO_TTFT_S, metavar="SECONDS",
+        help="how late a first token may be: what an idle engine takes for the longest contexts",
+    )  # fmt: skip
+    made.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    where = made.add_mutually_exclusive_group()
+    where.add_argument("--real", action="store_true", help="two real engines, not simulated ones")
+    where.add_argument(
+        "--read", nargs="+", type=Path, metavar="FILE", help="runs of --json instead"
+    )
     made.add_argument("--json", type=Path, help="write every run there")
     made.add_argument("--out", type=Path, help="directory for cliff.svg")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, print the tables, draw the picture; after Ctrl-C those of what is done."""
+    """Run all points, print the tables, draw the picture; after Ctrl-C those of what is done."""
     asked = parser()
     args = asked.parse_args(argv)
     if args.out is not None:
         need("matplotlib")
-    for name, values in (("--replicas", [args.replicas]), ("--sessions", args.sessions or [1])):
+    default = NUM_ENGINES if args.real else NUM_REPLICAS
+    num_replicas = default if args.replicas is None else args.replicas
+    for name, values in (("--replicas", [num_replicas]), ("--sessions", args.sessions or [1])):
         if min(values) < 1:
             asked.error(f"{name} {min(values)}: must be at least 1")
+    if args.real and num_replicas != NUM_ENGINES:
+        asked.error(f"--replicas {num_replicas}: there are {NUM_ENGINES} real engines")
+    if not args.slo_ttft > 0.0:
+        asked.error(f"--slo-ttft {args.slo_ttft:g}: must be above 0")
     try:
         for arm in args.arms:
             policy_of(arm)
         runs = [run for path in args.read or () for run in _read(path)]
-        runs += _read_grid(args.grid or ())
     except (OSError, ValueError) as exc:
         asked.error(str(exc))
-    if len({(run.num_replicas, run.think, run.is_real, run.slo_ttft_s) for run in runs}) > 1:
+    if len({(run.num_replicas, run.setting, run.is_real) for run in runs}) > 1:
         asked.error("runs of several fleets: give those of one alone")
 
-    def found(run: CliffRun) -> None:
-        runs.append(run)
-        if args.json is not None:
-            args.json.write_bytes(msgspec.json.encode(runs) + b"\n")
+    simulated = [num * num_replicas // NUM_REPLICAS for num in SESSIONS]
+    sessions = args.sessions or (REAL_SESSIONS if args.real else simulated)
+
+    setting = Setting(think=args.think, prefill=args.prefill, slo_ttft_s=args.slo_ttft)
+
+    def measure(progress: Progress) -> None:
+        total = len(sessions) * len(args.arms) * len(args.seeds)
+        task = progress.add_task("engines start" if args.real else "simulating", total=total)
+
+        def done(run: CliffRun) -> None:
+            runs.append(run)
+            if args.json is not None:
+                args.json.write_bytes(msgspec.json.encode(runs) + b"\n")
+            progress.advance(task)
+
+        def started(name: str) -> None:
+            progress.update(task, description=name)
+
+        of = (sessions, args.arms, args.seeds)
+        if args.real:
+            run_all_real(*of, setting=setting, found=done, started=started)
+        else:
+            run_all(num_replicas, *of, setting=setting, found=done, started=started)
 
     code = 0
-    if args.read is None and args.grid is None:
-        sessions = args.sessions or [num * args.replicas // 8 for num in SESSIONS]
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-            total = len(sessions) * len(args.arms) * len(args.seeds)
-            task = progress.add_task("simulating", total=total)
-
-            def done(run: CliffRun) -> None:
-                found(run)
-                progress.advance(task)
-
-            try:
-                run_all(
-                    args.replicas, sessions, args.arms, args.seeds, think=args.think, found=done,
-                    started=lambda name: progress.update(task, description=name),
-                )  # fmt: skip
-            except KeyboardInterrupt:
-                console.print("stopped: what is done follows", style="yellow")
-                code = 130
+    if args.read is None:
+        if args.real:
+            interrupt_on_sigterm()
+        code = measured(measure, Console(stderr=True))
     if runs:
         print(report(runs))
         if args.out is not None:
@@ -232,19 +285,6 @@ def _read(path: Path) -> list[CliffRun]:
         return msgspec.json.decode(path.read_bytes(), type=list[CliffRun])
     except msgspec.DecodeError as exc:
         raise ValueError(f"{path}: {exc}") from exc
-
-
-def _read_grid(paths: Sequence[Path]) -> list[CliffRun]:
-    """Read runs of the grid on real engines.
-
-    Raises:
-        OSError, ValueError: a file cannot be read, is none of a grid, or has no turns; or the runs
-            differ in more than how many sessions are alive.
-    """
-    runs = [run for path in paths for run in read_study(path, GridFile, SCHEMA).runs]
-    if len({replace(run.cell, working_set=1.0) for run in runs}) > 1:
-        raise ValueError("--grid: cells that differ in more than their working set")
-    return [run_of_grid(run) for run in runs]
 
 
 if __name__ == "__main__":  # pragma: no cover

@@ -1,7 +1,7 @@
 """One point of the cliff: so many agent sessions alive at once, under one arm.
 
-Simulated, or made of a run of the grid on real engines. What must live here: the sessions, the
-fleet, what is counted. What must not: which points there are (cliff), the picture (cliff_map).
+Simulated, or on two real engines. What must live here: the sessions, the fleet, what is counted.
+What must not: which points there are (cliff), the picture (cliff_map).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest.agents import Session, plan_session
 from loadtest.generated.agents import agent_sessions
 from loadtest.results import TurnResult, percentile
 from loadtest.simulator import Setup, simulate
@@ -24,37 +25,47 @@ from loadtest.studies.cells import (
     Prefill,
     Think,
 )
-from loadtest.studies.grid_run import GridRun, fleet, under
+from loadtest.studies.draw import session_of
+from loadtest.studies.grid_run import fleet, under
+from loadtest.studies.pair import Arm, Pair
 from loadtest.workload import Workload
 
 SLO_TTFT_S: Final = 1.0
-"""A first token later than this is not counted: so long takes an idle engine to compute the longest
-contexts here from nothing, without any cache."""
-
-_SLO_TTFTS_S: Final[dict[Prefill, float]] = {"cheap": SLO_TTFT_S, "dear": 5.0 * SLO_TTFT_S}
+"""A first token later than this is not counted: so long takes an idle engine, simulated and with
+cheap prefill, to compute the longest contexts here from nothing."""
 
 NUM_EACH: Final = 3  # sessions, one after the other, in the place of each that is alive
 RAMP_S: Final = 4.0  # the first ones start spread over it
 _SETTLED_S: Final = 6.0  # nothing before is counted
 
 
+class Setting(Struct, frozen=True, kw_only=True):
+    """What all runs of one study have in common; `slo_ttft_s`: how late a first token may be."""
+
+    think: Think = "short"
+    prefill: Prefill = "cheap"
+    slo_ttft_s: float = SLO_TTFT_S
+
+
+SETTING: Final = Setting()
+
+
 class CliffRun(Struct, frozen=True, kw_only=True):
     """What one run found.
 
     Turns are counted by their first token, from when the sessions have started until the last one
-    starts: so many are alive all the time. On real engines all turns are: no session follows one
-    that is over, so towards the end fewer are alive. Waits and completion times are of all
-    sessions, the last ones included. Times in seconds.
+    starts: so many are alive all the time. Waits and completion times are of all sessions, the last
+    ones included. Times in seconds.
     """
 
     num_replicas: int
     num_sessions: int  # alive at once
     arm: str
     seed: int
-    think: Think = "short"
+    setting: Setting = SETTING
     counted_s: float
     num_turns: int
-    num_good: int  # first token within `slo_ttft_s`
+    num_good: int  # first token within `setting.slo_ttft_s`
     num_uncached_tokens: int
     ttft_mean_s: float
     ttft_p90_s: float
@@ -62,7 +73,7 @@ class CliffRun(Struct, frozen=True, kw_only=True):
     longest_wait_s: float
     completion_mean_s: float
     completion_max_s: float
-    slo_ttft_s: float = SLO_TTFT_S
+    num_errors: int = 0
     is_real: bool = False  # real engines, not simulated ones
 
     @property
@@ -85,9 +96,20 @@ def sessions(num_sessions: int, seed: int, think: Think = "short") -> Workload:
     return script.workload(f"{num_sessions} sessions at once, seed {seed}")
 
 
-def setup_of(num_replicas: int, num_sessions: int, seed: int) -> Setup:
+def real_sessions(num_sessions: int, seed: int, think: Think = "short") -> list[Session]:
+    """Draw the same sessions as conversations to send."""
+    profile = Cell(working_set=1.0, think=think).profile(seed)
+    made = []
+    for index in range(NUM_EACH * num_sessions):
+        first, *others = plan_session(profile, index)
+        start_s = RAMP_S * index / num_sessions if index < num_sessions else 0.0  # once it may
+        made.append(session_of(profile, index, (replace(first, wait_s=start_s), *others)))
+    return made
+
+
+def setup_of(num_replicas: int, num_sessions: int, seed: int, prefill: Prefill = "cheap") -> Setup:
     """Describe the fleet: engines as the grid's."""
-    return replace(fleet(num_replicas, NUM_USABLE_BLOCKS, seed), concurrency=num_sessions)
+    return replace(fleet(num_replicas, NUM_USABLE_BLOCKS, seed, prefill), concurrency=num_sessions)
 
 
 def run(
@@ -95,8 +117,8 @@ def run(
     num_sessions: int,
     arm: str,
     seed: int,
+    setting: Setting = SETTING,
     *,
-    think: Think = "short",
     advance: Callable[[int], None] = lambda num: None,
 ) -> CliffRun:
     """Simulate one point.
@@ -104,9 +126,34 @@ def run(
     Raises:
         ValueError: `arm` names no policy.
     """
-    policy, setup = under(arm, setup_of(num_replicas, num_sessions, seed))
-    found = simulate(sessions(num_sessions, seed, think), policy, setup, label=arm, advance=advance)
-    return run_of(found.run.turns, num_replicas, num_sessions, arm, seed, think)
+    policy, setup = under(arm, setup_of(num_replicas, num_sessions, seed, setting.prefill))
+    drawn = sessions(num_sessions, seed, setting.think)
+    found = simulate(drawn, policy, setup, label=arm, advance=advance)
+    return run_of(found.run.turns, num_replicas, num_sessions, arm, seed, setting)
+
+
+async def run_real(
+    pair: Pair,
+    num_sessions: int,
+    arm: str,
+    seed: int,
+    setting: Setting = SETTING,
+    *,
+    on_result: Callable[[TurnResult], None] = lambda turn: None,
+) -> CliffRun:
+    """Measure one point on two real engines, whose prefill costs what the setting says.
+
+    Raises:
+        ValueError: `arm` names no policy, or every turn failed.
+        ChildDied, RuntimeError, TimeoutError: the router did not start.
+    """
+    drawn = real_sessions(num_sessions, seed, setting.think)
+    turns = await pair.run(drawn, Arm(label=arm), on_result, num_alive=num_sessions)
+    good = [turn for turn in turns if turn.error is None]
+    if not good:
+        raise ValueError(f"{num_sessions} sessions, {arm}: every turn failed: {turns[0].error}")
+    found = run_of(good, NUM_ENGINES, num_sessions, arm, seed, setting)
+    return replace(found, num_errors=len(turns) - len(good), is_real=True)
 
 
 def run_of(
@@ -115,58 +162,18 @@ def run_of(
     num_sessions: int,
     arm: str,
     seed: int,
-    think: Think = "short",
+    setting: Setting = SETTING,
 ) -> CliffRun:
     """Sum a run up."""
-    starts = {turn.session_id: turn.start_s for turn in turns if turn.number == 0}
-    last_s = max(starts.values())
-    begin_s = min(_SETTLED_S, 0.5 * last_s)
-    counted = [turn for turn in turns if begin_s <= turn.start_s + _ttft(turn) < last_s]
-    return _summed(
-        turns, counted, last_s - begin_s, num_replicas, num_sessions, arm, seed, think, SLO_TTFT_S
-    )
-
-
-def run_of_grid(run: GridRun) -> CliffRun:
-    """Sum a run of the grid up.
-
-    Raises:
-        ValueError: it has no turns, or all of them failed; a simulated run keeps none.
-    """
-    turns = [turn for turn in run.turns if turn.error is None]
-    if not turns:
-        raise ValueError(f"{run.cell.name}, {run.arm}: no turns to count")
-    found = _summed(
-        turns,
-        turns,
-        run.span_s,
-        NUM_ENGINES,
-        len({turn.session_id for turn in run.turns}),
-        run.arm,
-        run.seed,
-        run.cell.think,
-        _SLO_TTFTS_S[run.cell.prefill],
-    )
-    return replace(found, is_real=run.kind == "real")
-
-
-def _summed(
-    turns: Sequence[TurnResult],
-    counted: Sequence[TurnResult],
-    counted_s: float,
-    num_replicas: int,
-    num_sessions: int,
-    arm: str,
-    seed: int,
-    think: Think,
-    slo_ttft_s: float,
-) -> CliffRun:
     starts: dict[str, float] = {}
     ends: dict[str, float] = {}
     for turn in turns:
         session, end_s = turn.session_id, turn.start_s + turn.total_s
         starts[session] = min(starts.get(session, turn.start_s), turn.start_s)
         ends[session] = max(ends.get(session, end_s), end_s)
+    last_s = max(starts.values())
+    begin_s = min(_SETTLED_S, 0.5 * last_s)
+    counted = [turn for turn in turns if begin_s <= turn.start_s + _ttft(turn) < last_s]
     ttfts = sorted(map(_ttft, counted))
     completions = [ends[session] - start_s for session, start_s in starts.items()]
     return CliffRun(
@@ -174,10 +181,10 @@ def _summed(
         num_sessions=num_sessions,
         arm=arm,
         seed=seed,
-        think=think,
-        counted_s=counted_s,
+        setting=setting,
+        counted_s=last_s - begin_s,
         num_turns=len(counted),
-        num_good=sum(ttft_s <= slo_ttft_s for ttft_s in ttfts),
+        num_good=sum(ttft_s <= setting.slo_ttft_s for ttft_s in ttfts),
         num_uncached_tokens=sum(
             (turn.num_prompt_tokens or 0) - (turn.num_cached_tokens or 0) for turn in counted
         ),
@@ -187,7 +194,6 @@ def _summed(
         longest_wait_s=max(map(_ttft, turns)),
         completion_mean_s=fmean(completions),
         completion_max_s=max(completions),
-        slo_ttft_s=slo_ttft_s,
     )
 
 

@@ -48,7 +48,7 @@ class Draw(Struct, frozen=True, kw_only=True):
 
     def sessions(self) -> list[Session]:
         """Make the sessions anew, each before its first turn."""
-        return [_session(self.profile, index, plans) for index, plans in enumerate(self.plans)]
+        return [session_of(self.profile, index, plans) for index, plans in enumerate(self.plans)]
 
 
 def draw(cell: Cell, seed: int, num_blocks: int = NUM_USABLE_BLOCKS) -> Draw:
@@ -66,7 +66,7 @@ def draw(cell: Cell, seed: int, num_blocks: int = NUM_USABLE_BLOCKS) -> Draw:
     while blocks.num < wanted and len(plans) < _MAX_SESSIONS:
         plan = _plan(cell, profile, len(plans))
         taken: list[_Said] = []
-        for turn in _play(_session(profile, len(plans), plan)):
+        for turn in _play(session_of(profile, len(plans), plan)):
             before = blocks.num
             if taken and before >= wanted:
                 break
@@ -143,7 +143,8 @@ def _plan(cell: Cell, profile: Profile, index: int) -> tuple[TurnPlan, ...]:
     return tuple([replace(plan, wait_s=min(plan.wait_s, longest_s)) for plan in plans])
 
 
-def _session(profile: Profile, index: int, plans: tuple[TurnPlan, ...]) -> Session:
+def session_of(profile: Profile, index: int, plans: tuple[TurnPlan, ...]) -> Session:
+    """Make a session that says what is planned, before its first turn."""
     system, tools = preamble(profile.num_shared_tokens, variant=str(profile.seed))
     return Session(
         profile, f"s{index}", plans, [{"role": "system", "content": system}], tools, None

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest.emulator.time_model import PRESETS, StepWork
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
@@ -33,11 +34,25 @@ WITH_QUEUE: Final = "+queue"
 Kind = Literal["real", "simulated"]
 
 
+def pace_of(prefill: Prefill, num_tokens: int, took_s: float) -> float:
+    """Return how long engines took for a prompt over what their profile says."""
+    chunks = [
+        (start, min(_BATCH_TOKENS, num_tokens - start))
+        for start in range(0, num_tokens, _BATCH_TOKENS)
+    ]
+    profile = PRESETS[ENGINES[prefill]]
+    return took_s / sum(
+        profile.step_s(StepWork(num_prefill_tokens=num, num_prefill_pairs=num * (start + num / 2)))
+        for start, num in chunks
+    )
+
+
 class GridRun(Struct, frozen=True, kw_only=True):
     """What one run found; times in seconds.
 
     `num_exact` of `num_predicted` turns: the engine reported as many cached tokens as the router
     predicted. `num_moved` turns went to another replica than the one before in their session.
+    `pace`: how long the engines took over their profile in the simulator, measured before the run.
     """
 
     kind: Kind
@@ -58,6 +73,7 @@ class GridRun(Struct, frozen=True, kw_only=True):
     num_exact: int
     num_moved: int
     span_s: float
+    pace: float = 1.0
     is_report: bool = False  # of a seed that nothing was tuned on
     turns: tuple[TurnResult, ...] = ()
 
@@ -114,6 +130,7 @@ def run_of(
     kind: Kind = "real",
     round: int = 0,
     num_exact: int | None = None,
+    pace: float = 1.0,
     is_report: bool = False,
     keeps_turns: bool = False,
 ) -> GridRun:
@@ -142,6 +159,7 @@ def run_of(
         num_exact=num_exact,
         num_moved=num_moved(good),
         span_s=summary.span_s,
+        pace=pace,
         is_report=is_report,
         turns=tuple(turns) if keeps_turns else (),
     )
@@ -160,13 +178,13 @@ def num_moved(turns: Sequence[TurnResult]) -> int:
     )
 
 
-def setup_of(draw: Draw, repeat: int = 0) -> Setup:
+def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     """Describe the two engines to the simulator; each repeat has its own way to them.
 
     Which request comes first decides what is evicted, and milliseconds decide who comes first: one
     run of an overrun cell says little, simulated or real.
     """
-    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill)
+    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill, pace)
     return replace(
         setup,
         pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
@@ -174,17 +192,23 @@ def setup_of(draw: Draw, repeat: int = 0) -> Setup:
     )
 
 
-def fleet(num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "cheap") -> Setup:
-    """Describe engines as the real ones were fitted, and sessions in a closed loop."""
+def fleet(
+    num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "cheap", pace: float = 1.0
+) -> Setup:
+    """Describe engines as the real ones were fitted, and sessions in a closed loop.
+
+    `pace`: of a machine that takes so many times as long.
+    """
     return Setup(
         num_replicas=num_replicas,
         num_blocks=num_blocks,
         engine=ENGINES[prefill],
+        time_model=PRESETS[ENGINES[prefill]].slower(pace),
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
         load=None,
         loop="closed",
-        to_engine_s=_TO_ENGINE_S,
+        to_engine_s=pace * _TO_ENGINE_S,
         event_lag_s=_EVENT_LAG_S,
         model=MODEL,
         seed=seed,
@@ -206,6 +230,7 @@ def simulated(
     arm: str,
     *,
     repeat: int = 0,
+    pace: float = 1.0,
     is_report: bool = False,
     advance: Callable[[int], None] = lambda num: None,
 ) -> GridRun:
@@ -214,10 +239,17 @@ def simulated(
     Raises:
         ValueError: `arm` names no policy.
     """
-    policy, setup = under(arm, setup_of(draw, repeat))
+    policy, setup = under(arm, setup_of(draw, repeat, pace))
     found = simulate(draw.workload, policy, setup, label=arm, advance=advance)
     turns = found.run.turns
     num_exact = len(turns) - found.num_mispredicted
     return run_of(
-        draw, arm, turns, kind="simulated", round=repeat, num_exact=num_exact, is_report=is_report
+        draw,
+        arm,
+        turns,
+        kind="simulated",
+        round=repeat,
+        num_exact=num_exact,
+        pace=pace,
+        is_report=is_report,
     )

@@ -105,7 +105,9 @@ def run_all(draws: Sequence[Draw], progress: Progress, found: Callable[[HalvesRu
             for drawn in draws:
                 progress.update(task, description=f"{fleet}: {drawn.cell.working_set:g}")
                 before = engines.num_computed_tokens()
-                turns = asyncio.run(engines.run(drawn, arm, lambda _: progress.advance(task)))
+                turns = asyncio.run(
+                    engines.run(drawn.sessions(), arm, lambda _: progress.advance(task))
+                )
                 found(_run_of(fleet, drawn, turns, engines.num_computed_tokens() - before))
 
 

@@ -1,6 +1,6 @@
 """Two real engines, and one router after the other in front of them.
 
-What must live here: processes, cold caches, and sending one draw. What must not: which runs there
+What must live here: processes, cold caches, and sending sessions. What must not: which runs there
 are and in which order (real_grid), what is made of the answers (grid_run).
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from statistics import fmean
+from time import monotonic
 from typing import Final
 
 from msgspec import Struct
 
+from loadtest.agents import Session
 from loadtest.engines.mooncake import MASTER_READY_S, Master
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, all_up
@@ -23,8 +27,7 @@ from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
 from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES, Prefill
-from loadtest.studies.draw import Draw
-from loadtest.studies.grid_run import policy_of
+from loadtest.studies.grid_run import pace_of, policy_of
 from policies import naming
 from router.roles import Role
 
@@ -33,6 +36,7 @@ _MAX_MODEL_LEN: Final = 32_768
 _SEGMENT_BYTES: Final[dict[Prefill, int]] = {"cheap": 64 << 20, "dear": 160 << 20}
 """Of each engine: 8,192 blocks in all, more than any cell needs."""
 _WARM_UP_TOKENS: Final = 6_000
+_NUM_WARM_UPS: Final = 3  # the last one is timed
 _SHORT_TOKEN: Final = 300  # a prompt of one token
 _BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
 _OPTIONS: Final = (*TOOL_OPTIONS, "--enable-scale-out")  # routers may ask them to render
@@ -78,9 +82,12 @@ class Pair:
     """Both engines, running; `options` are what a router of ours needs to know besides.
 
     Roles are written into a configuration file, which names the replicas, too.
+
+    Attributes:
+        pace: How long they take for a prompt over their profile in the simulator (`warm_up`).
     """
 
-    __slots__ = ("_engines", "_has_roles", "_log_dir", "_options")
+    __slots__ = ("_engines", "_has_roles", "_log_dir", "_options", "pace")
 
     def __init__(
         self,
@@ -93,6 +100,7 @@ class Pair:
         self._log_dir = log_dir
         self._options = list(options)
         self._has_roles = bool(roles)
+        self.pace = 1.0
         if roles:
             path = log_dir / "roles.json"
             replicas = [
@@ -107,16 +115,39 @@ class Pair:
         name, source = "vllm:prompt_tokens_by_source_total", "local_compute"
         return round(sum(engine.metric(name, source=source) for engine in self._engines))
 
-    def warm_up(self) -> None:
-        """Let both compute one long prompt: what is made at first use is made."""
+    def warm_up(self, prefill: Prefill) -> None:
+        """Let both compute long prompts: what is made at first use is made, and the pace is known.
+
+        Both at once, as they do under load: they share the machine.
+        """
         dice = random.Random("warm up")
-        for engine in self._engines:
-            engine.complete([dice.randrange(300, 8_000) for _ in range(_WARM_UP_TOKENS)])
+
+        def took_s(engine: Engine) -> float:
+            prompt = [dice.randrange(300, 8_000) for _ in range(_WARM_UP_TOKENS)]
+            start_s = monotonic()
+            engine.complete(prompt)
+            return monotonic() - start_s
+
+        with ThreadPoolExecutor(len(self._engines)) as threads:
+            for _ in range(_NUM_WARM_UPS):
+                times_s = list(threads.map(took_s, self._engines))
+        self.pace = pace_of(prefill, _WARM_UP_TOKENS, fmean(times_s))
 
     async def run(
-        self, draw: Draw, arm: Arm, on_result: Callable[[TurnResult], None]
+        self,
+        sessions: Sequence[Session],
+        arm: Arm,
+        on_result: Callable[[TurnResult], None],
+        *,
+        num_alive: int | None = None,
     ) -> list[TurnResult]:
-        """Send a draw through a fresh router to cold caches; return every turn's result.
+        """Send sessions through a fresh router to cold caches; return every turn's result.
+
+        Args:
+            sessions: In the order in which they start.
+            arm: What stands in front of the engines.
+            on_result: Called after every turn.
+            num_alive: So many at once; None: all.
 
         Raises:
             ChildDied, RuntimeError, TimeoutError: the router did not start.
@@ -127,8 +158,8 @@ class Pair:
         async with self._in_front(arm) as url:
             return await drive(
                 url,
-                draw.sessions(),
-                concurrency=len(draw.plans),
+                sessions,
+                concurrency=num_alive or len(sessions),
                 session_header=SESSION_HEADER,
                 scripted=True,
                 timeout_s=_SILENCE_S,
@@ -184,7 +215,7 @@ def running(
             for name in names
         ]
         with all_up(engines):
-            yield _warm(Pair(engines, log_dir, ()))
+            yield _warm(Pair(engines, log_dir, ()), prefill)
         return
     decode: str = "kv_both" if does_decode_store else "kv_consumer"
     kv_roles: dict[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": decode}
@@ -204,11 +235,11 @@ def running(
             for name, role in zip(names, roles or ("both",) * NUM_ENGINES, strict=True)
         ]
         with all_up(engines):
-            yield _warm(Pair(engines, log_dir, master.options, roles))
+            yield _warm(Pair(engines, log_dir, master.options, roles), prefill)
 
 
-def _warm(pair: Pair) -> Pair:
-    pair.warm_up()
+def _warm(pair: Pair, prefill: Prefill) -> Pair:
+    pair.warm_up(prefill)
     return pair
 
 

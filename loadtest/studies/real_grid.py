@@ -104,7 +104,7 @@ def run_all(
                             progress.update(task, description=f"{cell.name}, {seed}: {arm.label}")
                             drawn = draws[cell, seed]
                             turns = asyncio.run(
-                                engines.run(drawn, arm, lambda _: progress.advance(task))
+                                engines.run(drawn.sessions(), arm, lambda _: progress.advance(task))
                             )
                             found(
                                 run_of(
@@ -112,6 +112,7 @@ def run_all(
                                     arm.label,
                                     turns,
                                     round=round_,
+                                    pace=engines.pace,
                                     is_report=seed >= _FIRST_REPORT_SEED,
                                     keeps_turns=True,
                                 )
@@ -125,7 +126,9 @@ def beside(runs: Sequence[GridRun], progress: Progress) -> list[GridRun]:
     for run in runs:
         if _is_policy(run.arm):
             drawn = draw(run.cell, run.seed)
-            made += [simulated(drawn, run.arm, repeat=k) for k in range(_NUM_REPEATS)]
+            made += [
+                simulated(drawn, run.arm, repeat=k, pace=run.pace) for k in range(_NUM_REPEATS)
+            ]
         progress.advance(task)
     return made
 

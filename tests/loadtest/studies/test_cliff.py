@@ -1,19 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.machine import this_machine
+from loadtest.agents import Session
 from loadtest.results import TurnResult
 from loadtest.simulator import simulate
-from loadtest.studies.cells import Cell, Prefill
 from loadtest.studies.cliff import main, points_of, report, twice_the_peak
 from loadtest.studies.cliff_map import draw_cliff
-from loadtest.studies.cliff_run import NUM_EACH, CliffRun, run_of, run_of_grid, sessions, setup_of
-from loadtest.studies.grid_run import GridFile, GridRun
+from loadtest.studies.cliff_run import (
+    NUM_EACH,
+    RAMP_S,
+    CliffRun,
+    Setting,
+    real_sessions,
+    run_of,
+    run_real,
+    sessions,
+    setup_of,
+)
+from loadtest.studies.pair import Arm, Pair
 from policies import create
 
 RUN = CliffRun(
@@ -43,29 +53,6 @@ def turn(session: str, number: int, start_s: float, ttft_s: float = 0.5) -> Turn
         ttft_s=ttft_s,
         num_prompt_tokens=100,
         num_cached_tokens=40,
-    )
-
-
-def grid_run(working_set: float, *turns: TurnResult, prefill: Prefill = "cheap") -> GridRun:
-    return GridRun(
-        kind="real",
-        cell=Cell(working_set=working_set, prefill=prefill),
-        arm="kv_aware",
-        seed=101,
-        working_set=working_set,
-        num_turns=len(turns),
-        num_errors=0,
-        num_prompt_tokens=0,
-        num_recomputed_tokens=0,
-        num_ideal_tokens=0,
-        ttft_mean_s=0.0,
-        ttft_p50_s=0.0,
-        ttft_p90_s=0.0,
-        num_predicted=0,
-        num_exact=0,
-        num_moved=0,
-        span_s=10.0,
-        turns=turns,
     )
 
 
@@ -121,46 +108,62 @@ def test_twice_the_peak_is_found_arm_by_arm() -> None:
     assert "| 20 | `session_hash` | 3.0 | 20.0 | 100 |" in report(runs)
 
 
-def test_a_run_on_real_engines_is_a_point() -> None:
-    """Every turn that was answered counts; where prefill is dear a first token may be later."""
-    late = turn("a", 1, 1.0, ttft_s=3.0)
-    failed = replace(turn("b", 0, 2.0), error="reset", ttft_s=None)
-    turns = (turn("a", 0, 0.0), late, failed)
+class Answers:
+    """Two engines of which it is known what they answer."""
 
-    cheap = run_of_grid(grid_run(1.0, *turns))
-    dear = run_of_grid(grid_run(1.0, *turns, prefill="dear"))
+    def __init__(self, *turns: TurnResult) -> None:
+        self._turns = list(turns)
+        self.num_alive: int | None = None
+        self.num_sessions = 0
 
-    assert (cheap.num_sessions, cheap.num_turns, cheap.num_good, dear.num_good) == (2, 2, 1, 2)
-    assert (cheap.goodput, cheap.longest_wait_s) == (0.1, 3.0)
-    assert cheap.completion_mean_s == 4.5
+    async def run(
+        self,
+        sessions: Sequence[Session],
+        arm: Arm,
+        on_result: Callable[[TurnResult], None],
+        *,
+        num_alive: int | None = None,
+    ) -> list[TurnResult]:
+        self.num_sessions, self.num_alive = len(sessions), num_alive
+        return self._turns
 
 
-def test_command_lays_out_runs_on_real_engines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What loadtest.studies.real_grid wrote; cells of two kinds are no one fleet's."""
-    runs = (
-        grid_run(1.0, turn("a", 0, 0.0), turn("a", 1, 1.0)),
-        grid_run(3.0, turn("a", 0, 0.0), turn("b", 0, 1.0, ttft_s=3.0)),
-    )
-    file, other, empty = (tmp_path / name for name in ("grid.json", "other.json", "empty.json"))
-    for path, written in (
-        (file, runs),
-        (other, [grid_run(1.0, turn("a", 0, 0.0), prefill="dear")]),
-        (empty, [grid_run(1.0)]),
-    ):
-        grid = GridFile(machine=this_machine(), command="", runs=tuple(written))
-        path.write_bytes(msgspec.json.encode(grid))
+async def test_a_run_on_real_engines_is_a_point() -> None:
+    """First tokens are held against the limit; a turn that failed does not count."""
+    late = turn("a", 1, 7.0, ttft_s=3.0)
+    failed = replace(turn("b", 1, 8.0), error="reset", ttft_s=None)
+    engines = Answers(turn("a", 0, 0.0), late, failed, turn("b", 0, 20.0))
+    pair = cast(Pair, engines)
 
-    assert main(["--grid", str(file)]) == 0
+    found = await run_real(pair, 4, "kv_aware", 1)
+    patient = await run_real(pair, 4, "kv_aware", 1, Setting(slo_ttft_s=5.0))
 
-    table = capsys.readouterr().out
-    assert "2 real engines of" in table
-    assert "| `kv_aware` | 0.2 at 1 | 0.1 at 2 | 50% |" in table
-    for words, why in (([file, other], "differ in more than"), ([empty], "no turns")):
-        with pytest.raises(SystemExit):
-            main(["--grid", *map(str, words)])
-        assert why in capsys.readouterr().err
+    assert (engines.num_sessions, engines.num_alive) == (4 * NUM_EACH, 4)
+    assert (found.num_replicas, found.num_errors, found.is_real) == (2, 1, True)
+    assert (found.num_turns, found.num_good, patient.num_good) == (1, 0, 1)
+    with pytest.raises(ValueError, match="every turn failed: reset"):
+        await run_real(cast(Pair, Answers(failed)), 4, "kv_aware", 1)
+
+
+def test_real_sessions_are_the_simulated_ones() -> None:
+    """They have as many turns and wait as long; those that follow others start at once."""
+    drawn, real = sessions(2, seed=1), real_sessions(2, seed=1)
+
+    simulated = [
+        [each.wait_s for each in drawn.turns if each.session_id == f"s{index}"]
+        for index in range(2 * NUM_EACH)
+    ]
+    sent = list(map(waits_of, real))
+    assert [each[1:] for each in sent] == [pytest.approx(each[1:]) for each in simulated]
+    assert [each[0] for each in sent] == [0.0, RAMP_S / 2, 0.0, 0.0, 0.0, 0.0]
+
+
+def waits_of(session: Session) -> list[float]:
+    waits = []
+    while (next_turn := session.next_turn()) is not None:
+        waits.append(next_turn.wait_s)
+        session.advance(None)
+    return waits
 
 
 def test_command_simulates_and_reads_again(
@@ -181,7 +184,7 @@ def test_command_simulates_and_reads_again(
 @pytest.mark.parametrize(
     "words",
     [["--replicas", "0"], ["--sessions", "0"], ["--arms", "nonsense"], ["--read", "/nowhere"],
-     ["--grid", "/nowhere"]],
+     ["--real", "--replicas", "8"], ["--slo-ttft", "0"]],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     """A command line that asks for nothing possible ends with a usage error."""

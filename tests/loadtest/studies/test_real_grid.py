@@ -6,12 +6,21 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from loadtest.emulator.time_model import PRESETS, StepWork
 from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult
 from loadtest.studies.cells import Cell
 from loadtest.studies.draw import draw
-from loadtest.studies.grid_run import GridFile, GridRun, num_moved, policy_of, run_of, simulated
+from loadtest.studies.grid_run import (
+    GridFile,
+    GridRun,
+    num_moved,
+    pace_of,
+    policy_of,
+    run_of,
+    simulated,
+)
 from loadtest.studies.grid_table import comparison, ratios, report
 from loadtest.studies.real_grid import arms_of, main
 from policies.cost import KvAware
@@ -108,6 +117,28 @@ def test_dear_prefill_makes_first_tokens_late_and_changes_no_prompt() -> None:
     assert dear.workload.turns == cheap.workload.turns
     assert dear_run.ttft_mean_s > 1.5 * cheap_run.ttft_mean_s
     assert dear.cell.name.endswith(", dear prefill")
+
+
+def test_a_faster_machine_is_simulated_at_its_own_pace() -> None:
+    """All times are shorter, in the engines and on the way to them."""
+    drawn = draw(replace(CELL, prefill="dear"), seed=3)
+
+    as_fitted, quick = simulated(drawn, "session_hash"), simulated(drawn, "session_hash", pace=0.5)
+
+    assert quick.ttft_mean_s < 0.6 * as_fitted.ttft_mean_s
+    assert (quick.pace, as_fitted.pace) == (0.5, 1.0)
+
+
+def test_the_pace_is_what_a_prompt_took_over_its_profile() -> None:
+    """A prompt is computed in chunks, each with a constant of its own."""
+    profile = PRESETS["cpu-dear"]
+    whole = StepWork(num_prefill_tokens=1_000, num_prefill_pairs=500_000.0)
+    chunks_s = 1e-3 * (
+        3 * profile.base_ms + 6_000 * profile.ms_per_prefill_token + 18.0 * profile.ms_per_mtoken2
+    )
+
+    assert pace_of("dear", 1_000, profile.step_s(whole)) == pytest.approx(1.0)
+    assert pace_of("dear", 6_000, 0.5 * chunks_s) == pytest.approx(0.5)
 
 
 def test_the_command_simulates_and_writes(
