@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +40,7 @@ from loadtest.studies.cells import (
     THINKS,
 )
 from loadtest.studies.cliff_map import Point, draw_cliff
-from loadtest.studies.cliff_run import SETTING, SLO_TTFT_S, CliffRun, Setting, run, run_real
+from loadtest.studies.cliff_run import SLO_TTFT_S, CliffRun, Setting, run, run_real
 from loadtest.studies.grid_run import ENGINES, policy_of
 from loadtest.studies.measured import interrupt_on_sigterm, measured
 
@@ -48,49 +50,43 @@ SESSIONS: Final = (32, 40, 48, 56, 64, 80, 96, 112)  # with 8 replicas; with mor
 REAL_SESSIONS: Final = (8, 10, 12, 14, 16, 20, 24, 28)
 SEEDS: Final = (101, 102, 103, 104)  # nothing is tuned on those from 100 on
 
+Measure = Callable[[int, str, int], CliffRun]
+"""Makes one point, of a number of sessions, an arm and a seed."""
 Found = Callable[[CliffRun], None]
 
 
-def run_all(
-    num_replicas: int,
-    sessions: Sequence[int],
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    *,
-    setting: Setting = SETTING,
-    found: Found,
-    started: Callable[[str], None] = lambda name: None,
-) -> None:
-    """Simulate every arm with every number of sessions and every seed."""
-    for num_sessions, arm, seed in product(sessions, arms, seeds):
-        started(f"{num_sessions} sessions: {arm}")
-        found(run(num_replicas, num_sessions, arm, seed, setting))
-
-
-def run_all_real(
-    sessions: Sequence[int],
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    *,
-    setting: Setting = SETTING,
-    found: Found,
-    started: Callable[[str], None] = lambda name: None,
-) -> None:
-    """Run the same on two real engines; who goes first alternates from seed to seed.
+@contextmanager
+def on_engines(setting: Setting) -> Iterator[Measure]:
+    """Measure on two real engines, which run as long as the context lasts.
 
     Raises:
-        ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
-        ValueError: an arm names no policy, or every turn of a run failed.
+        ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start; in the
+            context also where every turn of a run failed.
     """
     with (
         tempfile.TemporaryDirectory(prefix="cliff-") as folder,
         pair.running(Path(folder), has_pool=False, prefill=setting.prefill) as engines,
     ):
-        for round_, seed in enumerate(seeds):
-            ordered = arms if round_ % 2 == 0 else arms[::-1]
-            for num_sessions, arm in product(sessions, ordered):
-                started(f"{num_sessions} sessions: {arm}")
-                found(asyncio.run(run_real(engines, num_sessions, arm, seed, setting)))
+        yield lambda num_sessions, arm, seed: asyncio.run(
+            run_real(engines, num_sessions, arm, seed, setting)
+        )
+
+
+def run_all(
+    measure: Measure,
+    sessions: Sequence[int],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    found: Found,
+    started: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Run every arm with every number of sessions and every seed; who goes first alternates."""
+    for round_, seed in enumerate(seeds):
+        ordered = arms if round_ % 2 == 0 else arms[::-1]
+        for num_sessions, arm in product(sessions, ordered):
+            started(f"{num_sessions} sessions: {arm}")
+            found(measure(num_sessions, arm, seed))
 
 
 def points_of(runs: Sequence[CliffRun]) -> list[Point]:
@@ -134,7 +130,7 @@ def report(runs: Sequence[CliffRun]) -> str:
     )  # fmt: skip
     rows = [
         (
-            f"{p.num_sessions}", f"`{p.arm}`", f"{p.goodput:.1f}", f"{p.throughput:.1f}",
+            f"{p.num_sessions}", _name(p), f"{p.goodput:.1f}", f"{p.throughput:.1f}",
             f"{p.num_uncached_tokens:,.0f}", f"{p.ttft_mean_s:.2f}", f"{p.ttft_p90_s:.2f}",
             f"{p.ttft_p99_s:.2f}", f"{p.longest_wait_s:.1f}", f"{p.completion_mean_s:.1f}",
         )
@@ -146,8 +142,13 @@ def report(runs: Sequence[CliffRun]) -> str:
 def default_report() -> str:
     """Simulate 8 replicas as the command does, and lay the runs out; minutes."""
     runs: list[CliffRun] = []
-    run_all(NUM_REPLICAS, SESSIONS, ARMS, SEEDS, found=runs.append)
+    run_all(partial(run, NUM_REPLICAS), SESSIONS, ARMS, SEEDS, found=runs.append)
     return report(runs)
+
+
+def _name(point: Point) -> str:
+    failed = f" ({point.num_errors} failed)" if point.num_errors else ""
+    return f"`{point.arm}`{failed}"
 
 
 def _peaks(points: Sequence[Point]) -> str:
@@ -181,6 +182,7 @@ def _point(runs: Sequence[CliffRun]) -> Point:
         ttft_p99_s=mean(lambda run: run.ttft_p99_s),
         longest_wait_s=max(run.longest_wait_s for run in runs),
         completion_mean_s=mean(lambda run: run.completion_mean_s),
+        num_errors=sum(run.num_errors for run in runs),
     )
 
 
@@ -239,12 +241,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len({(run.num_replicas, run.setting, run.is_real) for run in runs}) > 1:
         asked.error("runs of several fleets: give those of one alone")
 
-    simulated = [num * num_replicas // NUM_REPLICAS for num in SESSIONS]
-    sessions = args.sessions or (REAL_SESSIONS if args.real else simulated)
-
+    by_replicas = [num * num_replicas // NUM_REPLICAS for num in SESSIONS]
+    sessions = args.sessions or (REAL_SESSIONS if args.real else by_replicas)
     setting = Setting(think=args.think, prefill=args.prefill, slo_ttft_s=args.slo_ttft)
 
-    def measure(progress: Progress) -> None:
+    def measure_all(progress: Progress) -> None:
         total = len(sessions) * len(args.arms) * len(args.seeds)
         task = progress.add_task("engines start" if args.real else "simulating", total=total)
 
@@ -257,17 +258,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         def started(name: str) -> None:
             progress.update(task, description=name)
 
-        of = (sessions, args.arms, args.seeds)
-        if args.real:
-            run_all_real(*of, setting=setting, found=done, started=started)
-        else:
-            run_all(num_replicas, *of, setting=setting, found=done, started=started)
+        simulated: Measure = partial(run, num_replicas, setting=setting)
+        with on_engines(setting) if args.real else nullcontext(simulated) as measure:
+            run_all(measure, sessions, args.arms, args.seeds, found=done, started=started)
 
     code = 0
     if args.read is None:
         if args.real:
             interrupt_on_sigterm()
-        code = measured(measure, Console(stderr=True))
+        code = measured(measure_all, Console(stderr=True))
     if runs:
         print(report(runs))
         if args.out is not None:

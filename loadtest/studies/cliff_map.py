@@ -29,6 +29,7 @@ class Point(Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     longest_wait_s: float  # of all seeds
     completion_mean_s: float
+    num_errors: int = 0  # turns that failed, of all seeds
 
 
 def draw_cliff(points: Sequence[Point], *, kind: str = "svg") -> bytes:

@@ -6,7 +6,7 @@ What must not: which points there are (cliff), the picture (cliff_map).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
@@ -118,8 +118,6 @@ def run(
     arm: str,
     seed: int,
     setting: Setting = SETTING,
-    *,
-    advance: Callable[[int], None] = lambda num: None,
 ) -> CliffRun:
     """Simulate one point.
 
@@ -127,8 +125,7 @@ def run(
         ValueError: `arm` names no policy.
     """
     policy, setup = under(arm, setup_of(num_replicas, num_sessions, seed, setting.prefill))
-    drawn = sessions(num_sessions, seed, setting.think)
-    found = simulate(drawn, policy, setup, label=arm, advance=advance)
+    found = simulate(sessions(num_sessions, seed, setting.think), policy, setup, label=arm)
     return run_of(found.run.turns, num_replicas, num_sessions, arm, seed, setting)
 
 
@@ -138,20 +135,18 @@ async def run_real(
     arm: str,
     seed: int,
     setting: Setting = SETTING,
-    *,
-    on_result: Callable[[TurnResult], None] = lambda turn: None,
 ) -> CliffRun:
     """Measure one point on two real engines, whose prefill costs what the setting says.
 
     Raises:
-        ValueError: `arm` names no policy, or every turn failed.
-        ChildDied, RuntimeError, TimeoutError: the router did not start.
+        ValueError: `arm` names no policy.
+        ChildDied, RuntimeError, TimeoutError: the router did not start, or every turn failed.
     """
     drawn = real_sessions(num_sessions, seed, setting.think)
-    turns = await pair.run(drawn, Arm(label=arm), on_result, num_alive=num_sessions)
+    turns = await pair.run(drawn, Arm(label=arm), lambda _: None, num_alive=num_sessions)
     good = [turn for turn in turns if turn.error is None]
     if not good:
-        raise ValueError(f"{num_sessions} sessions, {arm}: every turn failed: {turns[0].error}")
+        raise RuntimeError(f"{num_sessions} sessions, {arm}: every turn failed: {turns[0].error}")
     found = run_of(good, NUM_ENGINES, num_sessions, arm, seed, setting)
     return replace(found, num_errors=len(turns) - len(good), is_real=True)
 

@@ -122,15 +122,18 @@ class Pair:
         """
         dice = random.Random("warm up")
 
-        def took_s(engine: Engine) -> float:
-            prompt = [dice.randrange(300, 8_000) for _ in range(_WARM_UP_TOKENS)]
+        def took_s(engine: Engine, prompt: Sequence[int]) -> float:
             start_s = monotonic()
             engine.complete(prompt)
             return monotonic() - start_s
 
         with ThreadPoolExecutor(len(self._engines)) as threads:
             for _ in range(_NUM_WARM_UPS):
-                times_s = list(threads.map(took_s, self._engines))
+                prompts = [
+                    [dice.randrange(300, 8_000) for _ in range(_WARM_UP_TOKENS)]
+                    for _ in self._engines
+                ]
+                times_s = list(threads.map(took_s, self._engines, prompts))
         self.pace = pace_of(prefill, _WARM_UP_TOKENS, fmean(times_s))
 
     async def run(

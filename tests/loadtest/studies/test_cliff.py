@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from unittest.mock import create_autospec
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from loadtest.studies.cliff_run import (
     sessions,
     setup_of,
 )
-from loadtest.studies.pair import Arm, Pair
+from loadtest.studies.pair import Pair
 from policies import create
 
 RUN = CliffRun(
@@ -108,41 +107,24 @@ def test_twice_the_peak_is_found_arm_by_arm() -> None:
     assert "| 20 | `session_hash` | 3.0 | 20.0 | 100 |" in report(runs)
 
 
-class Answers:
-    """Two engines of which it is known what they answer."""
-
-    def __init__(self, *turns: TurnResult) -> None:
-        self._turns = list(turns)
-        self.num_alive: int | None = None
-        self.num_sessions = 0
-
-    async def run(
-        self,
-        sessions: Sequence[Session],
-        arm: Arm,
-        on_result: Callable[[TurnResult], None],
-        *,
-        num_alive: int | None = None,
-    ) -> list[TurnResult]:
-        self.num_sessions, self.num_alive = len(sessions), num_alive
-        return self._turns
-
-
 async def test_a_run_on_real_engines_is_a_point() -> None:
-    """First tokens are held against the limit; a turn that failed does not count."""
+    """First tokens are held against the limit; a turn that failed does not count, and is shown."""
     late = turn("a", 1, 7.0, ttft_s=3.0)
     failed = replace(turn("b", 1, 8.0), error="reset", ttft_s=None)
-    engines = Answers(turn("a", 0, 0.0), late, failed, turn("b", 0, 20.0))
-    pair = cast(Pair, engines)
+    engines = create_autospec(Pair, instance=True)
+    engines.run.return_value = [turn("a", 0, 0.0), late, failed, turn("b", 0, 20.0)]
 
-    found = await run_real(pair, 4, "kv_aware", 1)
-    patient = await run_real(pair, 4, "kv_aware", 1, Setting(slo_ttft_s=5.0))
+    found = await run_real(engines, 4, "kv_aware", 1)
+    patient = await run_real(engines, 4, "kv_aware", 1, Setting(slo_ttft_s=5.0))
 
-    assert (engines.num_sessions, engines.num_alive) == (4 * NUM_EACH, 4)
+    sent, num_alive = engines.run.await_args.args[0], engines.run.await_args.kwargs["num_alive"]
+    assert (len(sent), num_alive) == (4 * NUM_EACH, 4)
     assert (found.num_replicas, found.num_errors, found.is_real) == (2, 1, True)
     assert (found.num_turns, found.num_good, patient.num_good) == (1, 0, 1)
-    with pytest.raises(ValueError, match="every turn failed: reset"):
-        await run_real(cast(Pair, Answers(failed)), 4, "kv_aware", 1)
+    assert "| 4 | `kv_aware` (2 failed) |" in report([found, replace(found, seed=2)])
+    engines.run.return_value = [failed]
+    with pytest.raises(RuntimeError, match="every turn failed: reset"):
+        await run_real(engines, 4, "kv_aware", 1)
 
 
 def test_real_sessions_are_the_simulated_ones() -> None:
