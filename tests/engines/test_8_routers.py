@@ -236,7 +236,7 @@ async def test_a_session_leaves_a_busy_replica(
         owner, away = second.replica, "r2" if second.replica == "r1" else "r1"
         engine = pooled[0] if owner == "r1" else pooled[1]
         one.drain(away)
-        with busy(one, engine, num_requests=12):
+        with busy(one, engine, num_requests=24):
             one.drain(away, draining=False)
             wait_until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, 60, "both again")
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
