@@ -11,7 +11,14 @@ import httpx
 
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, read_metric
-from loadtest.engines.vllm import MAX_MODEL_LEN, NUM_BLOCKS, TOOL_OPTIONS, Engine, engine_python
+from loadtest.engines.vllm import (
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    PRELOAD,
+    TOOL_OPTIONS,
+    Engine,
+    engine_python,
+)
 
 MASTER_READY_S: Final = 30.0
 _CLUSTER: Final = "warmroute"  # in etcd, of masters and their clients
@@ -64,7 +71,7 @@ class Master(Process):
             f"http://127.0.0.1:{port}",
             command,
             log_dir / f"master-{port}.log",
-            {},
+            PRELOAD,
         )
 
     def metric(self, name: str) -> float:
@@ -107,7 +114,7 @@ class Master(Process):
             f"http://127.0.0.1:{http_port}",
             command,
             log_dir / f"memory-{port}.log",
-            {"MC_TCP_BIND_ADDRESS": "127.0.0.1", **environ},
+            {**PRELOAD, "MC_TCP_BIND_ADDRESS": "127.0.0.1", **environ},
         )
 
     def engine(

@@ -17,6 +17,8 @@ from loadtest.engines.process import REPOSITORY, Process, read_metric
 from loadtest.tiny_model import MODEL_DIR
 
 INSTALLED_PYTHON: Final = REPOSITORY / ".engines" / "venv" / "bin" / "python"
+_YIELD: Final = REPOSITORY / ".engines" / "yield.so"  # site/yield.c says why
+PRELOAD: Final = {"LD_PRELOAD": str(_YIELD)} if _YIELD.exists() else {}
 
 BLOCK_SIZE: Final = 32  # the CPU attention wants a multiple of 32
 NUM_BLOCKS: Final = 768  # small, so that a few sessions evict each other
@@ -25,6 +27,7 @@ MAX_MODEL_LEN: Final = 16_384  # NUM_BLOCKS * BLOCK_SIZE must hold one request o
 TOOL_OPTIONS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 ENVIRON: Final = {
+    **PRELOAD,
     "PYTHONPATH": str(Path(__file__).parent / "site"),  # its sitecustomize.py says why
     # The model runs in the engine's core, not in a third process, as on a machine with one GPU.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

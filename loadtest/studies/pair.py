@@ -35,6 +35,7 @@ SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
 _SEGMENT_BYTES: Final[dict[Prefill, int]] = {"cheap": 64 << 20, "dear": 160 << 20}
 """Of each engine: 8,192 blocks in all, more than any cell needs."""
+_LEASE_MS: Final = 5_000  # Mooncake's default
 _WARM_UP_TOKENS: Final = 6_000
 _NUM_WARM_UPS: Final = 3  # the last one is timed
 _SHORT_TOKEN: Final = 300  # a prompt of one token
@@ -222,7 +223,7 @@ def running(
         return
     decode: str = "kv_both" if does_decode_store else "kv_consumer"
     kv_roles: dict[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": decode}
-    master = Master(log_dir)
+    master = Master(log_dir, lease_ms=_LEASE_MS)
     with all_up([master], timeout_s=MASTER_READY_S):
         engines = [
             master.engine(

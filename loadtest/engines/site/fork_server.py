@@ -5,6 +5,9 @@
 
 It ends with its stdin, and its engines with it. `loadtest.engines.fork_client` is the other side.
 
+Numbers so small that they are denormal count as 0 there: attention on the CPU makes them of what is
+masked, and computing with them can take a hundred times as long. With a pool steps took up to 60 s.
+
 What vLLM reads of its environment while it is imported is this process's, not the engine's: none
 of what engines here differ in. An engine that has ended stays a zombie as long as this process
 runs, so that its number is not given to another.
@@ -33,6 +36,7 @@ def main() -> None:
             importlib.import_module(name)
     with contextlib.suppress(ImportError):  # it looks for the arguments where the environment is
         importlib.import_module("setproctitle").getproctitle()
+    importlib.import_module("torch").set_flush_denormal(True)
     gc.freeze()  # or an engine's first collection copies every page
     engines = []
     for line in sys.stdin.buffer:
