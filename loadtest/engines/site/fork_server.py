@@ -5,8 +5,9 @@
 
 It ends with its stdin, and its engines with it. `loadtest.engines.fork_client` is the other side.
 
-Numbers so small that they are denormal count as 0 there: attention on the CPU makes them of what is
-masked, and computing with them can take a hundred times as long. With a pool steps took up to 60 s.
+Denormal numbers count as 0 in engines: attention on the CPU makes them of what is masked, and is
+many times slower for it. With a pool, engines stood still for up to 30 s, for this and for what
+yield.c says.
 
 What vLLM reads of its environment while it is imported is this process's, not the engine's: none
 of what engines here differ in. An engine that has ended stays a zombie as long as this process

@@ -1,4 +1,4 @@
-/* Takes the place of the C library's in engines and in the pool's master (LD_PRELOAD).
+/* `sched_yield` of engines and of the pool's master, in place of the C library's (LD_PRELOAD).
  *
  * vLLM's workers and Mooncake's transfers poll in loops around it. Since Linux 6.18 a thread that
  * yields gives up the rest of its slice, as virtual time: one that yields a million times a second
