@@ -70,9 +70,15 @@ install_packages() {
         apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
+compile_yield() { # which engines are started with
+    mkdir -p "$engines"
+    cc -O2 -shared -fPIC -o "$engines/yield.so" "$here/../../loadtest/engines/site/yield.c" -ldl
+}
+
 if [ -n "${WARMROUTE_VLLM_PYTHON:-}" ]; then
     "$WARMROUTE_VLLM_PYTHON" -c 'import vllm' ||
         die "WARMROUTE_VLLM_PYTHON=$WARMROUTE_VLLM_PYTHON cannot import vllm"
+    if command -v cc >/dev/null; then compile_yield; fi
     echo "install.sh: using $WARMROUTE_VLLM_PYTHON"
     exit 0
 fi
@@ -84,7 +90,7 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 install_packages
-cc -O2 -shared -fPIC -o "$engines/yield.so" "$here/../../loadtest/engines/site/yield.c"
+compile_yield
 
 wanted=$({ cat "$here/install.sh" "$here/requirements.txt" && "$python" -VV; } | sha256sum)
 if [ "$(cat "$engines/stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$engines/venv/bin/python" ]; then
