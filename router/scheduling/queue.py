@@ -14,8 +14,8 @@ leaves, as soon as two things hold there:
    spends of it `patience` times what it takes to compute for each prompt that waits there. So with
    little to do nothing waits for room, and the more there is to do the less goes into prompts that
    overrun the cache. What falls out and is then read, from a pool or the engine's CPU memory, is
-   not computed again: conversations weigh by what that takes over computing them, as far as what
-   others came back for was there.
+   not computed again, and needs no room where reading is quicker: conversations weigh by how
+   much of what others came back for was not there.
 
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
@@ -63,8 +63,8 @@ from router.scheduling.waiting import (
     QueueRules,
     Waiting,
     compute_ms,
+    is_read_sooner,
     level_of,
-    reload_ratio,
     step_of,
 )
 
@@ -447,10 +447,11 @@ class Queue(Generic[C]):
     def _reload_weight(self, choice: C, num_tokens: int) -> float:
         """Return what is lost of a conversation that falls out, over what computing it took.
 
-        The better of what pool and CPU memory give back, as far as conversations found it there.
+        Nothing of what pool or CPU memory give back, as far as conversations found it there, if
+        that is quicker than computing it: a read holds up its own request, and no other.
         """
-        pooled = self._pooled_ratio * (1.0 - reload_ratio(choice, num_tokens, from_pool=True))
-        kept = self._kept_ratio * (1.0 - reload_ratio(choice, num_tokens, from_pool=False))
+        pooled = self._pooled_ratio * is_read_sooner(choice, num_tokens, from_pool=True)
+        kept = self._kept_ratio * is_read_sooner(choice, num_tokens, from_pool=False)
         return 1.0 - max(pooled, kept)
 
     def _idle_price_ms(self, waiting: Waiting, choice: C) -> float:

@@ -147,15 +147,15 @@ def compute_ms(choice: Choice, num_tokens: int) -> float:
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
 
 
-def reload_ratio(choice: Choice, num_tokens: int, *, from_pool: bool) -> float:
-    """Return what reading so many tokens takes, over computing them; at most 1.
+def is_read_sooner(choice: Choice, num_tokens: int, *, from_pool: bool) -> bool:
+    """Return whether so many tokens are read sooner than computed, or as soon for all we know.
 
     From the pool, or from the engine's own CPU memory.
     """
     cost = choice.view.cost
     if num_tokens <= 0 or (from_pool and choice.num_pooled_tokens is None):
-        return 1.0
+        return False
     read_ms = cost.fetch_ms(num_tokens, from_pool=from_pool)
     if from_pool:
-        read_ms += cost.fetch_margin_ms(num_tokens)
-    return min(1.0, read_ms / max(1.0, cost.prefill_ms(num_tokens, 0) - cost.base_ms))
+        read_ms -= cost.fetch_margin_ms(num_tokens)
+    return read_ms < cost.prefill_ms(num_tokens, 0) - cost.base_ms

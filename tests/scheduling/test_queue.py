@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
@@ -53,6 +54,7 @@ class Stage:
         self.ends = 0.0  # answers that end in a second
         self.limits: list[str] = []  # that those refused would have missed
         self.why: list[str] = []
+        self.cost = COST
         self.num_choices = 0
         self.capacity: int | None = CAPACITY
         self.num_free = {A: CAPACITY, B: CAPACITY}  # tokens that no request has in use
@@ -130,7 +132,7 @@ class Stage:
         to = self.wants.get(waiting.item)
         if to is None:
             return None
-        view = ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=COST,
+        view = ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=self.cost,
                                   num_cpu_tokens=max(self.cached[waiting.item],
                                                      self.kept.get(waiting.item, 0)),
                                   num_requests=self.num_requests[to],
@@ -547,12 +549,16 @@ def test_what_a_pool_has_takes_no_compute() -> None:
     assert stage.release(1.0) == ["read"]
 
 
-@pytest.mark.parametrize(("num_pooled", "goes"), [(1_000, True), (0, False)])
+@pytest.mark.parametrize(
+    ("num_pooled", "ms_per_token", "goes"),
+    [(1_000, 0.9, True), (1_000, 1.1, False), (0, 0.01, False)],
+)
 def test_with_a_pool_that_has_what_is_asked_for_caches_may_overflow(
-    num_pooled: int, goes: bool
+    num_pooled: int, ms_per_token: float, goes: bool
 ) -> None:
-    """What falls out is read, and not computed; but only if it was there before."""
+    """What falls out is read, and not computed; if it was there before, and that is quicker."""
     stage = Stage(window=1_000, patience=1e6)
+    stage.cost = replace(COST, ms_per_fetched_token=ms_per_token)
     for number in range(40):  # turns of conversations that came back
         stage.lives(number, B, 1_000, 0.0)
         stage.pooled[f"back{number}"] = num_pooled
