@@ -25,6 +25,7 @@ MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
 _POOL_SPEED: Final = 6.0  # a fetched token over a computed one, over TCP
+_POOL_PACE: Final = 1.3  # everything takes so much longer: engines look up and write, too
 _EVENT_LAG_S: Final = 0.01
 _TO_ENGINE_S: Final = 0.1  # rendering, tokenizing, queueing; fitted likewise
 
@@ -184,10 +185,12 @@ def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     Which request comes first decides what is evicted, and milliseconds decide who comes first: one
     run of an overrun cell says little, simulated or real.
     """
-    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill, pace)
+    has_pool = draw.cell.has_pool
+    pool_pace = _POOL_PACE if has_pool else 1.0
+    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill, pool_pace * pace)
     return replace(
         setup,
-        pool=PoolSetup(speed=_POOL_SPEED) if draw.cell.has_pool else None,
+        pool=PoolSetup(speed=_POOL_SPEED) if has_pool else None,
         to_engine_s=setup.to_engine_s * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
     )
 
