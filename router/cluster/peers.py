@@ -253,7 +253,10 @@ class Peers:
         held = self._unpacked(note.held)
         keys = held + self._unpacked(note.claimed)
         if keys:
-            work.claim = self._caches.claim(candidate, keys, len(held))
+            num_cut_blocks = 0 if held else note.num_held
+            work.claim = self._caches.claim(
+                candidate, keys, len(held), num_cut_blocks=num_cut_blocks
+            )
         if work.is_answered and work.lease is not None:
             self._fleet.first_token_elsewhere(work.lease, work.begun_s, None)
         return True

@@ -245,11 +245,13 @@ class CacheView:
         keys: Sequence[BlockKey],
         num_held_blocks: int,
         num_tokens: int | None = None,
+        *,
+        num_cut_blocks: int = 0,
     ) -> Claim:
         """Claim the chain for a request that is about to be sent: it counts as held from now on.
 
         `num_tokens`: of the prompt; None: not known, what it leaves in other KV groups is not
-        claimed.
+        claimed. `num_cut_blocks` stand before `keys` in the chain, which are not known.
         """
         new = keys[num_held_blocks:]
         others = () if num_tokens is None else self.index.left_by(candidate, keys, num_tokens)
@@ -258,7 +260,7 @@ class CacheView:
         order = self.index.orders.get(candidate)
         use = None
         if order is not None:
-            use = order.begin(keys, self.index.on_gpu(candidate), num_tokens)
+            use = order.begin(keys, self.index.on_gpu(candidate), num_tokens, num_cut_blocks)
         claim = Claim(
             candidate=candidate, keys=keys, others=others, speculation=speculation, use=use
         )

@@ -47,7 +47,8 @@ _NUM_AHEAD: Final = 1  # an engine is two tokens ahead of its stream, whose firs
 class Use:
     """One request's use of a cache.
 
-    keys: Its chain; of one that is over without the first `num_cut` blocks.
+    keys: Its chain without the first `num_cut` blocks: of one that is over they are others', and
+        another router does not name them.
     start: The blocks before it belong to other requests; counted in `keys`.
     num_tokens: Of its prompt; None: not known.
     num_reply: Blocks of its reply.
@@ -65,9 +66,11 @@ class Use:
         "start",
     )
 
-    def __init__(self, keys: Sequence[BlockKey], num_tokens: int | None = None) -> None:
+    def __init__(
+        self, keys: Sequence[BlockKey], num_tokens: int | None = None, num_cut: int = 0
+    ) -> None:
         self.keys = keys
-        self.num_cut = 0
+        self.num_cut = num_cut
         self.start = 0
         self.num_tokens = num_tokens
         self.num_reply = 0
@@ -86,7 +89,7 @@ class Use:
         if self.num_tokens is None or not self.num_events:
             return False
         num_tokens = self.num_tokens + self.num_events + _NUM_AHEAD
-        return num_tokens > (len(self.keys) + 1) * block_size
+        return num_tokens > (self.num_cut + len(self.keys) + 1) * block_size
 
     def prolong(self, keys: Sequence[BlockKey]) -> None:
         """Add blocks of the reply."""
@@ -169,18 +172,23 @@ class EvictionOrder:
         """Count the leading blocks of a chain that requests that run have in use. O(k log n)."""
         num_blocks = 0
         while num_blocks < len(keys):
-            other = self._first.get(keys[num_blocks])
+            other = self._owner(keys[num_blocks], num_blocks)
             if other is None or other not in self._running:
                 break
-            num_blocks = _num_common(keys, other, num_blocks + 1)
+            num_blocks = _num_common(keys, 0, other, num_blocks + 1)
         return num_blocks
 
     def begin(
-        self, keys: Sequence[BlockKey], held: Container[BlockKey], num_tokens: int | None = None
+        self,
+        keys: Sequence[BlockKey],
+        held: Container[BlockKey],
+        num_tokens: int | None = None,
+        num_cut: int = 0,
     ) -> Use:
         """Note a request that is sent: its prompt's full blocks are in use.
 
-        `held`: what the candidate holds; who has lost everything is forgotten.
+        `held`: what the candidate holds; who has lost everything is forgotten. `num_cut`: blocks
+        that stand before these in its chain.
         """
         self._forget(list(islice(self._over, _NUM_LOOKS)), held)
         if len(self._over) >= self._sweep_at:
@@ -188,7 +196,7 @@ class EvictionOrder:
             # a few of those nothing would be found.
             self._forget(list(self._over), held)
             self._sweep_at = max(_MIN_SWEEP, 2 * len(self._over))
-        use = Use(keys, num_tokens)
+        use = Use(keys, num_tokens, num_cut)
         self._take(use)
         self._running[use] = None
         if keys:
@@ -270,21 +278,33 @@ class EvictionOrder:
         Such a one gets what the requests before it leave, for it has these blocks, too: no block of
         a chain may belong to none, or walks along it end there.
         """
-        keys, first = use.keys, self._first
+        keys, num_cut = use.keys, use.num_cut
         position = start = 0
-        while position < len(keys) and (other := first.get(keys[position])) is not None:
-            end = _num_common(keys, other, position + 1)
+        while position < len(keys):
+            other = self._owner(keys[position], num_cut + position)
+            if other is None:
+                break
+            end = _num_common(keys, num_cut, other, num_cut + position + 1)
             if other in self._over:
                 self._leave(other, end - other.num_cut)
                 other.cut()
             else:
                 if start < position:
-                    self._leave(other, start)
-                start = end
-            position = end
+                    self._leave(other, max(0, num_cut + start - other.num_cut))
+                start = end - num_cut
+            position = end - num_cut
         use.start = start
         if start < len(keys):
-            first[keys[start]] = use
+            self._first[keys[start]] = use
+
+    def _owner(self, key: BlockKey, depth: int) -> Use | None:
+        """Return whose first own block this is, with so many blocks before it.
+
+        None also of a chain in which other numbers stand before it: routers and engines may say
+        anything.
+        """
+        use = self._first.get(key)
+        return use if use is not None and use.num_cut + use.start == depth else None
 
     def _leave(self, use: Use, start: int) -> None:
         """Leave to a request what comes from `keys[start]` on, of one that is over perhaps none."""
@@ -304,9 +324,9 @@ class EvictionOrder:
         start = use.start
         num_cut = use.num_cut
         for other in self._running:
-            keys, at = other.keys, num_cut + start
-            if start < len(use.keys) and at < len(keys) and keys[at] == use.keys[start]:
-                start = _num_common(keys, use, at + 1) - num_cut
+            keys, at = other.keys, num_cut + start - other.num_cut
+            if start < len(use.keys) and 0 <= at < len(keys) and keys[at] == use.keys[start]:
+                start = _num_common(keys, other.num_cut, use, num_cut + start + 1) - num_cut
         return start
 
 
@@ -315,16 +335,19 @@ def _num_at_once(use: Use) -> float:
     return use.num_last if use.num_last < use.num_events else inf
 
 
-def _num_common(one: Sequence[BlockKey], other: Use, start: int) -> int:
-    """Count the leading blocks that a chain shares with a use's; `start` are known to be."""
-    two, num_cut = other.keys, other.num_cut
-    most = min(len(one), num_cut + len(two))
-    if one[most - 1] == two[most - 1 - num_cut]:  # a key stands for all before it, too
+def _num_common(one: Sequence[BlockKey], one_cut: int, other: Use, start: int) -> int:
+    """Count the leading blocks that a chain shares with a use's, those cut off before either too.
+
+    `start` are known to be shared.
+    """
+    two, two_cut = other.keys, other.num_cut
+    most = min(one_cut + len(one), two_cut + len(two))
+    if one[most - 1 - one_cut] == two[most - 1 - two_cut]:  # a key stands for all before it, too
         return most
     first, last = start, most - 1  # the first block that they do not share is one of these
     while first < last:
         middle = (first + last) // 2
-        if one[middle] == two[middle - num_cut]:
+        if one[middle - one_cut] == two[middle - two_cut]:
             first = middle + 1
         else:
             last = middle

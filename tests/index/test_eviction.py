@@ -361,3 +361,50 @@ def test_requests_at_once_leave_their_blocks_in_the_order_of_their_ends(
                 ends = [num for num, key in found if num < len(keys) and keys[num] == key]
                 left = next((i for i, key in enumerate(keys) if key in lost), len(keys))
                 assert min(ends, default=len(keys)) == left
+
+
+def test_what_another_router_sent_has_its_place_in_the_chain() -> None:
+    """It names the blocks that are computed there, and how many stand before them."""
+    order, keys = EvictionOrder(), chain(1, 2, 3, 4, 5)
+    used(order, keys[:3])
+    order.end(order.begin(keys[3:], keys, num_cut=3), 1.0)
+
+    assert order.lost(4, keys) == (FirstLost(0, keys[0]), FirstLost(4, keys[4]))
+
+    running = order.begin(keys, keys)
+
+    assert order.num_in_use() == 5
+    assert order.num_shared(keys) == 5
+    order.end(running, 2.0)
+    assert order.lost(1, keys) == (FirstLost(4, keys[4]),)
+
+
+@settings(max_examples=examples(300))
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 1), min_size=1, max_size=6),
+            st.integers(0, 5),
+            st.integers(0, 6),
+            st.booleans(),
+        ),
+        max_size=16,
+    )
+)
+def test_wherever_a_router_says_that_blocks_stand_nothing_fails(
+    made: list[tuple[list[int], int, int, bool]],
+) -> None:
+    """What it says of how many stand before them need not be true."""
+    order, running = EvictionOrder(), list[Use]()
+    held = {key for names, *_ in made for key in chain(*names)}
+    for names, num_left_out, num_cut, ends in made:
+        keys = chain(*names)
+        running.append(order.begin(keys[num_left_out:], held, num_cut=num_cut))
+        if ends:
+            order.end(running.pop(0), 0.0)
+        order.lost(3, held)
+        assert 0 <= order.num_shared(keys) <= len(keys)
+    for use in running:
+        order.end(use, 1.0)
+
+    assert order.num_running == order.num_in_use() == 0
