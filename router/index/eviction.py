@@ -276,7 +276,8 @@ class EvictionOrder:
         """Give a request its blocks, those that belong to one that runs left out.
 
         Such a one gets what the requests before it leave, for it has these blocks, too: no block of
-        a chain may belong to none, or walks along it end there.
+        a chain may belong to none, or walks along it end there. But what stands before the blocks
+        that another router has named cannot be given to its request.
         """
         keys, num_cut = use.keys, use.num_cut
         position = start = 0
