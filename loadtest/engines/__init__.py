@@ -6,8 +6,8 @@
     vllm        a replica with KV events, small enough for two of them on two cores
     mooncake    the pool's master, its memory, and replicas that use it
     site/       what the engines' interpreter runs: at the start of every process of it, for
-                reasons that its sitecustomize.py gives, to fork engines, and in place of the C
-                library's sched_yield (yield.c)
+                reasons that its sitecustomize.py gives, to fork engines, and in place of loops
+                that wait without a pause (yield.c)
 
 Everything listens on 127.0.0.1 (vLLM's event sockets bind every address).
 """

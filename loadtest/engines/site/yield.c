@@ -2,7 +2,7 @@
  *
  * vLLM's workers poll around `sched_yield`, Mooncake's transfers around `check_task_status`, without
  * a pause: whoever reads from the pool or writes to it keeps a core busy until the other side has
- * sent or taken all. Where engines have cores to spare that costs nobody; here there are two for all.
+ * sent or taken all. With cores to spare that costs nothing; here there are two for all.
  *
  * And they get more than their share. Since Linux 6.18 a thread that yields gives up the rest of its
  * slice, as virtual time: one that yields a million times a second runs far ahead, takes the queue's
