@@ -74,10 +74,10 @@ def page(found: Comparison) -> str:
         "If you choose a router, this page has others in front of the same replicas on the same "
         "machine: what they know, what they cost, what reaches the engine, and what a dying "
         "replica does to clients. Rows where warmroute is not the best stand beside the others.",
-        "<!-- not run: an hour, and other routers -->\n"
+        "<!-- not run: an hour and a half, and other routers -->\n"
         "```sh\npython -m loadtest.peers --folder build/peers\n```\n\n"
         f"installs them ({', '.join(sorted({c.package for c in CONTESTANTS if c.package}))}), runs "
-        "all of it in about an hour (the real engines take most) and writes this page; "
+        "all of it in about an hour and a half (the real engines take most) and writes this page; "
         "`--only PART` renews one part, `--help` says more. "
         f"{found.date}, {machine.num_cpus} cores, Python {machine.python}, {machine.system}. "
         "Clients, routers and replicas share the cores: compare rows of one table, "
@@ -85,19 +85,7 @@ def page(found: Comparison) -> str:
         f"## Who they are\n\n{_who()}",
     ]
     if found.grid:
-        parts.append(
-            "## What is computed again\n\n"
-            "Agents on two real vLLM replicas (CPU build) with small caches, closed loop, from "
-            "cold caches, in sum over the cells that all have run "
-            f"({', '.join(f'{w:g}' for w in sorted({r.cell.working_set for r in found.grid}))} "
-            "times what both caches hold; short pauses, no pool, small shared prompt; seed "
-            f"{', '.join(map(str, sorted({r.seed for r in found.grid})))}). Ratios are over "
-            f"`{BASELINE}`, warmroute's own hash of the session id.\n\n"
-            f"{sum_table(found.grid, BASELINE)}\n\n"
-            "`kv_aware` is without [its queue](queue.md) here, which is on by default: "
-            "`kv_aware+queue`. Recomputed tokens are counted by the engines. Times of equal "
-            "placements differ by up to 1.7 on this machine."
-        )
+        parts.append(f"## What is computed again\n\n{_placing(found.grid)}")
     if found.costs:
         parts += [f"## What a request costs\n\n{_costs(found.costs)}{_load(found, 'cost')}"]
     if found.forwarded:
@@ -112,6 +100,34 @@ def _who() -> str:
         ("router and policy", "package", "what it knows of the caches"),
         [(c.name, f"`{c.package}`" if c.package else "this one", c.knows) for c in CONTESTANTS],
     )
+
+
+def _placing(runs: Sequence[GridRun]) -> str:
+    """Sum the grid up, without a pool and with one."""
+    sets = ", ".join(f"{w:g}" for w in sorted({run.cell.working_set for run in runs}))
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    parts = [
+        "Agents on two real vLLM replicas (CPU build) with small caches, closed loop, from cold "
+        f"caches, in sum over the cells that all have run ({sets} times what both caches hold; "
+        f"short pauses, small shared prompt; seed {seeds}). Ratios are over `{BASELINE}`, "
+        "warmroute's own hash of the session id.",
+    ]
+    pooled = [run for run in runs if run.cell.has_pool]
+    alone = [run for run in runs if not run.cell.has_pool]
+    if alone:
+        parts.append(sum_table(alone, BASELINE))
+    if pooled:
+        parts += [
+            "With a Mooncake pool over TCP, from which engines read what they lack, wherever a "
+            "router sends a turn:",
+            sum_table(pooled, BASELINE),
+        ]
+    parts.append(
+        "`kv_aware` is without [its queue](queue.md) here, which is on by default: "
+        "`kv_aware+queue`. Recomputed tokens are counted by the engines. Times of equal "
+        "placements differ by up to 1.7 on this machine."
+    )
+    return "\n\n".join(parts)
 
 
 def _costs(costs: Sequence[Cost]) -> str:

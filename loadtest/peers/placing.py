@@ -25,7 +25,7 @@ SEEDS: Final = (101,)  # nothing was tuned on it
 def placed(
     contestants: Sequence[Contestant], folder: Path, progress: Progress, *, is_quick: bool = False
 ) -> tuple[GridRun, ...]:
-    """Run the grid's cells without a pool; half an hour and more.
+    """Run the grid's cells without a pool and with one; most of an hour.
 
     Raises:
         ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
@@ -34,7 +34,7 @@ def placed(
     arms = [Arm(label=label) for label in OURS]
     arms += [_arm(one, folder) for one in contestants if one.package is not None]
     runs: list[GridRun] = []
-    chosen = cells.cells(sets, ("short",), (False,), ("small",))
+    chosen = cells.cells(sets, ("short",), cells.POOLS, ("small",))
     real_grid.run_all(chosen, arms, SEEDS, progress, runs.append)
     return tuple(replace(run, turns=()) for run in runs)
 
