@@ -24,8 +24,8 @@ ENGINES: Final[dict[Prefill, str]] = {"cheap": "cpu-tiny", "dear": "cpu-dear"}
 MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
-_POOL_SPEED: Final = 6.0  # a fetched token over a computed one, over TCP
-_POOL_PACE: Final = 1.3  # everything takes so much longer: engines look up and write, too
+_POOL_SPEED: Final = 2.5  # a fetched token over a computed one, over TCP; fitted on 130 to 132
+_POOL_PACE: Final = 1.15  # all takes so much longer: engines look up and write, too; likewise
 _EVENT_LAG_S: Final = 0.01
 _TO_ENGINE_S: Final = 0.1  # rendering, tokenizing, queueing; fitted likewise
 
@@ -36,7 +36,7 @@ Kind = Literal["real", "simulated"]
 
 
 def pace_of(prefill: Prefill, num_tokens: int, took_s: float) -> float:
-    """Return how long engines took for a prompt over what their profile says."""
+    """Return how long engines took to compute a prompt over what their profile says."""
     chunks = [
         (start, min(_BATCH_TOKENS, num_tokens - start))
         for start in range(0, num_tokens, _BATCH_TOKENS)
