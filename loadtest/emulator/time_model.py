@@ -77,22 +77,21 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_mtoken_context=31.0,
     ),
     # Two vLLM 0.32.0 CPU engines with `loadtest.tiny_model`, sharing two cores with their API
-    # servers, a router and a client, on a machine that takes five times as long as the one they
-    # were measured on. Tokens and pairs: prompts of 250 to 12,000 tokens, and 300 to 1,500 behind
-    # 2,000 to 12,000, at both engines at once; the rest fitted to runs of
+    # servers, a router and a client. Tokens and pairs: prompts of 250 to 12,000 tokens, and 300 to
+    # 1,500 behind 2,000 to 12,000, at both at once; the rest fitted to runs of
     # `loadtest.studies.real_grid` without a pool, seed 5. Nearly all of it is attention.
     "cpu-tiny": TimeModel(
-        base_ms=16.0,
-        ms_per_prefill_token=0.01,
-        ms_per_mtoken2=17.2,
-        ms_per_decode=4.0,
+        base_ms=3.2,
+        ms_per_prefill_token=0.002,
+        ms_per_mtoken2=3.4,
+        ms_per_decode=0.8,
     ),
     # The same with the larger model of `loadtest.studies.pair` (dear prefill).
     "cpu-dear": TimeModel(
-        base_ms=16.0,
-        ms_per_prefill_token=0.124,
-        ms_per_mtoken2=64.5,
-        ms_per_decode=4.0,
+        base_ms=3.2,
+        ms_per_prefill_token=0.025,
+        ms_per_mtoken2=12.9,
+        ms_per_decode=0.8,
     ),
     "instant": TimeModel(),
 }

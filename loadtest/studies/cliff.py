@@ -40,7 +40,7 @@ from loadtest.studies.cells import (
     THINKS,
 )
 from loadtest.studies.cliff_map import Point, draw_cliff
-from loadtest.studies.cliff_run import SLO_TTFT_S, CliffRun, Setting, run, run_real
+from loadtest.studies.cliff_run import SETTING, CliffRun, Setting, run, run_real
 from loadtest.studies.grid_run import ENGINES, policy_of
 from loadtest.studies.measured import interrupt_on_sigterm, measured
 
@@ -199,12 +199,12 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--think", choices=THINKS, default="short")
     made.add_argument(
-        "--prefill", choices=PREFILLS, default=PREFILLS[0],
+        "--prefill", choices=PREFILLS, default=SETTING.prefill,
         help="dear: a computed token costs about five times as much",
     )  # fmt: skip
     made.add_argument(
-        "--slo-ttft", type=float, default=SLO_TTFT_S, metavar="SECONDS",
-        help="how late a first token may be: what an idle engine takes for the longest contexts",
+        "--slo-ttft", type=float, default=SETTING.slo_ttft_s, metavar="SECONDS",
+        help="how late a first token may be",
     )  # fmt: skip
     made.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     where = made.add_mutually_exclusive_group()

@@ -30,9 +30,9 @@ from loadtest.studies.grid_run import fleet, under
 from loadtest.studies.pair import Arm, Pair
 from loadtest.workload import Workload
 
-SLO_TTFT_S: Final = 1.0
-"""A first token later than this is not counted: so long takes an idle engine, simulated and with
-cheap prefill, to compute the longest contexts here from nothing."""
+SLO_TTFT_S: Final = 2.0
+"""A first token later than this is not counted: an idle engine computes the longest contexts here
+from nothing in a third of it."""
 
 NUM_EACH: Final = 3  # sessions, one after the other, in the place of each that is alive
 RAMP_S: Final = 4.0  # the first ones start spread over it
@@ -43,7 +43,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """What all runs of one study have in common; `slo_ttft_s`: how late a first token may be."""
 
     think: Think = "short"
-    prefill: Prefill = "cheap"
+    prefill: Prefill = "dear"
     slo_ttft_s: float = SLO_TTFT_S
 
 
@@ -107,7 +107,9 @@ def real_sessions(num_sessions: int, seed: int, think: Think = "short") -> list[
     return made
 
 
-def setup_of(num_replicas: int, num_sessions: int, seed: int, prefill: Prefill = "cheap") -> Setup:
+def setup_of(
+    num_replicas: int, num_sessions: int, seed: int, prefill: Prefill = SETTING.prefill
+) -> Setup:
     """Describe the fleet: engines as the grid's."""
     return replace(fleet(num_replicas, NUM_USABLE_BLOCKS, seed, prefill), concurrency=num_sessions)
 

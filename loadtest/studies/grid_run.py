@@ -24,10 +24,11 @@ ENGINES: Final[dict[Prefill, str]] = {"cheap": "cpu-tiny", "dear": "cpu-dear"}
 MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
-_POOL_SPEED: Final = 2.5  # a fetched token over a computed one, over TCP; fitted on 130 to 132
+_POOL_SPEED: Final[dict[Prefill, float]] = {"cheap": 0.3, "dear": 2.5}
+"""A fetched token over a computed one, attention left out; over TCP, fitted on 133, 130 to 132."""
 _POOL_PACE: Final = 1.15  # all takes so much longer: engines look up and write, too; likewise
 _EVENT_LAG_S: Final = 0.01
-_TO_ENGINE_S: Final = 0.1  # rendering, tokenizing, queueing; fitted likewise
+_TO_ENGINE_S: Final = 0.02  # rendering, tokenizing, queueing; fitted likewise
 
 WITH_QUEUE: Final = "+queue"
 """Behind a policy's label: the router has its queue, with its defaults."""
@@ -190,7 +191,7 @@ def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill, pool_pace * pace)
     return replace(
         setup,
-        pool=PoolSetup(speed=_POOL_SPEED) if has_pool else None,
+        pool=PoolSetup(speed=_POOL_SPEED[draw.cell.prefill]) if has_pool else None,
         to_engine_s=setup.to_engine_s * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
     )
 

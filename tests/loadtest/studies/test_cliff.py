@@ -74,7 +74,7 @@ def test_turns_count_while_all_sessions_are_alive() -> None:
     turns = [
         turn("a", 0, 1.0),
         turn("a", 1, 7.0),
-        turn("a", 2, 8.0, ttft_s=1.5),
+        turn("a", 2, 8.0, ttft_s=2.5),
         turn("b", 0, 20.0),
         turn("a", 3, 19.0, ttft_s=4.0),
     ]
