@@ -30,21 +30,21 @@ from loadtest.studies.grid_run import fleet, under
 from loadtest.studies.pair import Arm, Pair
 from loadtest.workload import Workload
 
-SLO_TTFT_S: Final = 2.0
-"""A first token later than this is not counted: an idle engine computes the longest contexts here
-from nothing in a third of it."""
-
 NUM_EACH: Final = 3  # sessions, one after the other, in the place of each that is alive
 RAMP_S: Final = 4.0  # the first ones start spread over it
 _SETTLED_S: Final = 6.0  # nothing before is counted
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """What all runs of one study have in common; `slo_ttft_s`: how late a first token may be."""
+    """What all runs of one study have in common.
+
+    `slo_ttft_s`: a first token that comes later is not counted. An idle engine computes the longest
+    contexts here from nothing in a third of the default.
+    """
 
     think: Think = "short"
     prefill: Prefill = "dear"
-    slo_ttft_s: float = SLO_TTFT_S
+    slo_ttft_s: float = 2.0
 
 
 SETTING: Final = Setting()
