@@ -141,10 +141,11 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         float,
         Meta(
             ge=0,
-            description="idle time of an engine that a prompt spends whose conversation does not "
-            "fit, in times what it takes to compute, for each prompt that waits for the engine",
+            description="idle time of an engine after which a prompt goes whose conversation does "
+            "not fit, in times its price: what it takes to compute, for each prompt that waits for "
+            "the engine, times the square of how scarce compute is",
         ),
-    ] = 0.05
+    ] = 0.25
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
     ] = 300.0

@@ -45,9 +45,7 @@ class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     patience: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(
-            description="idle time in place of room, in times a prompt takes, for each that waits"
-        ),
+        Meta(description="idle time in place of room, in times a prompt's price"),
     ] = None
 
 

@@ -360,7 +360,7 @@ class Fleet:
     def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
         """Return whether a candidate has saved up so much idle time; False: it is not known."""
         state = self._states.get(candidate)
-        return state is not None and state.ledger.idle.can_spend(price_ms, now_s)
+        return state is not None and state.ledger.idle.saved_ms(now_s) >= price_ms
 
     def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
         """Take so much of the idle time that was saved up."""

@@ -24,7 +24,8 @@ PATIENCE: Final = 3.0
 
 MIN_PATIENCE_S: Final = 0.5
 _FIRST_PAUSE_S: Final = 5.0  # until one was seen: about what an agent's tool takes
-_PAUSE_DECAY: Final = 0.95
+_FIRST_TURN_S: Final = 5.0  # likewise
+_TIME_DECAY: Final = 0.95  # of pauses and turns: half of the weight lies on the last 14
 _SHARE_DECAY: Final = 0.95
 _FIRST_SHARE: Final = 0.5  # of conversations that go on, until some did or did not
 _LONGEST_TURN_S: Final = 3600.0  # who ran for longer has lost its end
@@ -58,13 +59,14 @@ class _Session(Struct, gc=False):
 class WorkingSets:
     """Live conversations by digest; every operation is O(1) amortised, unless it says otherwise."""
 
-    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets", "_share")
+    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets", "_share", "_turn_s")
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # silent for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
         self._pause_s = _FIRST_PAUSE_S
+        self._turn_s = _FIRST_TURN_S
         self._share = _FIRST_SHARE  # of conversations that go on
         self._arrivals = RecentRate(*_ARRIVALS_S)
 
@@ -72,6 +74,11 @@ class WorkingSets:
     def patience_s(self) -> float:
         """For how long a silent conversation is taken to be alive."""
         return max(MIN_PATIENCE_S, PATIENCE * self._pause_s)
+
+    @property
+    def cycle_s(self) -> float:
+        """In what time a conversation comes back: a turn at its engine, and the pause after it."""
+        return self._turn_s + self._pause_s
 
     def begin(
         self,
@@ -111,7 +118,7 @@ class WorkingSets:
         if not entry.num_running and not entry.is_asked:
             entry.is_asked = True
             pause_s = now_s - entry.last_s
-            self._pause_s += (1.0 - _PAUSE_DECAY) * (pause_s - self._pause_s)
+            self._pause_s += (1.0 - _TIME_DECAY) * (pause_s - self._pause_s)
         if not entry.goes_on:
             entry.goes_on = True
             self._sets[entry.candidate].num_once_tokens -= entry.num_own_tokens
@@ -121,6 +128,7 @@ class WorkingSets:
         """Note that a turn is over, however it ended; unknown ones are ignored."""
         entry = self._take(session)
         if entry is not None:
+            self._turn_s += (1.0 - _TIME_DECAY) * (now_s - entry.begun_s - self._turn_s)
             entry.num_running = max(0, entry.num_running - 1)
             entry.last_s = now_s
             self._put(session, entry)

@@ -10,12 +10,16 @@ leaves, as soon as two things hold there:
    pool, which gives back what is evicted meanwhile.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
    the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
-   the engine's idle time is saved up (`router.replicas.idle_time`), and a prompt that does not fit
-   spends of it `patience` times what it takes to compute for each prompt that waits there. So with
-   little to do nothing waits for room, and the more there is to do the less goes into prompts that
-   overrun the cache. What falls out and is then read, from a pool or the engine's CPU memory, is
-   not computed again, and needs no room where reading is quicker: conversations weigh by how
-   much of what others came back for was not there.
+   a prompt that does not fit goes when its engine has been idle for as long as its price since the
+   last one that went so (`router.replicas.idle_time`). The price is what it takes to compute, times
+   the prompts that wait there, times the square of how scarce compute is, times `patience`.
+   Scarcity is how long the engine would take to compute anew all conversations that its cache has
+   room for, over the time in which each of them comes back. At 1 an engine without a cache would
+   just keep up; so the square is small where the cache is hardly needed, and nothing waits for
+   room, and large where a prompt without room would cost more of those that have it than it is
+   worth. What falls out and is then read, from a pool or the engine's CPU memory, is not computed
+   again, and needs no room where reading is quicker: conversations weigh by how much of what others
+   came back for was not there.
 
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
@@ -455,14 +459,19 @@ class Queue(Generic[C]):
         return 1.0 - max(pooled, kept)
 
     def _idle_price_ms(self, waiting: Waiting, choice: C) -> float:
-        """Return how much idle time a prompt spends that does not fit.
+        """Return after how much idle time a prompt goes that does not fit.
 
-        The more wait for the engine the less is left of its compute, and the dearer what the prompt
-        throws out of the cache: others have to compute it again.
+        What it throws out of the cache others have to compute again, of whom each delays the rest
+        and throws out something else. Its own time stands for theirs in `scarcity`.
         """
-        num_there = max(1, self._num_there[choice.view.id])  # with itself, in the queue or not
-        patience = self._rules_of(waiting).patience * num_there
-        return patience * compute_ms(choice, waiting.num_tokens)
+        rules, there, working_sets = self._rules_of(waiting), choice.view.id, self._working_sets
+        took_ms = compute_ms(choice, waiting.num_tokens)
+        num_tokens = max(1.0, working_sets.num_tokens_at(there))
+        room = rules.fill * (self._candidates.capacity_tokens(there) or num_tokens)
+        num_that_fit = working_sets.at(there).num_sessions * min(1.0, room / num_tokens)
+        scarcity = 1e-3 * took_ms * num_that_fit / working_sets.cycle_s
+        num_there = max(1, self._num_there[there])  # with itself, in the queue or not
+        return rules.patience * num_there * took_ms * scarcity**2
 
     def _levels(self, *, behind: bool) -> list[int]:
         """List the levels of those that wait: of class batch, or of the other."""

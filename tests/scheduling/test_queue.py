@@ -256,17 +256,37 @@ def test_of_those_that_have_outgrown_a_cache_the_last_that_came_waits() -> None:
     assert stage.release(0.2) == ["first"]
 
 
-@pytest.mark.parametrize(("idle_ms", "goes"), [(1_999.0, False), (2_000.0, True)])
-def test_idle_time_does_instead_of_room(idle_ms: float, goes: bool) -> None:
-    """As much as a prompt takes, here, had better be spent on it."""
-    stage = Stage(patience=1.0)
-    stage.lives(1, A, 9_000, 0.0)
+@pytest.mark.parametrize(("share", "goes"), [(0.999, False), (1.001, True)])
+def test_idle_time_does_instead_of_room(share: float, goes: bool) -> None:
+    """Computing it takes 2 s; whoever lives there, of whom 0.9 would fit, comes back in a cycle."""
+    stage = Stage(patience=0.5)
+    stage.lives(1, A, 10_000, 0.0)
     stage.ask("new", 2_000, session=2)
-    stage.idle_ms[A] = idle_ms
+    scarcity = 2.0 * 0.9 / stage.sets.cycle_s
+    price_ms = 0.5 * 2_000.0 * scarcity**2
+    stage.idle_ms[A] = share * price_ms
 
     assert bool(stage.release(0.1)) is goes
     assert stage.why == ["idle"] * goes
-    assert stage.idle_ms[A] == (0.0 if goes else idle_ms)
+    assert stage.idle_ms[A] == pytest.approx((share - goes) * price_ms)
+
+
+@pytest.mark.parametrize("num_sessions", [2, 4])
+def test_the_more_an_engine_would_have_to_compute_anew_the_more_idle_time_it_takes(
+    num_sessions: int,
+) -> None:
+    """Twice the conversations that come back, or in half the time: four times the price."""
+    stage = Stage()
+    for session in range(num_sessions):
+        stage.lives(session, A, 9_000 // num_sessions, 0.0)
+    stage.ask("new", 2_000, session=10)
+    stage.release(0.0)  # for want of idle time it does not go
+    scarcity = 2.0 * num_sessions / stage.sets.cycle_s
+    stage.idle_ms[A] = 0.999 * 0.25 * 2_000.0 * scarcity**2
+
+    assert not stage.release(0.1)
+    stage.idle_ms[A] /= 0.998
+    assert stage.release(0.2) == ["new"]
 
 
 def test_the_more_wait_the_more_idle_time_a_prompt_takes() -> None:
@@ -278,12 +298,13 @@ def test_the_more_wait_the_more_idle_time_a_prompt_takes() -> None:
         stage.ask(f"new{number}", 2_000, session=10 + number)
     stage.ask("alone", 2_000, session=20, to=B)
     stage.release(0.1)  # none goes; now it is known where each would
-    stage.idle_ms = {A: 3_999.0, B: 1_000.0}
+    price_ms = 0.5 * 2_000.0 * (2.0 / stage.sets.cycle_s) ** 2  # of one alone
+    stage.idle_ms = {A: 3.999 * price_ms, B: 1.001 * price_ms}
 
     assert stage.release(0.2) == ["alone"]
-    stage.idle_ms[A] = 7_000.0
-    assert len(stage.release(0.3)) == 2  # for 4,000 ms, and 3,000
-    assert stage.idle_ms == {A: 0.0, B: 0.0}
+    stage.idle_ms[A] = 4.001 * price_ms
+    assert len(stage.release(0.3)) == 1
+    assert stage.idle_ms == pytest.approx({A: 0.001 * price_ms, B: 0.001 * price_ms})
 
 
 def test_a_lost_request_and_direct_clients_do_not_close_the_window() -> None:
