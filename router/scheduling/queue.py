@@ -6,8 +6,9 @@ leaves, as soon as two things hold there:
 1. **The window is open.** Requests inside an engine cannot be put in another order, and what they
    count on is evicted while they wait. So an engine has one ready beside the one it computes; or
    several short ones, which it computes in one step, up to `ready_ms` of work. And it has blocks
-   for the prompt beside what it has, or that would wait there, and all behind it; not so with a
-   pool, which gives back what is evicted meanwhile.
+   for the prompt beside what it has, or that would wait there, and all behind it; not so where the
+   engine would soon have nothing to do, nor with a pool, which gives back what is evicted
+   meanwhile.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
    the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
    a prompt that does not fit goes when its engine has been idle for as long as its price since the
@@ -78,6 +79,10 @@ _NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
 _NUM_CHECKS: Final = 4  # of deadlines, in a release
 _CHECK_AGAIN_S: Final = 0.05  # at the soonest
+_ON_THE_WAY_MS: Final = 60.0
+"""An engine with less at work gets a prompt that it has no blocks for yet. It would have nothing to
+do by the time that the next answer's end is known here and a prompt has come to it."""
+
 _RELOAD_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
 _number = attrgetter("number")
 _since = attrgetter("since_s")
@@ -407,13 +412,15 @@ class Queue(Generic[C]):
     def _can_begin(self, waiting: Waiting, choice: C, now_s: float) -> bool:
         """Return whether an engine has blocks for a request, or is to let it wait itself.
 
-        It is where nothing is lost meanwhile, for a pool gives it back; and where what is believed
-        to be in use may be wrong.
+        It is where nothing is lost meanwhile, for a pool gives it back; where it would soon have
+        nothing to do; and where what is believed to be in use may be wrong.
         """
         if self._has_room is None or choice.num_pooled_tokens is not None:
             return True
         view = choice.view
         if not view.num_requests or self._candidates.capacity_tokens(view.id) is None:
+            return True
+        if view.queue_ms < _ON_THE_WAY_MS:
             return True
         is_late = now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]
         return is_late or self._has_room(waiting, choice)

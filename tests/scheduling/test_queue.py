@@ -203,6 +203,7 @@ def test_what_an_engine_has_no_blocks_for_waits_and_those_behind_it() -> None:
     """It would wait there as well; small ones behind it would keep it waiting."""
     stage = Stage(max_wait_s=60.0)
     stage.num_free[A] = 900
+    stage.queue_ms[A] = 60.0
     stage.ask("large", 1_000)
     stage.ask("small", 100, at_s=0.998)
     stage.ask("elsewhere", 1_000, to=B)
@@ -213,12 +214,22 @@ def test_what_an_engine_has_no_blocks_for_waits_and_those_behind_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "waited_s", "pooled", "capacity"),
-    [(0, 1.0, {}, 9), (1, 60.0, {}, 9), (1, 1.0, {"large": 0}, 9), (1, 1.0, {}, None)],
-    ids=["nothing runs", "after long", "with a pool", "of a cache of unknown size"],
+    ("num_requests", "queue_ms", "waited_s", "pooled", "capacity"),
+    [
+        (0, 99.0, 1.0, {}, 9),
+        (1, 59.0, 1.0, {}, 9),
+        (1, 99.0, 60.0, {}, 9),
+        (1, 99.0, 1.0, {"large": 0}, 9),
+        (1, 99.0, 1.0, {}, None),
+    ],
+    ids=["nothing runs", "it will idle", "after long", "with a pool", "of a cache of unknown size"],
 )
 def test_it_goes_without_blocks(
-    num_requests: int, waited_s: float, pooled: dict[str, int], capacity: int | None
+    num_requests: int,
+    queue_ms: float,
+    waited_s: float,
+    pooled: dict[str, int],
+    capacity: int | None,
 ) -> None:
     """What is believed to be in use may be wrong, and a pool gives back what is evicted."""
     stage = Stage(max_wait_s=60.0)
@@ -226,6 +237,7 @@ def test_it_goes_without_blocks(
     stage.capacity = capacity
     stage.num_free[A] = 0
     stage.num_requests[A] = num_requests
+    stage.queue_ms[A] = queue_ms
     stage.ask("large", 1_000)
 
     assert stage.release(waited_s) == ["large"]
