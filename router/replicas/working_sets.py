@@ -25,6 +25,7 @@ PATIENCE: Final = 3.0
 MIN_PATIENCE_S: Final = 0.5
 _FIRST_PAUSE_S: Final = 5.0  # until one was seen: about what an agent's tool takes
 _FIRST_TURN_S: Final = 5.0  # likewise
+_LEAST_CYCLE_S: Final = 1e-3
 _TIME_DECAY: Final = 0.95  # of pauses and turns: half of the weight lies on the last 14
 _SHARE_DECAY: Final = 0.95
 _FIRST_SHARE: Final = 0.5  # of conversations that go on, until some did or did not
@@ -78,7 +79,7 @@ class WorkingSets:
     @property
     def cycle_s(self) -> float:
         """In what time a conversation comes back: a turn at its engine, and the pause after it."""
-        return self._turn_s + self._pause_s
+        return max(_LEAST_CYCLE_S, self._turn_s + self._pause_s)
 
     def begin(
         self,

@@ -131,3 +131,17 @@ def test_a_candidate_that_is_gone_has_nothing() -> None:
 
     assert sets.home(1) is None
     assert sets.at(A) == WorkingSet()
+
+
+def test_conversations_come_back_after_a_turn_and_a_pause() -> None:
+    """As of late, whatever was before any came."""
+    sets = WorkingSets()
+    assert sets.cycle_s == pytest.approx(10.0)
+    for number in range(200):
+        sets.begin(1, A, 1000, 0, 5.0 * number)
+        sets.end(1, 5.0 * number + 2.0)
+    assert sets.cycle_s == pytest.approx(5.0, rel=0.01)
+
+    for _ in range(20_000):
+        turn(sets, 1, A, 1000, 0, 2000.0)
+    assert sets.cycle_s > 0.0
