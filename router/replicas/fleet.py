@@ -358,12 +358,12 @@ class Fleet:
         return state.ledger.num_timely(now_s) if state is not None else 0
 
     def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
-        """Return whether a candidate has saved up so much idle time; False: it is not known."""
+        """Return whether a candidate was idle for so long; False: it is not known."""
         state = self._states.get(candidate)
         return state is not None and state.ledger.idle.saved_ms(now_s) >= price_ms
 
     def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
-        """Take so much of the idle time that was saved up."""
+        """Let a prompt go for so much idle time."""
         state = self._states.get(candidate)
         if state is not None:
             state.ledger.idle.spend(price_ms, now_s)
