@@ -143,9 +143,9 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ge=0,
             description="idle time of an engine after which a prompt goes whose conversation does "
             "not fit, in times its price: what it takes to compute, for each prompt that waits for "
-            "the engine, times the square of how scarce compute is",
+            "the engine, times the cube of how scarce compute is",
         ),
-    ] = 0.25
+    ] = 0.5
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
     ] = 300.0

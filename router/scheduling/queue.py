@@ -13,10 +13,10 @@ leaves, as soon as two things hold there:
    the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
    a prompt that does not fit goes when its engine has been idle for as long as its price since the
    last one that went so (`router.replicas.idle_time`). The price is what it takes to compute, times
-   the prompts that wait there, times the square of how scarce compute is, times `patience`.
+   the prompts that wait there, times the cube of how scarce compute is, times `patience`.
    Scarcity is how long the engine would take to compute anew all conversations that its cache has
    room for, over the time in which each of them comes back. At 1 an engine without a cache would
-   just keep up; so the square is small where the cache is hardly needed, and nothing waits for
+   just keep up; so the cube is small where the cache is hardly needed, and nothing waits for
    room, and large where a prompt without room would cost more of those that have it than it is
    worth. What falls out and is then read, from a pool or the engine's CPU memory, is not computed
    again, and needs no room where reading is quicker: conversations weigh by how much of what others
@@ -478,7 +478,7 @@ class Queue(Generic[C]):
         num_that_fit = working_sets.at(there).num_sessions * min(1.0, room / num_tokens)
         scarcity = 1e-3 * took_ms * num_that_fit / working_sets.cycle_s
         num_there = max(1, self._num_there[there])  # with itself, in the queue or not
-        return rules.patience * num_there * took_ms * scarcity**2
+        return rules.patience * num_there * took_ms * scarcity**3
 
     def _levels(self, *, behind: bool) -> list[int]:
         """List the levels of those that wait: of class batch, or of the other."""

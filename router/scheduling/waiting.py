@@ -38,7 +38,7 @@ class QueueRules(Struct, frozen=True, kw_only=True):
     window: int = 1  # requests that may wait at a candidate behind the one it computes
     ready_ms: float = 300.0  # of work at a candidate, up to which more may wait there
     fill: float = 0.9  # of a cache, for the conversations that live there
-    patience: float = 0.25  # of its price in idle time, for a prompt that does not fit
+    patience: float = 0.5  # of its price in idle time, for a prompt that does not fit
     max_wait_s: float = 300.0
     batch_max_wait_s: float = 600.0
     quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1

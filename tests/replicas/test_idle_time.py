@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from router.replicas.idle_time import MAX_MS, IdleTime
+from router.replicas.idle_time import BUSY_SHARE, MAX_MS, IdleTime
 
 
 def test_one_that_was_never_asked_has_what_may_be_left() -> None:
     assert IdleTime().saved_ms(1e6) == MAX_MS
 
 
-def test_idle_time_adds_up_and_busy_time_does_not() -> None:
+def test_idle_time_adds_up_and_of_busy_time_a_share() -> None:
     idle = IdleTime()
     idle.spend(MAX_MS, 0.0)
     for tenth in range(1000):
         idle.switch(False, 0.1 * tenth)
         idle.switch(True, 0.1 * tenth + 0.06)
 
-    assert idle.saved_ms(100.0) == pytest.approx(40_000.0)
+    assert idle.saved_ms(100.0) == pytest.approx(40_000.0 + BUSY_SHARE * 60_000.0)
 
 
 def test_of_a_long_quiet_time_little_is_left_for_a_second_prompt() -> None:
@@ -46,4 +46,4 @@ def test_a_clock_that_stands_still_or_steps_back_changes_nothing() -> None:
     idle.switch(True, 5.0)
     assert idle.saved_ms(4.0) == MAX_MS
     idle.switch(False, 4.0)
-    assert idle.saved_ms(9.0) == MAX_MS
+    assert idle.saved_ms(3.0) == MAX_MS

@@ -275,7 +275,7 @@ def test_idle_time_does_instead_of_room(share: float, goes: bool) -> None:
     stage.lives(1, A, 10_000, 0.0)
     stage.ask("new", 2_000, session=2)
     scarcity = 2.0 * 0.9 / stage.sets.cycle_s
-    price_ms = 0.5 * 2_000.0 * scarcity**2
+    price_ms = 0.5 * 2_000.0 * scarcity**3
     stage.idle_ms[A] = share * price_ms
 
     assert bool(stage.release(0.1)) is goes
@@ -287,14 +287,14 @@ def test_idle_time_does_instead_of_room(share: float, goes: bool) -> None:
 def test_the_more_an_engine_would_have_to_compute_anew_the_more_idle_time_it_takes(
     num_sessions: int,
 ) -> None:
-    """Twice the conversations that come back, or in half the time: four times the price."""
+    """Twice the conversations that come back, or in half the time: eight times the price."""
     stage = Stage()
     for session in range(num_sessions):
         stage.lives(session, A, 9_000 // num_sessions, 0.0)
     stage.ask("new", 2_000, session=10)
     stage.release(0.0)  # for want of idle time it does not go
     scarcity = 2.0 * num_sessions / stage.sets.cycle_s
-    stage.idle_ms[A] = 0.999 * 0.25 * 2_000.0 * scarcity**2
+    stage.idle_ms[A] = 0.999 * 0.5 * 2_000.0 * scarcity**3
 
     assert not stage.release(0.1)
     stage.idle_ms[A] /= 0.998
@@ -310,7 +310,7 @@ def test_the_more_wait_the_more_idle_time_a_prompt_takes() -> None:
         stage.ask(f"new{number}", 2_000, session=10 + number)
     stage.ask("alone", 2_000, session=20, to=B)
     stage.release(0.1)  # none goes; now it is known where each would
-    price_ms = 0.5 * 2_000.0 * (2.0 / stage.sets.cycle_s) ** 2  # of one alone
+    price_ms = 0.5 * 2_000.0 * (2.0 / stage.sets.cycle_s) ** 3  # of one alone
     stage.idle_ms = {A: 3.999 * price_ms, B: 1.001 * price_ms}
 
     assert stage.release(0.2) == ["alone"]
