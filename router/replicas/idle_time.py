@@ -23,7 +23,8 @@ idle: without it a price of 35 ms was waited for up to 5 s."""
 class IdleTime:
     """How long an engine had no prefill at work since a prompt last went for that.
 
-    Of the time in which it had, `BUSY_SHARE` counts. An engine that was never asked has as much as may be left.
+    Of the time in which it had, `BUSY_SHARE` counts. An engine that was never asked has as much as
+    may be left.
     """
 
     __slots__ = ("_is_idle", "_saved_ms", "_since_s")

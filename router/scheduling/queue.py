@@ -13,7 +13,8 @@ leaves, as soon as two things hold there:
    the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
    a prompt that does not fit goes when its engine has been idle for as long as its price since the
    last one that went so (`router.replicas.idle_time`). The price is what it takes to compute, times
-   the prompts that wait there, times the cube of how scarce compute is, times `patience`.
+   the prompts that wait there (for an interactive one, interactive ones), times the cube of how
+   scarce compute is, times `patience`.
    Scarcity is how long the engine would take to compute anew all conversations that its cache has
    room for, over the time in which each of them comes back. At 1 an engine without a cache would
    just keep up; so the cube is small where the cache is hardly needed, and nothing waits for
@@ -156,7 +157,8 @@ class Queue(Generic[C]):
         self._by_tenant: dict[int, dict[str, dict[int, Waiting]]] = {}
         self._shares: dict[int, Shares] = {}  # by priority: tenants of one take turns
         self._num_at: Counter[int] = Counter()  # by level, none 0
-        self._num_there: Counter[CandidateId | None] = Counter()  # by where they would go, none 0
+        # By where they would go, and whether they are of class batch; none 0.
+        self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()
         self._num_added = self._num_batch = 0
         self._pooled_ratio = 0.0  # of what conversations had computed: a pool has so much
         self._kept_ratio = 0.0  # of what engines' caches lost of it: CPU memory has so much
@@ -188,7 +190,7 @@ class Queue(Generic[C]):
         if waiting.session is not None:
             self._working_sets.asked(waiting.session, waiting.since_s)
         self._groups.setdefault(waiting.group, []).append(waiting)
-        self._num_there[None] += 1
+        self._num_there[None, waiting.is_batch] += 1
 
     def is_spent(self, tenant: str, priority: int = 0) -> bool:
         """Return whether a tenant has had its share: others of its priority go first."""
@@ -477,7 +479,10 @@ class Queue(Generic[C]):
         room = rules.fill * (self._candidates.capacity_tokens(there) or num_tokens)
         num_that_fit = working_sets.at(there).num_sessions * min(1.0, room / num_tokens)
         scarcity = 1e-3 * took_ms * num_that_fit / working_sets.cycle_s
-        num_there = max(1, self._num_there[there])  # with itself, in the queue or not
+        num_there = self._num_there[there, False]
+        if waiting.is_batch:
+            num_there += self._num_there[there, True]  # they go behind interactive ones
+        num_there = max(1, num_there)  # with itself, in the queue or not
         return rules.patience * num_there * took_ms * scarcity**3
 
     def _levels(self, *, behind: bool) -> list[int]:
@@ -652,12 +657,12 @@ class Queue(Generic[C]):
             waiting.group = name
             group = self._groups.setdefault(name, [])
             group.insert(bisect_left(group, waiting.number, key=_number), waiting)
-            self._num_there[name[0]] += 1
+            self._num_there[name[0], waiting.is_batch] += 1
 
     def _leave_group(self, waiting: Waiting) -> None:
         group = self._groups[waiting.group]
         del group[bisect_left(group, waiting.number, key=_number)]
-        there = waiting.group[0]
+        there = waiting.group[0], waiting.is_batch
         self._num_there[there] -= 1
         if not self._num_there[there]:
             del self._num_there[there]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CostModel
-from router.replicas.idle_time import MAX_MS
+from router.replicas.idle_time import BUSY_SHARE, MAX_MS
 from router.replicas.ledger import Foreign, Lease, Ledger
 from tests.effort import examples
 from tests.replicas.work import UNIT, book
@@ -54,15 +54,15 @@ def test_learns_how_long_answers_take() -> None:
 
 
 def test_idle_time_is_that_without_a_prefill_at_work() -> None:
-    """Whoever decodes."""
+    """Whoever decodes; and `BUSY_SHARE` of the other time."""
     ledger = Ledger()
     ledger.idle.spend(MAX_MS, 0.0)
     lease = book(ledger, 1, 0.0)
-    assert ledger.idle.saved_ms(10.0) == 0.0
+    assert ledger.idle.saved_ms(10.0) == BUSY_SHARE * 10_000.0
     ledger.first_token(lease, 10.0)
-    assert ledger.idle.saved_ms(12.0) == 2_000.0
+    assert ledger.idle.saved_ms(12.0) == BUSY_SHARE * 10_000.0 + 2_000.0
     book(ledger, 2, 12.0)
-    assert ledger.idle.saved_ms(13.0) == 2_000.0
+    assert ledger.idle.saved_ms(13.0) == BUSY_SHARE * 11_000.0 + 2_000.0
 
 
 def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:

@@ -319,6 +319,20 @@ def test_the_more_wait_the_more_idle_time_a_prompt_takes() -> None:
     assert stage.idle_ms == pytest.approx({A: 0.001 * price_ms, B: 0.001 * price_ms})
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_batch_requests_that_wait_cost_an_interactive_prompt_no_idle_time(batch: bool) -> None:
+    """They go behind it. Where the others are interactive, too, it takes four times as much."""
+    stage = Stage(window=99, patience=0.5)
+    stage.lives(1, A, 9_000, 0.0)
+    for number in range(3):
+        stage.ask(f"other{number}", 2_000, session=10 + number, batch=batch)
+    stage.ask("asked", 2_000, session=20)
+    stage.release(0.1)  # none goes; now it is known where each would
+    stage.idle_ms[A] = 1.001 * 0.5 * 2_000.0 * (2.0 / stage.sets.cycle_s) ** 3  # of one alone
+
+    assert stage.release(0.2) == ["asked"] * batch
+
+
 def test_a_lost_request_and_direct_clients_do_not_close_the_window() -> None:
     """What routers sent, and its first token may come, is what counts."""
     stage = Stage()
