@@ -47,3 +47,4 @@ def test_a_clock_that_stands_still_or_steps_back_changes_nothing() -> None:
     assert idle.saved_ms(4.0) == MAX_MS
     idle.switch(False, 4.0)
     assert idle.saved_ms(3.0) == MAX_MS
+    assert idle.saved_ms(9.0) == MAX_MS + BUSY_SHARE * 5_000.0
