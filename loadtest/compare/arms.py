@@ -45,11 +45,24 @@ class Arm(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(QueueRules(), **_given(self.queue))
 
 
-def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
-    """Read `NAME[:PARAM=VALUE,…],…`, as `warmroute simulate` does; `all`: every policy there is.
+def arm_of(label: str) -> Arm:
+    """Read `NAME[:PARAM=VALUE,…]`: a policy, and the queue that it has by itself or is given.
 
     A parameter `queue.KEY` is of the router's queue, and switches it on; `queue.mode=off` switches
     it off where the policy has it by itself.
+
+    Raises:
+        ValueError: A policy or parameter is unknown (names the nearest), or a value is out of its
+            range.
+    """
+    name, params = split(label)
+    queue = _queue_of(params)
+    create(name, params)
+    return Arm(label=label, policy=name, params=params, queue=queue)
+
+
+def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
+    """Read arms (`arm_of`) with commas between, as `warmroute simulate` does; `all`: every policy.
 
     Raises:
         click.BadParameter: a policy or parameter is unknown (names the nearest), or a value is
@@ -61,12 +74,9 @@ def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
             arms += [Arm(label=name, policy=name) for name in POLICIES]
             continue
         try:
-            name, params = split(spec)
-            queue = _queue_of(params)
-            create(name, params)
+            arms.append(arm_of(spec))
         except ValueError as exc:
             raise click.BadParameter(str(exc), param_hint="--policies") from exc
-        arms.append(Arm(label=spec, policy=name, params=params, queue=queue))
     return tuple(arms)
 
 

@@ -1,7 +1,7 @@
 """The cliff: what a fleet gets done against how many agent sessions are alive at once.
 
     python -m loadtest.studies.cliff                             8 replicas, simulated; minutes
-    python -m loadtest.studies.cliff --replicas 64 --sessions 384 768 --arms kv_aware+queue
+    python -m loadtest.studies.cliff --replicas 64 --sessions 384 768 --arms kv_aware
     python -m loadtest.studies.cliff --read FILE... --out docs   tables and picture of earlier runs
     python -m loadtest.studies.cliff --real                      two real engines; half an hour
 
@@ -29,6 +29,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from loadtest.compare.arms import arm_of
 from loadtest.extras import need
 from loadtest.markdown import table
 from loadtest.studies import pair
@@ -41,11 +42,11 @@ from loadtest.studies.cells import (
 )
 from loadtest.studies.cliff_map import Point, draw_cliff
 from loadtest.studies.cliff_run import SETTING, CliffRun, Setting, run, run_real
-from loadtest.studies.grid_run import ENGINES, policy_of
+from loadtest.studies.grid_run import ENGINES
 from loadtest.studies.measured import interrupt_on_sigterm, measured
 
 NUM_REPLICAS: Final = 8
-ARMS: Final = ("session_hash", "kv_aware", "kv_aware+queue")
+ARMS: Final = ("session_hash", "kv_aware:queue.mode=off", "kv_aware")
 SESSIONS: Final = (32, 40, 48, 56, 64, 80, 96, 112)  # with 8 replicas; with more, more
 REAL_SESSIONS: Final = (8, 10, 12, 14, 16, 20, 24, 28)
 SEEDS: Final = (101, 102, 103, 104)  # nothing is tuned on those from 100 on
@@ -194,8 +195,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--replicas", type=int, help=f"default {NUM_REPLICAS}; real: {NUM_ENGINES}")
     made.add_argument("--sessions", nargs="+", type=int, help="alive at once; default by replicas")
     made.add_argument(
-        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE][+queue]",
-        help="policies by label; +queue: with the router's queue on",
+        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE,…]",
+        help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "
+        "another, queue.mode=off: with none",
     )  # fmt: skip
     made.add_argument("--think", choices=THINKS, default="short")
     made.add_argument(
@@ -234,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked.error(f"--slo-ttft {args.slo_ttft:g}: must be above 0")
     try:
         for arm in args.arms:
-            policy_of(arm)
+            arm_of(arm)
         runs = [run for path in args.read or () for run in _read(path)]
     except (OSError, ValueError) as exc:
         asked.error(str(exc))

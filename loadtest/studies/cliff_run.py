@@ -124,7 +124,7 @@ def run(
     """Simulate one point.
 
     Raises:
-        ValueError: `arm` names no policy.
+        ValueError: `arm` names none.
     """
     policy, setup = under(arm, setup_of(num_replicas, num_sessions, seed, setting.prefill))
     found = simulate(sessions(num_sessions, seed, setting.think), policy, setup, label=arm)
@@ -141,7 +141,7 @@ async def run_real(
     """Measure one point on two real engines, whose prefill costs what the setting says.
 
     Raises:
-        ValueError: `arm` names no policy.
+        ValueError: `arm` names none.
         ChildDied, RuntimeError, TimeoutError: the router did not start, or every turn failed.
     """
     drawn = real_sessions(num_sessions, seed, setting.think)

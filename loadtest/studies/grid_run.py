@@ -10,14 +10,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest.compare.arms import arm_of
 from loadtest.emulator.time_model import PRESETS, StepWork
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
 from loadtest.studies.cells import NUM_ENGINES, Cell, Prefill
 from loadtest.studies.draw import Draw
-from policies import Policy, naming
-from router.scheduling.waiting import QueueRules
+from policies import Policy
 
 SCHEMA: Final = "warmroute.grid/1"
 ENGINES: Final[dict[Prefill, str]] = {"cheap": "cpu-tiny", "dear": "cpu-dear"}
@@ -29,9 +29,6 @@ _POOL_SPEED: Final[dict[Prefill, float]] = {"cheap": 0.3, "dear": 2.5}
 _POOL_PACE: Final = 1.15  # all takes so much longer: engines look up and write, too; likewise
 _EVENT_LAG_S: Final = 0.01
 _TO_ENGINE_S: Final = 0.02  # rendering, tokenizing, queueing; fitted likewise
-
-WITH_QUEUE: Final = "+queue"
-"""Behind a policy's label: the router has its queue, with its defaults."""
 
 Kind = Literal["real", "simulated"]
 
@@ -113,15 +110,6 @@ class GridFile(Struct, frozen=True, kw_only=True):
     machine: Machine
     command: str
     runs: tuple[GridRun, ...]
-
-
-def policy_of(arm: str) -> tuple[Policy, bool]:
-    """Take an arm of ours apart: its policy, and whether the router has its queue.
-
-    Raises:
-        ValueError: it names no policy.
-    """
-    return naming.parse(arm.removesuffix(WITH_QUEUE)), arm.endswith(WITH_QUEUE)
 
 
 def run_of(
@@ -219,14 +207,14 @@ def fleet(
     )
 
 
-def under(arm: str, setup: Setup) -> tuple[Policy, Setup]:
-    """Return an arm's policy, and a fleet with the queue if the arm has it.
+def under(label: str, setup: Setup) -> tuple[Policy, Setup]:
+    """Return an arm's policy, and a fleet with the arm's queue.
 
     Raises:
-        ValueError: `arm` names no policy.
+        ValueError: `label` names no arm.
     """
-    policy, has_queue = policy_of(arm)
-    return policy, replace(setup, queue=QueueRules()) if has_queue else setup
+    arm = arm_of(label)
+    return arm.make_policy(), replace(setup, queue=arm.queue_rules())
 
 
 def simulated(
@@ -241,7 +229,7 @@ def simulated(
     """Simulate a draw under a policy, for the first or a further time.
 
     Raises:
-        ValueError: `arm` names no policy.
+        ValueError: `arm` names none.
     """
     policy, setup = under(arm, setup_of(draw, repeat, pace))
     found = simulate(draw.workload, policy, setup, label=arm, advance=advance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -109,6 +109,25 @@ def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
     return table(_HEADER[:5], rows)
 
 
+def best_table(runs: Sequence[GridRun], arm: str, others: Collection[str]) -> str:
+    """Lay an arm beside the best of others, cell by cell: figures over those of the best."""
+    rows = []
+    for cell in _cells(runs):
+        of_cell = [run for run in runs if run.cell == cell]
+        by_arm = {name: [run for run in of_cell if run.arm == name] for name in (arm, *others)}
+        if not by_arm[arm] or not any(by_arm[name] for name in others):
+            continue
+        row = [cell.name]
+        for value in (_recomputed, _ttft, _p90):
+            means = {name: _mean(ours, value) for name, ours in by_arm.items() if ours}
+            own = means.pop(arm)
+            best = min(means, key=lambda name: means[name])
+            ratio = f"{own / means[best]:.2f} of" if means[best] else f"{own:g}; none with"
+            row.append(f"{ratio} `{best}`")
+        rows.append(row)
+    return table(("cell", "recomputed", "TTFT mean", "P90"), rows)
+
+
 def _cell_table(runs: Sequence[GridRun], baseline: str) -> str:
     rows = [
         _row(arm, [run for run in runs if run.arm == arm], runs, baseline) for arm in _arms(runs)
@@ -174,6 +193,10 @@ def _ideal(run: GridRun) -> float:
 
 def _ttft(run: GridRun) -> float:
     return run.ttft_mean_s
+
+
+def _p90(run: GridRun) -> float:
+    return run.ttft_p90_s
 
 
 def _waited(run: GridRun) -> float:

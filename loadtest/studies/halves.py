@@ -91,7 +91,7 @@ def run_all(draws: Sequence[Draw], progress: Progress, found: Callable[[HalvesRu
     """
     num_turns = sum(len(drawn.workload.turns) for drawn in draws)
     task = progress.add_task("engines start", total=num_turns * len(_ROLES))
-    arm = Arm(label=KvAware.name)
+    arm = Arm(label=f"{KvAware.name}:queue.mode=off")
     for fleet, roles in _ROLES.items():
         with (
             tempfile.TemporaryDirectory(prefix="halves-") as folder,

@@ -19,6 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from loadtest.agents import Session
+from loadtest.compare.arms import arm_of, serve_flags
 from loadtest.engines.mooncake import MASTER_READY_S, Master
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, all_up
@@ -27,8 +28,7 @@ from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
 from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES, Prefill
-from loadtest.studies.grid_run import pace_of, policy_of
-from policies import naming
+from loadtest.studies.grid_run import pace_of
 from router.roles import Role
 
 SESSION_HEADER: Final = "x-session-id"
@@ -66,7 +66,7 @@ Command = Callable[[int, int, Sequence[Engine]], Sequence[str]]
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """What stands in front of the engines: a policy of ours by label, or another router.
+    """What stands in front of the engines: one of ours by label, or another router.
 
     Another is ready when its `/v1/models` answers.
     """
@@ -177,11 +177,7 @@ class Pair:
     async def _in_front(self, arm: Arm) -> AsyncIterator[str]:
         urls = [] if self._has_roles else [engine.url for engine in self._engines]
         if arm.command is None:
-            policy, has_queue = policy_of(arm.label)
-            flags = ["--policy", policy.name, *self._options]
-            for key, value in naming.params_of(policy).items():
-                flags += ["--policy-param", f"{key}={value}"]
-            flags += ["--queue", "on" if has_queue else "off"]
+            flags = [*serve_flags(arm_of(arm.label)), *self._options]
             async with start_router(urls, flags, self._log_dir) as router:
                 yield router.url
         else:

@@ -27,6 +27,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from loadtest.compare.arms import arm_of
 from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
 from loadtest.studies import cells as grid
@@ -36,7 +37,6 @@ from loadtest.studies.grid_run import (
     SCHEMA,
     GridFile,
     GridRun,
-    policy_of,
     read_study,
     run_of,
     simulated,
@@ -46,8 +46,8 @@ from loadtest.studies.measured import interrupt_on_sigterm, measured
 from loadtest.studies.pair import Arm, Command
 
 ARMS: Final = (
-    "session_hash", "session_sticky", "kv_aware", "kv_aware+queue", "kv_aware:alpha=0",
-    "least_loaded", "min_ttft", "mooncake",
+    "session_hash", "session_sticky", "least_loaded", "min_ttft", "mooncake",
+    "kv_aware:queue.mode=off", "kv_aware",
 )  # fmt: skip
 TUNING_SEEDS: Final = (1, 2, 3)
 REPORT_SEEDS: Final = (101, 102, 103)
@@ -153,12 +153,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="tables of these runs")
     made.add_argument(
-        "--arms",
-        nargs="+",
-        default=ARMS,
-        metavar="POLICY[:PARAM=VALUE][+queue]",
-        help="policies by label; +queue: with the router's queue on",
-    )
+        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE,…]",
+        help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "
+        "another, queue.mode=off: with none",
+    )  # fmt: skip
     made.add_argument(
         "--router", action="append", default=[], metavar="LABEL=COMMAND",
         help="another router; its command has {port}, {url1}, {url2}, {metrics} in it; repeatable",
@@ -240,7 +238,7 @@ def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
     """
     made = []
     for label in labels:
-        policy_of(label)
+        arm_of(label)
         made.append(Arm(label=label))
     for text in routers:
         label, equals, command = text.partition("=")
@@ -268,7 +266,7 @@ def _filled(template: str) -> Command:
 
 def _is_policy(label: str) -> bool:
     try:
-        policy_of(label)
+        arm_of(label)
     except ValueError:
         return False
     return True

@@ -17,13 +17,15 @@ from loadtest.studies.grid_run import (
     GridRun,
     num_moved,
     pace_of,
-    policy_of,
     run_of,
+    setup_of,
     simulated,
+    under,
 )
-from loadtest.studies.grid_table import comparison, ratios, report
+from loadtest.studies.grid_table import best_table, comparison, ratios, report
 from loadtest.studies.real_grid import arms_of, main
 from policies.cost import KvAware
+from router.scheduling.waiting import QueueRules
 
 CELL = Cell(working_set=0.3)
 
@@ -94,6 +96,17 @@ def test_real_and_simulated_stand_side_by_side() -> None:
 
     assert "| `a` | 200 | 210 | 1.05 | 1.00 | 0.50 | 0.50 |" in table
     assert "within 10% in 1 of 1 rows, 5% off" in table
+
+
+def test_an_arm_stands_beside_the_best_of_others_in_each_figure() -> None:
+    """Whichever that is there; other arms than these do not count."""
+    runs = [run("ours", 1, 100, 3.0), run("a", 1, 200, 2.0), run("b", 1, 400, 1.0),
+            run("variant", 1, 1, 0.1)]  # fmt: skip
+
+    table = best_table(runs, "ours", ["a", "b"])
+
+    assert "| 0.50 of `a` | 3.00 of `b` | 1.00 of `a` |" in table
+    assert best_table(runs, "ours", ["nowhere"]).count("\n") == 1
 
 
 def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
@@ -194,12 +207,19 @@ def test_arms_are_policies_and_commands(tmp_path: Path) -> None:
     ]
 
 
-def test_an_arm_may_have_the_queue() -> None:
-    """It is a policy's label with `+queue` behind it."""
-    assert policy_of("kv_aware:alpha=0+queue") == (KvAware(alpha=0.0), True)
-    assert policy_of("kv_aware") == (KvAware(), False)
-    with pytest.raises(ValueError, match="unknown policy"):
-        policy_of("+queue")
+def test_an_arm_has_its_queue() -> None:
+    """As routers of its policy have it, unless its label says otherwise."""
+    setup = setup_of(draw(CELL, seed=1))
+
+    assert under("kv_aware:alpha=0", setup) == (
+        KvAware(alpha=0.0),
+        replace(setup, queue=QueueRules()),
+    )
+    assert under("kv_aware:queue.mode=off", setup) == (KvAware(), setup)
+    assert under("session_hash", setup)[1] == setup
+    assert under("kv_aware:queue.patience=2", setup)[1].queue == QueueRules(patience=2.0)
+    with pytest.raises(ValueError, match=r"did you mean queue\.patience"):
+        under("kv_aware:queue.patient=2", setup)
 
 
 @pytest.mark.parametrize(
