@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
 from router.config.ranges import Count, Seconds
 from router.experiments.definition import Experiment
+from router.scheduling.waiting import QueueRules
+
+_RULES: Final = QueueRules()  # the defaults of the queue, in the simulator as well
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,7 +122,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "auto"
     window: Annotated[
         int, Meta(ge=0, description="prompts that an engine has ready beside the one it computes")
-    ] = 1
+    ] = _RULES.window
     ready_ms: Annotated[
         float,
         Meta(
@@ -128,7 +131,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="milliseconds of work up to which an engine gets more prompts than that: "
             "it computes short ones several at a time",
         ),
-    ] = 300.0
+    ] = _RULES.ready_ms
     fill: Annotated[
         float,
         Meta(
@@ -136,7 +139,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             le=10,
             description="share of a cache that may be taken by conversations that are alive",
         ),
-    ] = 0.9
+    ] = _RULES.fill
     patience: Annotated[
         float,
         Meta(
@@ -145,24 +148,24 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "not fit, in times its price: what it takes to compute, for each prompt that waits for "
             "the engine, times the cube of how scarce compute is",
         ),
-    ] = 0.5
+    ] = _RULES.patience
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
-    ] = 300.0
+    ] = _RULES.max_wait_s
     batch_max_wait_s: Annotated[
         Seconds,
         Meta(
             description="the same of a prompt of class batch; until then it goes behind all "
             "interactive ones, afterwards before"
         ),
-    ] = 600.0
+    ] = _RULES.batch_max_wait_s
     quantum_s: Annotated[
         Seconds,
         Meta(
             description="compute by which tenants that wait take turns, times their weight: one "
             "that has had so much goes behind the others until they had theirs"
         ),
-    ] = 5.0
+    ] = _RULES.quantum_s
     deadline_s: Annotated[
         Seconds | None,
         Meta(
@@ -180,7 +183,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "queue.max_wait_s (batch: queue.batch_max_wait_s) or its deadline; none: they may be "
             "as far apart as they are"
         ),
-    ] = None
+    ] = _RULES.tbt_ms
     max_requests: Annotated[
         Count, Meta(description="prompts that may wait; further ones are answered 429")
     ] = 10_000

@@ -93,11 +93,13 @@ class Verdict(NamedTuple):
     """Whether a request may go, and why.
 
     `why` it goes: room, reload (what falls out is read again soon), idle (compute to spare),
-    waited_out; what it waits for: window, tbt (answers there are slow), room.
+    waited_out; what it waits for: window, tbt (answers there are slow), room. `price_ms` is the
+    idle time that it takes.
     """
 
     goes: bool
     why: str
+    price_ms: float = 0.0
 
 
 Limit = Literal["deadline", "tbt"]
@@ -348,14 +350,13 @@ class Queue(Generic[C]):
                 if verdict.goes and view.id in full:
                     verdict = Verdict(False, "window")  # one before it waits for blocks there
                 if verdict.goes:
-                    price_ms = self._price_ms(verdict, waiting, choice)
                     self.remove(waiting)
                     self._forecast.learn(waiting, now_s)
                     excess_ms = self._excess_ms(waiting, choice, now_s)
                     if excess_ms > 0.0 and view.num_requests:
                         refuse(waiting, "deadline", excess_ms)
                         continue
-                    self._book(waiting, choice, price_ms, now_s)
+                    self._book(waiting, choice, verdict.price_ms, now_s)
                     send(waiting, choice, verdict.why)
                     num_tries.clear()
                     continue
@@ -391,11 +392,8 @@ class Queue(Generic[C]):
         verdict = self.judge(waiting, choice, now_s)
         if verdict.goes:
             waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
-            self._book(waiting, choice, self._price_ms(verdict, waiting, choice), now_s)
+            self._book(waiting, choice, verdict.price_ms, now_s)
         return verdict
-
-    def _price_ms(self, verdict: Verdict, waiting: Waiting, choice: C) -> float:
-        return self._idle_price_ms(waiting, choice) if verdict.why == "idle" else 0.0
 
     def _book(self, waiting: Waiting, choice: C, price_ms: float, now_s: float) -> None:
         """Take from idle time and its tenant's share what a request needs that goes now."""
@@ -453,8 +451,9 @@ class Queue(Generic[C]):
             return Verdict(True, "reload")
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
-        if self._candidates.has_idle_time(view.id, self._idle_price_ms(waiting, choice), now_s):
-            return Verdict(True, "idle")
+        price_ms = self._idle_price_ms(waiting, choice, room)
+        if self._candidates.has_idle_time(view.id, price_ms, now_s):
+            return Verdict(True, "idle", price_ms)
         return Verdict(False, "room")
 
     def _reload_weight(self, choice: C, num_tokens: int) -> float:
@@ -467,8 +466,8 @@ class Queue(Generic[C]):
         kept = self._kept_ratio * is_read_sooner(choice, num_tokens, from_pool=False)
         return 1.0 - max(pooled, kept)
 
-    def _idle_price_ms(self, waiting: Waiting, choice: C) -> float:
-        """Return after how much idle time a prompt goes that does not fit.
+    def _idle_price_ms(self, waiting: Waiting, choice: C, room: float) -> float:
+        """Return after how much idle time a prompt goes that does not fit into `room` tokens.
 
         What it throws out of the cache others have to compute again, of whom each delays the rest
         and throws out something else. Its own time stands for theirs in `scarcity`.
@@ -476,7 +475,6 @@ class Queue(Generic[C]):
         rules, there, working_sets = self._rules_of(waiting), choice.view.id, self._working_sets
         took_ms = compute_ms(choice, waiting.num_tokens)
         num_tokens = max(1.0, working_sets.num_tokens_at(there))
-        room = rules.fill * (self._candidates.capacity_tokens(there) or num_tokens)
         num_that_fit = working_sets.at(there).num_sessions * min(1.0, room / num_tokens)
         scarcity = 1e-3 * took_ms * num_that_fit / working_sets.cycle_s
         num_there = self._num_there[there, False]
