@@ -23,8 +23,9 @@ from loadtest.machine import this_machine
 from loadtest.peers import cost, forwarding, kill
 from loadtest.peers.contestants import CONTESTANTS, Contestant
 from loadtest.peers.page import Comparison, Row, read, with_rows, write
-from loadtest.peers.placing import grid_of, placed
+from loadtest.peers.placing import grid_of, place
 from loadtest.runner.children import ChildDied
+from loadtest.studies.grid_run import GridRun
 from loadtest.studies.measured import interrupt_on_sigterm
 
 PARTS: Final = ("forwarding", "cost", "kill", "grid")
@@ -81,6 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = grid_of(args.grid_file) if args.grid_file else None
     except (OSError, ValueError) as exc:
         asked.error(str(exc))
+
+    def keep(run: GridRun) -> None:
+        nonlocal found
+        found = replace(found, grid=(*found.grid, run))
+
     # As Ctrl-C: children are ended in order, and what was found is kept.
     interrupt_on_sigterm()
     code = 0
@@ -90,14 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             for part in args.only:
                 task = progress.add_task(part, total=None)
                 load = round(os.getloadavg()[0], 2)
-                if part == "grid" and runs is not None:
-                    found = replace(found, grid=runs)
+                if part == "grid":
+                    found = replace(found, grid=runs or ())
+                    if runs is None:
+                        _install(chosen, args.folder, progress)
+                        place(chosen, args.folder, progress, keep, is_quick=args.quick)
                 else:
                     found = _measured(found, part, chosen, args, progress)
                 found = replace(found, loads={**found.loads, part: load})
                 progress.remove_task(task)
         except* KeyboardInterrupt:
-            console.print("stopped: the parts that are done are written", style="yellow")
+            console.print("stopped: what is done is written", style="yellow")
             code = 130
         except* (
             ChildDied, RigError, RuntimeError, OSError, httpx.HTTPError,
@@ -125,12 +134,7 @@ def _measured(
     def step(text: str) -> None:
         progress.update(task, description=text)
 
-    for one in chosen:
-        step(f"{one.name}: installing")
-        one.install(args.folder)
-    if part == "grid":
-        progress.remove_task(task)
-        return replace(found, grid=placed(chosen, args.folder, progress, is_quick=args.quick))
+    _install(chosen, args.folder, progress)
     made = cost.material(is_quick=args.quick) if part == "cost" else None
     rows: list[Row] = []
     for one in chosen:
@@ -150,6 +154,15 @@ def _measured(
         progress.advance(task)
     progress.remove_task(task)
     return with_rows(found, part, rows)
+
+
+def _install(chosen: Sequence[Contestant], folder: Path, progress: Progress) -> None:
+    task = progress.add_task("", total=len(chosen))
+    for one in chosen:
+        progress.update(task, description=f"{one.name}: installing")
+        one.install(folder)
+        progress.advance(task)
+    progress.remove_task(task)
 
 
 def _seeds(part: str, *, is_quick: bool) -> Sequence[int]:

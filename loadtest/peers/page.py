@@ -16,8 +16,10 @@ from loadtest.peers.contestants import CONTESTANTS
 from loadtest.peers.cost import CONTEXT_TOKENS, IN_FLIGHT, Added, Cost
 from loadtest.peers.forwarding import CHAT, MESSAGES, RESPONSES, Forwarded
 from loadtest.peers.kill import NUM_REPLICAS, Killed
+from loadtest.peers.placing import DEFAULT, WITHOUT_QUEUE
+from loadtest.studies.cells import Prefill
 from loadtest.studies.grid_run import GridRun, read_study
-from loadtest.studies.grid_table import BASELINE, sum_table
+from loadtest.studies.grid_table import BASELINE, best_table, sum_table
 
 SCHEMA: Final = "warmroute.peers/1"
 
@@ -74,10 +76,10 @@ def page(found: Comparison) -> str:
         "If you choose a router, this page has others in front of the same replicas on the same "
         "machine: what they know, what they cost, what reaches the engine, and what a dying "
         "replica does to clients. Rows where warmroute is not the best stand beside the others.",
-        "<!-- not run: an hour and a half, and other routers -->\n"
+        "<!-- not run: three hours, and other routers -->\n"
         "```sh\npython -m loadtest.peers --folder build/peers\n```\n\n"
         f"installs them ({', '.join(sorted({c.package for c in CONTESTANTS if c.package}))}), runs "
-        "all of it in about an hour and a half (the real engines take most) and writes this page; "
+        "all of it in about three hours (the real engines take most) and writes this page; "
         "`--only PART` renews one part, `--help` says more. "
         f"{found.date}, {machine.num_cpus} cores, Python {machine.python}, {machine.system}. "
         "Clients, routers and replicas share the cores: compare rows of one table, "
@@ -103,31 +105,44 @@ def _who() -> str:
 
 
 def _placing(runs: Sequence[GridRun]) -> str:
-    """Sum the grid up, without a pool and with one."""
-    sets = ", ".join(f"{w:g}" for w in sorted({run.cell.working_set for run in runs}))
+    """Sum the grid up by what prefill costs, without a pool and with one; then cell by cell."""
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     parts = [
-        "Agents on two real vLLM replicas (CPU build) with small caches, closed loop, from cold "
-        f"caches, in sum over the cells that all have run ({sets} times what both caches hold; "
-        f"short pauses, small shared prompt; seed {seeds}). Ratios are over `{BASELINE}`, "
-        "warmroute's own hash of the session id.",
+        "Agents on two real vLLM replicas (CPU build) with small caches, closed loop, short "
+        "pauses, from cold caches. A cell's number is what the sessions hold at their ends over "
+        "what both caches hold. Prefill is *cheap* on the tiny model, below 0.2 s a prompt, and "
+        "*dear* where a model takes five times as long, as with long contexts on GPUs. In sum over "
+        f"the cells below that all have run (seed {seeds}); ratios are over `{BASELINE}`, "
+        "warmroute's own hash of the session id. Recomputed tokens are counted by the engines.",
     ]
-    pooled = [run for run in runs if run.cell.has_pool]
-    alone = [run for run in runs if not run.cell.has_pool]
-    if alone:
-        parts.append(sum_table(alone, BASELINE))
-    if pooled:
+    for title, prefill, has_pool in _GROUPS:
+        of_group = [
+            run for run in runs if run.cell.prefill == prefill and run.cell.has_pool is has_pool
+        ]
+        if of_group:
+            parts += [f"### {title}", sum_table(of_group, BASELINE)]
+    others = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm not in _NO_RIVALS]
+    if others and any(run.arm == DEFAULT for run in runs):
         parts += [
-            "With a Mooncake pool over TCP, from which engines read what they lack, wherever a "
-            "router sends a turn:",
-            sum_table(pooled, BASELINE),
+            "### Cell by cell",
+            f"The default, `{DEFAULT}`, over the best of all others in each figure of each cell, "
+            "whichever that is:",
+            best_table(runs, DEFAULT, others),
         ]
     parts.append(
-        "`kv_aware` is without [its queue](queue.md) here, which is on by default: "
-        "`kv_aware+queue`. Recomputed tokens are counted by the engines. Times of equal "
-        "placements differ by up to 1.7 on this machine."
+        f"`{DEFAULT}` has [its queue](queue.md), as by default; `{WITHOUT_QUEUE}` has not. "
+        "One run each: times of equal placements differ by up to 1.7 on this machine."
     )
     return "\n\n".join(parts)
+
+
+_NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE)
+_GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
+    ("Prefill dear", "dear", False),
+    ("Prefill cheap", "cheap", False),
+    ("Prefill dear, with a Mooncake pool over TCP", "dear", True),
+    ("Prefill cheap, with a Mooncake pool over TCP", "cheap", True),
+)
 
 
 def _costs(costs: Sequence[Cost]) -> str:

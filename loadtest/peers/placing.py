@@ -1,11 +1,11 @@
 """How much each router lets two real engines compute again: the real grid with others as arms.
 
-warmroute stands there with its default, with its queue, and with its own hash of the session.
+warmroute stands there with its default, that without its queue, and its other policies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,25 +18,44 @@ from loadtest.studies import cells, real_grid
 from loadtest.studies.grid_run import GridRun
 from loadtest.studies.pair import Arm
 
-OURS: Final = ("session_hash", "kv_aware", "kv_aware+queue")
-SEEDS: Final = (101,)  # nothing was tuned on it
+DEFAULT: Final = "kv_aware"
+WITHOUT_QUEUE: Final = "kv_aware:queue.mode=off"
+OURS: Final = (
+    "session_hash", "session_sticky", "least_loaded", "min_ttft", "mooncake", WITHOUT_QUEUE,
+    DEFAULT,
+)  # fmt: skip
+SEEDS: Final = (141,)  # nothing was tuned on it
+_OVERRUN: Final = tuple(size for size in cells.WORKING_SETS if size > 1.0)
+CELLS: Final = (
+    *cells.cells(thinks=("short",), pools=(False,), shared=("small",), prefills=cells.PREFILLS),
+    *cells.cells(_OVERRUN, ("short",), (False,), ("large",), ("dear",)),
+    *cells.cells(_OVERRUN, ("short",), (True,), ("small",), ("dear",)),
+)
+"""All sizes of working set; where caches are overrun a larger shared prompt, and a pool, too."""
 
 
-def placed(
-    contestants: Sequence[Contestant], folder: Path, progress: Progress, *, is_quick: bool = False
-) -> tuple[GridRun, ...]:
-    """Run the grid's cells without a pool and with one; most of an hour.
+def place(
+    contestants: Sequence[Contestant],
+    folder: Path,
+    progress: Progress,
+    found: Callable[[GridRun], None],
+    *,
+    is_quick: bool = False,
+) -> None:
+    """Run `CELLS` under every arm; an hour and a half. `found` is called after each run.
 
     Raises:
         ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
     """
-    sets = cells.WORKING_SETS[:1] if is_quick else cells.WORKING_SETS
     arms = [Arm(label=label) for label in OURS]
     arms += [_arm(one, folder) for one in contestants if one.package is not None]
-    runs: list[GridRun] = []
-    chosen = cells.cells(sets, ("short",), cells.POOLS, ("small",))
-    real_grid.run_all(chosen, arms, SEEDS, progress, runs.append)
-    return tuple(replace(run, turns=()) for run in runs)
+    real_grid.run_all(
+        CELLS[:1] if is_quick else CELLS,
+        arms,
+        SEEDS,
+        progress,
+        lambda run: found(replace(run, turns=())),
+    )
 
 
 def grid_of(paths: Sequence[Path]) -> tuple[GridRun, ...]:
