@@ -202,6 +202,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     held: Keys = b""
     is_from_pool: bool = False  # where the fetched tokens are read
     num_disk_tokens: Count = 0  # of these, so many from SSD
+    is_batch: bool = False  # its class
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered"):

@@ -38,11 +38,12 @@ then its request."""
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """A request as a router sees it: the keys of its full blocks, its tokens, its session."""
+    """A request as a router sees it: keys of its full blocks, tokens, session, and class."""
 
     keys: Sequence[BlockKey]
     num_tokens: int
     session_hash: int
+    is_batch: bool = False
 
 
 class Choice(Struct, frozen=True, gc=False):
@@ -197,6 +198,7 @@ class Router:
                 num_cached_tokens=ask.num_tokens,
                 streams=False,
                 session_hash=ask.session_hash,
+                is_batch=ask.is_batch,
             )
         else:
             booking = _booking(choice)
@@ -354,6 +356,7 @@ def _booking(choice: Choice) -> Booking:
         num_cached_tokens=num_cached,
         num_fetched_tokens=num_cached - view.num_gpu_tokens,
         session_hash=ask.session_hash,
+        is_batch=ask.is_batch,
         is_from_pool=num_pooled > 0,
     )
 

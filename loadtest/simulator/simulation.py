@@ -162,7 +162,8 @@ class _Simulation:
             return
         num_full = num_tokens // self._size
         keys = [self._keys[hash_id] for hash_id in turn.hash_ids[:num_full]]
-        ask = Ask(keys, num_tokens, session_hash(turn.session_id, self._setup.model))
+        session = session_hash(turn.session_id, self._setup.model)
+        ask = Ask(keys, num_tokens, session, turn.is_batch)
         routers = self._routers
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         arrival = _Arrival(turn, ask, num_out, now_s)

@@ -119,6 +119,7 @@ class Outbox:
             held=pack_keys(chain[:num_held_blocks]) if is_blind else b"",
             is_from_pool=booking.is_from_pool,
             num_disk_tokens=booking.num_disk_tokens,
+            is_batch=booking.is_batch,
         )
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number

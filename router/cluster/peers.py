@@ -248,6 +248,7 @@ class Peers:
             streams=note.streams,
             is_ours=False,
             session_hash=note.session_hash if num_tokens else None,  # else it had no prompt
+            is_batch=note.is_batch,
         )
         work.lease = self._fleet.admit(candidate, booking, work.begun_s)
         held = self._unpacked(note.held)

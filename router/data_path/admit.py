@@ -27,6 +27,7 @@ from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.replicas.sessions import Sessions
+from router.scheduling.classes import BATCH
 from router.tokens.media_learner import MediaLearner, Unseen
 from router.upstream import Answer
 
@@ -118,6 +119,7 @@ class Admission:
                 num_cached_tokens=job.num_tokens,
                 streams=False,
                 session_hash=job.session_hash,
+                is_batch=job.service_class == BATCH,
             )
         else:
             booking = _booking(job, choice, is_session=not is_prompt)
@@ -242,6 +244,7 @@ def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
         num_disk_tokens=choice.num_disk_tokens if num_pool else 0,
         streams=job.streams and is_prompt,  # else its time teaches nothing
         session_hash=job.session_hash if is_prompt and is_session else None,
+        is_batch=job.service_class == BATCH,
     )
 
 

@@ -317,6 +317,7 @@ class Fleet:
                 booking.num_uncached_tokens + num_cached_tokens,
                 num_cached_tokens,
                 now_s,
+                is_batch=booking.is_batch,
             )
         return state.admit(self._num_leases, booking, now_s)
 

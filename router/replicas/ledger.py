@@ -63,6 +63,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     streams: bool = True
     is_ours: bool = True  # False: another router sent it
     session_hash: int | None = None  # of its conversation; None: not known
+    is_batch: bool = False  # its class
 
     def sent(self, num_gpu_tokens: int) -> Booking:
         """Return it for a prompt that another replica has computed and sends.

@@ -4,7 +4,7 @@ A conversation's footprint are the tokens that no other one shares with it: all 
 but what was found in the cache when it began (a system prompt, a parent's context). It is alive
 until it has been silent for some times the usual pause between two turns of one conversation.
 One of a single turn so far counts by the share of those that went on, of late: what is asked once
-alone needs no place in a cache.
+alone needs no place in a cache. It is of the class that its last turn had.
 Other routers' turns count as ours do, as their notes come.
 """
 
@@ -54,17 +54,20 @@ class _Session(Struct, gc=False):
     begun_s: float  # its last turn
     num_running: int  # turns
     goes_on: bool  # it has had a second turn
+    is_batch: bool  # its class
     is_asked: bool = False  # a turn has come that is not sent yet
 
 
 class WorkingSets:
     """Live conversations by digest; every operation is O(1) amortised, unless it says otherwise."""
 
-    __slots__ = ("_arrivals", "_over", "_pause_s", "_sessions", "_sets", "_share", "_turn_s")
+    __slots__ = ("_arrivals", "_batch_sets", "_over", "_pause_s", "_sessions", "_sets", "_share",
+                 "_turn_s")  # fmt: skip
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # silent for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
+        self._batch_sets: dict[CandidateId, WorkingSet] = {}  # of these, what is of class batch
         self._over: OrderedDict[int, int] = OrderedDict()  # what silent ones shared, if they go on
         self._pause_s = _FIRST_PAUSE_S
         self._turn_s = _FIRST_TURN_S
@@ -88,6 +91,8 @@ class WorkingSets:
         num_tokens: int,
         num_cached_tokens: int,
         now_s: float,
+        *,
+        is_batch: bool = False,
     ) -> None:
         """Note a turn that is sent: `num_tokens` of prompt, of which so many are cached there."""
         self.expire(now_s)
@@ -97,10 +102,11 @@ class WorkingSets:
         if known is None:
             goes_on = session in self._over
             num_shared = self._over.pop(session, num_cached_tokens)
-            entry = _Session(candidate, 0, num_shared, now_s, now_s, now_s, 1, goes_on)
+            entry = _Session(candidate, 0, num_shared, now_s, now_s, now_s, 1, goes_on, is_batch)
         else:
             entry = known
             entry.candidate = candidate
+            entry.is_batch = is_batch
             entry.is_asked = False
             entry.last_s = entry.begun_s = now_s
             entry.num_running += 1
@@ -122,7 +128,8 @@ class WorkingSets:
             self._pause_s += (1.0 - _TIME_DECAY) * (pause_s - self._pause_s)
         if not entry.goes_on:
             entry.goes_on = True
-            self._sets[entry.candidate].num_once_tokens -= entry.num_own_tokens
+            for sets in self._sets_of(entry):
+                sets[entry.candidate].num_once_tokens -= entry.num_own_tokens
             self._share += (1.0 - _SHARE_DECAY) * (1.0 - self._share)
 
     def end(self, session: int, now_s: float) -> None:
@@ -150,9 +157,17 @@ class WorkingSets:
         """Return what lives at a candidate; not to be changed. `expire` first."""
         return self._sets.get(candidate, NO_WORKING_SET)
 
-    def num_tokens_at(self, candidate: CandidateId) -> float:
-        """Return how many tokens at a candidate are expected to be asked for again."""
-        found = self.at(candidate)
+    def num_tokens_at(self, candidate: CandidateId, *, for_batch: bool = True) -> float:
+        """Return how many tokens at a candidate are expected to be asked for again.
+
+        Not `for_batch`: by interactive requests. They do not wait for the room of others.
+        """
+        num_tokens = self._expected(self.at(candidate))
+        if not for_batch and candidate in self._batch_sets:
+            num_tokens -= self._expected(self._batch_sets[candidate])
+        return num_tokens
+
+    def _expected(self, found: WorkingSet) -> float:
         return found.num_tokens - (1.0 - self._share) * found.num_once_tokens
 
     def home(self, session: int) -> CandidateId | None:
@@ -174,14 +189,20 @@ class WorkingSets:
         entry = self._sessions.get(session)
         return None if entry is None else entry.num_own_tokens + entry.num_shared_tokens
 
-    def num_tokens_before(self, session: int) -> float:
-        """Return `num_tokens_at` a session's home of those that came before it; O(sessions)."""
+    def num_tokens_before(self, session: int, *, for_batch: bool = False) -> float:
+        """Return `num_tokens_at` a session's home of those that have room before it; O(sessions).
+
+        Of its class those that came before it; and `for_batch` all interactive ones.
+        """
         own, share = self._sessions[session], self._share
         return sum(
             [
                 entry.num_own_tokens * (1.0 if entry.goes_on else share)
                 for entry in self._sessions.values()
-                if entry.candidate == own.candidate and entry.since_s < own.since_s
+                if entry.candidate == own.candidate
+                and entry is not own
+                and entry.is_batch <= for_batch
+                and (entry.since_s < own.since_s or entry.is_batch < for_batch)
             ]
         )
 
@@ -211,22 +232,27 @@ class WorkingSets:
     def _take(self, session: int) -> _Session | None:
         entry = self._sessions.pop(session, None)
         if entry is not None:
-            found = self._sets[entry.candidate]
-            found.num_sessions -= 1
-            found.num_tokens -= entry.num_own_tokens
-            if not entry.goes_on:
-                found.num_once_tokens -= entry.num_own_tokens
-            if not found.num_sessions:
-                del self._sets[entry.candidate]
+            for sets in self._sets_of(entry):
+                found = sets[entry.candidate]
+                found.num_sessions -= 1
+                found.num_tokens -= entry.num_own_tokens
+                if not entry.goes_on:
+                    found.num_once_tokens -= entry.num_own_tokens
+                if not found.num_sessions:
+                    del sets[entry.candidate]
         return entry
 
     def _put(self, session: int, entry: _Session) -> None:
         """Put a session behind all others: it is the last to be silent."""
         self._sessions[session] = entry
-        found = self._sets.get(entry.candidate)
-        if found is None:
-            found = self._sets[entry.candidate] = WorkingSet()
-        found.num_sessions += 1
-        found.num_tokens += entry.num_own_tokens
-        if not entry.goes_on:
-            found.num_once_tokens += entry.num_own_tokens
+        for sets in self._sets_of(entry):
+            found = sets.get(entry.candidate)
+            if found is None:
+                found = sets[entry.candidate] = WorkingSet()
+            found.num_sessions += 1
+            found.num_tokens += entry.num_own_tokens
+            if not entry.goes_on:
+                found.num_once_tokens += entry.num_own_tokens
+
+    def _sets_of(self, entry: _Session) -> tuple[dict[CandidateId, WorkingSet], ...]:
+        return (self._sets, self._batch_sets) if entry.is_batch else (self._sets,)

@@ -10,7 +10,8 @@ leaves, as soon as two things hold there:
    engine would soon have nothing to do, nor with a pool, which gives back what is evicted
    meanwhile.
 2. **It fits.** The conversations that live there, this one included, take no more than `fill` of
-   the cache; of those that have outgrown it the last that came waits. Or there is compute to spare:
+   the cache; of those that have outgrown it the last that came waits. For an interactive one those
+   of class batch take none of it; they wait for all interactive ones. Or there is compute to spare:
    a prompt that does not fit goes when its engine has been idle for as long as its price since the
    last one that went so (`router.replicas.idle_time`). The price is what it takes to compute, times
    the prompts that wait there (for an interactive one, interactive ones), times the cube of how
@@ -440,11 +441,11 @@ class Queue(Generic[C]):
             return Verdict(True, "room")
         room = rules.fill * capacity
         num_own = working_sets.num_own_tokens(session, waiting.num_tokens, view.num_gpu_tokens)
-        num_before = working_sets.num_tokens_at(view.id)
+        num_before = working_sets.num_tokens_at(view.id, for_batch=waiting.is_batch)
         if working_sets.home(session) == view.id:
             if num_before <= room:
                 return Verdict(True, "room")
-            num_before = working_sets.num_tokens_before(session)
+            num_before = working_sets.num_tokens_before(session, for_batch=waiting.is_batch)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
         if self._reload_weight(choice, num_own) * (num_before + num_own) <= room:

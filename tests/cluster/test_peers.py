@@ -25,6 +25,7 @@ from router.messages import (
 )
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
+from router.replicas.ledger import Booking
 from tests.engine import BLOCK_SIZE
 from tests.nodes import Node, chain_of
 
@@ -39,6 +40,19 @@ def began(number: int, stream_id: str = X, *, tokens: int = 100, claimed: bytes 
 
 def say(node: Node, *notes: object, now_s: float = 0.0, router: str = "other") -> None:
     node.peers.apply(Notes(router, notes), now_s)  # type: ignore[arg-type]
+
+
+def test_a_conversation_has_its_class_at_both_routers() -> None:
+    """Interactive requests there wait for no room of it, either."""
+    a, b = Node("a", ("x",)), Node("b", ("x",))
+    booking = Booking(num_uncached_tokens=100, num_cached_tokens=0, session_hash=5, is_batch=True)
+    lease = a.fleet.admit(R1, booking, 1.0)
+    a.outbox.began(lease, claim=None, num_held_blocks=0, session_hash=5)
+    b.receive(a, now_s=1.0)
+
+    for node in (a, b):
+        assert node.fleet.working_sets.num_tokens_at(R1) > 0
+        assert node.fleet.working_sets.num_tokens_at(R1, for_batch=False) == 0
 
 
 # -- as one --------------------------------------------------------------------------------------

@@ -122,6 +122,37 @@ def test_those_before_are_older_and_at_the_same_place() -> None:
     assert sets.num_tokens_before(1) == 0
 
 
+def test_batch_conversations_take_no_room_from_interactive_ones() -> None:
+    """They come after all of these, whoever came first; a turn of another class changes it."""
+    sets = WorkingSets()
+    for session, num_tokens, is_batch in ((1, 10, True), (2, 20, False), (3, 40, True)):
+        for _ in range(2):
+            sets.begin(session, A, num_tokens, 0, float(session), is_batch=is_batch)
+            sets.end(session, float(session))
+
+    assert (sets.num_tokens_at(A), sets.num_tokens_at(A, for_batch=False)) == (70, 20)
+    assert sets.num_tokens_before(2) == 0
+    assert sets.num_tokens_before(1, for_batch=True) == 20
+    assert sets.num_tokens_before(3, for_batch=True) == 10 + 20
+    sets.begin(3, B, 40, 0, 4.0)
+    assert sets.num_tokens_at(A, for_batch=False) == 20
+    assert sets.num_tokens_at(B, for_batch=False) == 40
+    sets.remove(A)
+    assert sets.num_tokens_at(A, for_batch=False) == 0
+
+
+def test_once_asked_batch_counts_by_how_many_go_on() -> None:
+    """As interactive ones do."""
+    sets = WorkingSets()
+    sets.begin(1, A, 1000, 0, 0.0, is_batch=True)
+    sets.begin(2, A, 1000, 0, 0.0)
+
+    assert sets.num_tokens_at(A, for_batch=False) == 500
+    assert sets.num_tokens_at(A) == 1000
+    sets.asked(1, 1.0)
+    assert sets.num_tokens_at(A) > 1500 > 1000 > sets.num_tokens_at(A, for_batch=False) > 500
+
+
 def test_a_candidate_that_is_gone_has_nothing() -> None:
     """Its sessions are as new; ends of their turns have no effect."""
     sets = WorkingSets()

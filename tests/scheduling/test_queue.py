@@ -466,6 +466,25 @@ def test_batch_goes_behind_interactive_ones() -> None:
     assert sent == ["first", "second", "batch"]
 
 
+def test_interactive_requests_need_no_room_of_batch_conversations() -> None:
+    """And a batch conversation waits while interactive ones fill the cache, who came later."""
+    stage = Stage(fill=1.0)
+    for _ in range(2):
+        stage.sets.begin(1, A, 8_000, 0, 0.0, is_batch=True)
+        stage.sets.end(1, 0.0)
+    stage.ask("batch", 5_000, session=2, batch=True)
+    stage.ask("interactive", 5_000, session=3)
+    assert stage.release(0.1) == ["interactive"]
+    assert stage.why == ["room"]
+    stage.sets.end(3, 0.1)
+    stage.lives(4, A, 4_000, 0.1)
+
+    stage.ask("home", 8_100, session=1, cached=8_000, batch=True, at_s=0.2)
+    assert stage.release(0.2) == []
+    stage.ask("interactive too", 5_100, session=3, cached=5_000, at_s=0.2)
+    assert stage.release(0.2) == ["interactive too"]
+
+
 def test_batch_does_not_starve() -> None:
     """After `batch_max_wait_s` it goes first of all."""
     stage = Stage(window=0, batch_max_wait_s=10.0)
