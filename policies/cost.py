@@ -81,7 +81,8 @@ def cheapest(snapshot: Snapshot, alpha: float) -> Decision:
 
 def costs_of(decision: Decision, snapshot: Snapshot) -> tuple[CandidateCost, ...]:
     """Return what each candidate costs, whether the policy that decided compares that or not."""
-    return decision.costs or candidate_costs(snapshot)
+    is_whole = len(decision.costs) == len(snapshot.replicas)
+    return decision.costs if is_whole else candidate_costs(snapshot)
 
 
 def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCost, ...]:

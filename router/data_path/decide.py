@@ -177,7 +177,9 @@ class Decider:
             arrivals_per_s=sets.arrivals_per_s(now_s),
         )
         decision = policy.decide(snapshot)
-        index = next(i for i, c in enumerate(candidates) if c.id == decision.candidate)
+        index = next((i for i, c in enumerate(candidates) if c.id == decision.candidate), None)
+        if index is None:
+            raise RuntimeError(f"policy {policy.name!r} chose {decision.candidate!r}, not offered")
         return Choice(
             candidate=candidates[index],
             view=self._matcher.surviving(job, candidates[index], snapshot.replicas[index]),

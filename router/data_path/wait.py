@@ -166,15 +166,16 @@ class WaitingRoom:
                 raise QueueFull(retry_after_s=self._retry_after_s(now_s))
         seat: _Seat = waiting.item
         self._queue.add(waiting)
-        if self._queue.has_limits(waiting):
-            self._expect(waiting, now_s)
-        self._release()
         try:
+            if self._queue.has_limits(waiting):
+                self._expect(waiting, now_s)
+            self._release()
             placement = await seat.placed
         except asyncio.CancelledError:
             self._left(waiting, seat, on_left)
             raise
         except Exception:
+            self._forget(waiting, seat)
             self._observe(job, "refused", monotonic() - now_s)
             raise
         self._observe(job, "released", job.waited_ms / 1e3)
@@ -331,13 +332,17 @@ class WaitingRoom:
         self, waiting: Waiting, seat: _Seat, on_left: Callable[[Job, Choice | None], None]
     ) -> None:
         """Let go of a request whose client has left, or which this router's end cuts."""
-        self._queue.remove(waiting)
+        self._forget(waiting, seat)
         seat.job.waited_ms = (monotonic() - waiting.since_s) * 1e3
         self._observe(seat.job, "client_gone", seat.job.waited_ms / 1e3)
+        on_left(seat.job, seat.choice)
+
+    def _forget(self, waiting: Waiting, seat: _Seat) -> None:
+        """Take a request out, and give back what was booked for it that nobody takes any more."""
+        self._queue.remove(waiting)
         placed = seat.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
             self._admission.abandon(placed.result())
-        on_left(seat.job, seat.choice)
 
     def _displace(self, job: Job, now_s: float) -> bool:
         """Refuse a request to make place for one that goes before it; False: none waits."""

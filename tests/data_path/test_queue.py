@@ -13,9 +13,12 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.time_model import TimeModel
+from policies import Decision, Snapshot
+from policies.cost import KvAware
 from policies.view import CandidateId, ReplicaView
 from router.config import QueueConfig
 from router.data_path.service import DEADLINE_HEADER
@@ -25,6 +28,7 @@ from router.experiments.definition import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
+from router.scheduling.queue import Queue
 from tests.cli.test_commands import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
@@ -385,6 +389,10 @@ async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
         await has(stage, gate, "a", "b", "batch")
         assert [(await task).status for task in tasks] == [200] * 3
 
+        home, lives = CandidateId("r1"), stage.router.fleet.working_sets
+        assert lives.at(home).num_sessions == 3
+        assert 0 < lives.num_tokens_at(home, for_batch=False) < lives.num_tokens_at(home)
+
         count = "warmroute_class_wait_seconds_count"
         assert stage.metric(count, end="released", **{"class": "batch"}) == 1
         assert stage.metric(count, end="released", **{"class": "interactive"}) == 2
@@ -726,3 +734,50 @@ async def test_an_error_is_the_one_requests_that_it_befalls(error: Exception) ->
 
     assert await room.place(a_job(), lambda job, choice: None) == "placement"
     assert room.num_waiting == 0
+
+
+async def test_an_error_in_a_release_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was placed before it is given back; who comes next is served."""
+    placing, job = Placing(), a_job(num_waiting=2)
+    room = room_of(placing)
+    release = room._queue.release
+
+    def fail(_: object, *args: Any) -> None:
+        job.choice = a_job().choice  # its window is open now
+        release(*args)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "release", fail)
+        with pytest.raises(ZeroDivisionError):
+            await room.place(job, lambda job, choice: None)
+
+    assert (room.num_waiting, placing.released) == (0, ["placement"])
+    assert await room.place(a_job(), lambda job, choice: None) == "placement"
+
+
+async def test_a_policy_that_goes_astray_fails_the_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It went where it was not offered to go; others are served."""
+    decide = KvAware.decide
+
+    def astray(policy: KvAware, snapshot: Snapshot) -> Decision:
+        decision = decide(policy, snapshot)
+        if snapshot.request.num_tokens > 400:
+            return replace(decision, candidate=CandidateId("nowhere"))
+        return replace(decision, costs=())
+
+    monkeypatch.setattr(KvAware, "decide", astray)
+    gate = Gate()
+    limit = {DEADLINE_HEADER: "60000"}
+    async with one_computing(gate) as (stage, asking):
+        tasks = [asking.ask("b", with_headers=limit)]
+        await asking.waits(1)
+        lost = await asking.ask("c", 500, with_headers=limit)
+        gate.end("a", "b")
+
+        assert (lost.status, (await tasks[0]).status) == (500, 200)
+        assert "RuntimeError" in stage.log
