@@ -76,10 +76,10 @@ def page(found: Comparison) -> str:
         "If you choose a router, this page has others in front of the same replicas on the same "
         "machine: what they know, what they cost, what reaches the engine, and what a dying "
         "replica does to clients. Rows where warmroute is not the best stand beside the others.",
-        "<!-- not run: three hours, and other routers -->\n"
+        "<!-- not run: two hours, and other routers -->\n"
         "```sh\npython -m loadtest.peers --folder build/peers\n```\n\n"
         f"installs them ({', '.join(sorted({c.package for c in CONTESTANTS if c.package}))}), runs "
-        "all of it in about three hours (the real engines take most) and writes this page; "
+        "all of it in about two hours (the real engines take most) and writes this page; "
         "`--only PART` renews one part, `--help` says more. "
         f"{found.date}, {machine.num_cpus} cores, Python {machine.python}, {machine.system}. "
         "Clients, routers and replicas share the cores: compare rows of one table, "
