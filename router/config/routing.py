@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from router.config.ranges import Count, Seconds
 from router.experiments.definition import Experiment
-from router.scheduling.waiting import QueueRules
-
-_RULES: Final = QueueRules()  # the defaults of the queue, in the simulator as well
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +119,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "auto"
     window: Annotated[
         int, Meta(ge=0, description="prompts that an engine has ready beside the one it computes")
-    ] = _RULES.window
+    ] = 1
     ready_ms: Annotated[
         float,
         Meta(
@@ -131,7 +128,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="milliseconds of work up to which an engine gets more prompts than that: "
             "it computes short ones several at a time",
         ),
-    ] = _RULES.ready_ms
+    ] = 300.0
     fill: Annotated[
         float,
         Meta(
@@ -139,7 +136,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             le=10,
             description="share of a cache that may be taken by conversations that are alive",
         ),
-    ] = _RULES.fill
+    ] = 0.9
     patience: Annotated[
         float,
         Meta(
@@ -148,24 +145,24 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "not fit, in times its price: what it takes to compute, for each prompt that waits for "
             "the engine, times the cube of how scarce compute is",
         ),
-    ] = _RULES.patience
+    ] = 0.5
     max_wait_s: Annotated[
         Seconds, Meta(description="after this wait a prompt goes though its conversation fits not")
-    ] = _RULES.max_wait_s
+    ] = 300.0
     batch_max_wait_s: Annotated[
         Seconds,
         Meta(
             description="the same of a prompt of class batch; until then it goes behind all "
             "interactive ones, afterwards before"
         ),
-    ] = _RULES.batch_max_wait_s
+    ] = 600.0
     quantum_s: Annotated[
         Seconds,
         Meta(
             description="compute by which tenants that wait take turns, times their weight: one "
             "that has had so much goes behind the others until they had theirs"
         ),
-    ] = _RULES.quantum_s
+    ] = 5.0
     deadline_s: Annotated[
         Seconds | None,
         Meta(
@@ -183,7 +180,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "queue.max_wait_s (batch: queue.batch_max_wait_s) or its deadline; none: they may be "
             "as far apart as they are"
         ),
-    ] = _RULES.tbt_ms
+    ] = None
     max_requests: Annotated[
         Count, Meta(description="prompts that may wait; further ones are answered 429")
     ] = 10_000

@@ -8,6 +8,9 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from policies.view import CandidateCost, CandidateId, ReplicaView
+from router.config import QueueConfig
+
+_DEFAULTS: Final = QueueConfig()
 
 _STEPS: Final = 2  # of groups in a factor of 2
 
@@ -35,14 +38,14 @@ def level_of(*, is_batch: bool, priority: int) -> int:
 class QueueRules(Struct, frozen=True, kw_only=True):
     """When a request may go; see `router.scheduling.queue`."""
 
-    window: int = 1  # requests that may wait at a candidate behind the one it computes
-    ready_ms: float = 300.0  # of work at a candidate, up to which more may wait there
-    fill: float = 0.9  # of a cache, for the conversations that live there
-    patience: float = 0.5  # of its price in idle time, for a prompt that does not fit
-    max_wait_s: float = 300.0
-    batch_max_wait_s: float = 600.0
-    quantum_s: float = 5.0  # compute of one round, of a tenant with weight 1
-    tbt_ms: float | None = None  # that an answer's tokens may be apart; None: any time
+    window: int = _DEFAULTS.window  # requests that may wait at a candidate behind its first
+    ready_ms: float = _DEFAULTS.ready_ms  # of work at a candidate, up to which more may wait there
+    fill: float = _DEFAULTS.fill  # of a cache, for the conversations that live there
+    patience: float = _DEFAULTS.patience  # of its price in idle time, where it does not fit
+    max_wait_s: float = _DEFAULTS.max_wait_s
+    batch_max_wait_s: float = _DEFAULTS.batch_max_wait_s
+    quantum_s: float = _DEFAULTS.quantum_s  # compute of one round, of a tenant with weight 1
+    tbt_ms: float | None = _DEFAULTS.tbt_ms  # that an answer's tokens may be apart; None: any time
 
 
 class Choice(Protocol):
