@@ -83,9 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as exc:
         asked.error(str(exc))
 
+    measured: list[GridRun] = []
+
     def keep(run: GridRun) -> None:
         nonlocal found
-        found = replace(found, grid=(*found.grid, run))
+        measured.append(run)
+        found = replace(found, grid=tuple(measured))
 
     # As Ctrl-C: children are ended in order, and what was found is kept.
     interrupt_on_sigterm()
@@ -96,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for part in args.only:
                 task = progress.add_task(part, total=None)
                 load = round(os.getloadavg()[0], 2)
-                if part == "grid":
-                    found = replace(found, grid=runs or ())
-                    if runs is None:
-                        _install(chosen, args.folder, progress)
-                        place(chosen, args.folder, progress, keep, is_quick=args.quick)
+                if part == "grid" and runs is not None:
+                    found = replace(found, grid=runs)
+                elif part == "grid":
+                    _install(chosen, args.folder, progress)
+                    place(chosen, args.folder, progress, keep, is_quick=args.quick)
                 else:
                     found = _measured(found, part, chosen, args, progress)
                 found = replace(found, loads={**found.loads, part: load})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from loadtest.machine import this_machine
-from loadtest.peers import cost, forwarding, kill
+from loadtest.peers import cli, cost, forwarding, kill
 from loadtest.peers.cli import main
 from loadtest.peers.contestants import CONTESTANTS
 from loadtest.peers.page import page, read
@@ -82,6 +83,31 @@ def test_the_grid_is_read_from_earlier_runs(tmp_path: Path) -> None:
 
     assert code == 0
     assert "| `kv_aware` | 15,000 | 0.50 |" in out.read_text()
+
+
+def test_a_grid_that_is_stopped_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier one stays until the first run is there."""
+    out = tmp_path / "comparison.md"
+    source = tmp_path / "grid.json"
+    source.write_bytes(grid_file([run("session_hash", 1, 30_000)]))
+    flags = ["--only", "grid", "--routers", "warmroute", "--out", str(out)]
+    assert main([*flags, "--grid-file", str(source)]) == 0
+    done = [run("session_hash", 2, 20_000), run("kv_aware", 2, 10_000)]
+    kept = []
+    for runs in ([], done):
+
+        def stopped(*args: Any, runs: list[GridRun] = runs, **_: Any) -> None:
+            for each in runs:
+                args[3](each)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli, "place", stopped)
+        assert main(flags) == 130
+        kept.append([each.num_recomputed_tokens for each in read(out.with_suffix(".json")).grid])
+
+    assert kept == [[30_000], [20_000, 10_000]]
 
 
 @pytest.mark.parametrize(
