@@ -80,11 +80,20 @@ def test_what_drafts_drop_of_each_hit_is_learned(
     with all_up((engine,)), Router((engine,), log_dir) as router:
         for number in range(RUN + 4):
             stem = list(range(400 + 13 * number, 1000 + 29 * number))
+            num_stored = router.metric("warmroute_kv_events_total", kind="stored")
             ask(router, stem)
             wait_until(
                 lambda number=number: router.metric("warmroute_audited_total") == 2 * number + 1,  # type: ignore[misc]
                 60,
                 "the first answer's audit",
+            )
+            # What its windows left is known from these alone.
+            wait_until(
+                lambda num=num_stored: (  # type: ignore[misc]
+                    router.metric("warmroute_kv_events_total", kind="stored") > num
+                ),
+                60,
+                "the first one's events",
             )
             predicted, reported = ask(router, [*stem, *range(300, 350)])
             errors.append(predicted - reported)
