@@ -281,7 +281,7 @@ class WaitingRoom:
         try:
             seat.choice = self._decider.decide(seat.job)
         except Exception as exc:
-            seat.placed.set_exception(exc)
+            _fail(seat, exc)
             return None
         waiting.answers_at = seat.choice.candidate.id
         return seat.choice.prompt
@@ -324,7 +324,7 @@ class WaitingRoom:
         try:
             placement = self._book(job, waiting, seat.choice, why, now_s)
         except Exception as exc:
-            seat.placed.set_exception(exc)
+            _fail(seat, exc)
             return
         seat.placed.set_result(placement)
 
@@ -338,7 +338,7 @@ class WaitingRoom:
         on_left(seat.job, seat.choice)
 
     def _forget(self, waiting: Waiting, seat: _Seat) -> None:
-        """Take a request out, and give back what was booked for it that nobody takes any more."""
+        """Take a request out, and give back what was booked for it and is not used any more."""
         self._queue.remove(waiting)
         placed = seat.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
@@ -373,6 +373,13 @@ class WaitingRoom:
         if per_s <= 0.0:
             return _MAX_RETRY_AFTER_S
         return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
+
+
+def _fail(seat: _Seat, error: Exception) -> None:
+    """Let an error be the one request's that it befalls."""
+    if isinstance(error, StopIteration):  # cannot be set on a future
+        error = RuntimeError(type(error).__name__)
+    seat.placed.set_exception(error)
 
 
 def _priority(tenant: Tenant | None) -> int:

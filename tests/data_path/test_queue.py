@@ -736,6 +736,26 @@ async def test_an_error_is_the_one_requests_that_it_befalls(error: Exception) ->
     assert room.num_waiting == 0
 
 
+@pytest.mark.parametrize("error", [NoReplicaAvailable("none"), StopIteration()])
+async def test_an_error_while_a_request_waits_is_its_own(error: Exception) -> None:
+    """Whatever it is; the release goes on."""
+    placing = Placing()
+    room = room_of(placing)
+
+    async def fails() -> None:
+        with pytest.raises((NoReplicaAvailable, RuntimeError)):
+            await room.place(a_job(num_waiting=2), lambda job, choice: None)
+
+    async with asyncio.TaskGroup() as tg:
+        tg.create_task(fails())
+        await asyncio.sleep(0)
+        assert room.num_waiting == 1
+        placing.error = error
+        room._release()
+
+    assert room.num_waiting == 0
+
+
 async def test_an_error_in_a_release_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
