@@ -16,9 +16,8 @@ from loadtest.peers.contestants import CONTESTANTS
 from loadtest.peers.cost import CONTEXT_TOKENS, IN_FLIGHT, Added, Cost
 from loadtest.peers.forwarding import CHAT, MESSAGES, RESPONSES, Forwarded
 from loadtest.peers.kill import NUM_REPLICAS, Killed
-from loadtest.peers.placing import DEFAULT, WITHOUT_QUEUE
 from loadtest.studies.cells import Prefill
-from loadtest.studies.grid_run import GridRun, read_study
+from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE, GridRun, read_study
 from loadtest.studies.grid_table import BASELINE, best_table, sum_table
 
 SCHEMA: Final = "warmroute.peers/1"

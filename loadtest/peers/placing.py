@@ -15,11 +15,9 @@ from rich.progress import Progress
 from loadtest.engines.vllm import BLOCK_SIZE, Engine
 from loadtest.peers.contestants import Contestant, Place
 from loadtest.studies import cells, real_grid
-from loadtest.studies.grid_run import GridRun
+from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE, GridRun
 from loadtest.studies.pair import Arm
 
-DEFAULT: Final = "kv_aware"
-WITHOUT_QUEUE: Final = "kv_aware:queue.mode=off"
 OURS: Final = (
     "session_hash", "session_sticky", "least_loaded", "min_ttft", "mooncake", WITHOUT_QUEUE,
     DEFAULT,

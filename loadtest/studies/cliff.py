@@ -42,11 +42,11 @@ from loadtest.studies.cells import (
 )
 from loadtest.studies.cliff_map import Point, draw_cliff
 from loadtest.studies.cliff_run import SETTING, CliffRun, Setting, run, run_real
-from loadtest.studies.grid_run import ENGINES
-from loadtest.studies.measured import interrupt_on_sigterm, measured
+from loadtest.studies.grid_run import DEFAULT, ENGINES, WITHOUT_QUEUE
+from loadtest.studies.measured import add_arms, interrupt_on_sigterm, measured
 
 NUM_REPLICAS: Final = 8
-ARMS: Final = ("session_hash", "kv_aware:queue.mode=off", "kv_aware")
+ARMS: Final = ("session_hash", WITHOUT_QUEUE, DEFAULT)
 SESSIONS: Final = (32, 40, 48, 56, 64, 80, 96, 112)  # with 8 replicas; with more, more
 REAL_SESSIONS: Final = (8, 10, 12, 14, 16, 20, 24, 28)
 SEEDS: Final = (101, 102, 103, 104)  # nothing is tuned on those from 100 on
@@ -194,11 +194,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--replicas", type=int, help=f"default {NUM_REPLICAS}; real: {NUM_ENGINES}")
     made.add_argument("--sessions", nargs="+", type=int, help="alive at once; default by replicas")
-    made.add_argument(
-        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE,…]",
-        help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "
-        "another, queue.mode=off: with none",
-    )  # fmt: skip
+    add_arms(made, ARMS)
     made.add_argument("--think", choices=THINKS, default="short")
     made.add_argument(
         "--prefill", choices=PREFILLS, default=SETTING.prefill,

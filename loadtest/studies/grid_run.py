@@ -30,6 +30,9 @@ _POOL_PACE: Final = 1.15  # all takes so much longer: engines look up and write,
 _EVENT_LAG_S: Final = 0.01
 _TO_ENGINE_S: Final = 0.02  # rendering, tokenizing, queueing; fitted likewise
 
+DEFAULT: Final = "kv_aware"
+WITHOUT_QUEUE: Final = f"{DEFAULT}:queue.mode=off"
+
 Kind = Literal["real", "simulated"]
 
 

@@ -33,10 +33,9 @@ from loadtest.results import TurnResult, summarize
 from loadtest.studies import pair
 from loadtest.studies.cells import Cell
 from loadtest.studies.draw import Draw, draw
-from loadtest.studies.grid_run import read_study
+from loadtest.studies.grid_run import WITHOUT_QUEUE, read_study
 from loadtest.studies.measured import interrupt_on_sigterm, measured
 from loadtest.studies.pair import Arm
-from policies.cost import KvAware
 from router.roles import Role
 
 SCHEMA: Final = "warmroute.halves/1"
@@ -91,7 +90,7 @@ def run_all(draws: Sequence[Draw], progress: Progress, found: Callable[[HalvesRu
     """
     num_turns = sum(len(drawn.workload.turns) for drawn in draws)
     task = progress.add_task("engines start", total=num_turns * len(_ROLES))
-    arm = Arm(label=f"{KvAware.name}:queue.mode=off")
+    arm = Arm(label=WITHOUT_QUEUE)
     for fleet, roles in _ROLES.items():
         with (
             tempfile.TemporaryDirectory(prefix="halves-") as folder,

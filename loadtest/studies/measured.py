@@ -1,10 +1,11 @@
-"""How a study on real engines runs: with a progress bar, and an end that leaves nothing behind."""
+"""How a study is asked for its arms, and runs: with a progress bar, leaving nothing behind."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,6 +29,15 @@ def measured(measure: Callable[[Progress], None], console: Console) -> int:
             console.print(str(exc), style="red", markup=False)
             return 1
     return 0
+
+
+def add_arms(asked: argparse.ArgumentParser, default: Sequence[str]) -> None:
+    """Let a command line name arms, as `loadtest.compare.arms.arm_of` reads them."""
+    asked.add_argument(
+        "--arms", nargs="+", default=default, metavar="POLICY[:PARAM=VALUE,…]",
+        help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "
+        "another, queue.mode=off: with none",
+    )  # fmt: skip
 
 
 def interrupt_on_sigterm() -> None:

@@ -85,10 +85,11 @@ class Pair:
     Roles are written into a configuration file, which names the replicas, too.
 
     Attributes:
+        engines: They themselves.
         pace: How long they take for a prompt over their profile in the simulator (`warm_up`).
     """
 
-    __slots__ = ("_engines", "_has_roles", "_log_dir", "_options", "pace")
+    __slots__ = ("_has_roles", "_log_dir", "_options", "engines", "pace")
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Pair:
         options: Sequence[str],
         roles: Sequence[Role] = (),
     ) -> None:
-        self._engines = engines
+        self.engines = engines
         self._log_dir = log_dir
         self._options = list(options)
         self._has_roles = bool(roles)
@@ -114,7 +115,7 @@ class Pair:
     def num_computed_tokens(self) -> int:
         """Sum the prompt tokens that both have computed since they started, as they count."""
         name, source = "vllm:prompt_tokens_by_source_total", "local_compute"
-        return round(sum(engine.metric(name, source=source) for engine in self._engines))
+        return round(sum(engine.metric(name, source=source) for engine in self.engines))
 
     def warm_up(self, prefill: Prefill) -> None:
         """Let both compute long prompts: what is made at first use is made, and the pace is known.
@@ -129,15 +130,15 @@ class Pair:
             engine.complete(prompt)
             return monotonic() - start_s
 
-        with ThreadPoolExecutor(len(self._engines)) as threads:
+        with ThreadPoolExecutor(len(self.engines)) as threads:
             for _ in range(_NUM_WARM_UPS):
                 prompts = [
                     [dice.randrange(300, 8_000) for _ in range(_WARM_UP_TOKENS)]
-                    for _ in self._engines
+                    for _ in self.engines
                 ]
-                times_s = list(threads.map(took_s, self._engines, prompts))
-            shorts = [[_SHORT_TOKEN]] * len(self._engines)
-            before_s = min(fmean(threads.map(took_s, self._engines, shorts)) for _ in range(3))
+                times_s = list(threads.map(took_s, self.engines, prompts))
+            shorts = [[_SHORT_TOKEN]] * len(self.engines)
+            before_s = min(fmean(threads.map(took_s, self.engines, shorts)) for _ in range(3))
         self.pace = pace_of(prefill, _WARM_UP_TOKENS, fmean(times_s) - before_s)
 
     async def run(
@@ -159,7 +160,7 @@ class Pair:
         Raises:
             ChildDied, RuntimeError, TimeoutError: the router did not start.
         """
-        for engine in self._engines:
+        for engine in self.engines:
             engine.reset_prefix_cache(external=bool(self._options))
             engine.complete([_SHORT_TOKEN])  # a step: only then it publishes that it is empty
         async with self._in_front(arm) as url:
@@ -175,13 +176,13 @@ class Pair:
 
     @asynccontextmanager
     async def _in_front(self, arm: Arm) -> AsyncIterator[str]:
-        urls = [] if self._has_roles else [engine.url for engine in self._engines]
+        urls = [] if self._has_roles else [engine.url for engine in self.engines]
         if arm.command is None:
             flags = [*serve_flags(arm_of(arm.label)), *self._options]
             async with start_router(urls, flags, self._log_dir) as router:
                 yield router.url
         else:
-            with _other(arm.command, self._engines, self._log_dir) as url:
+            with _other(arm.command, self.engines, self._log_dir) as url:
                 yield url
 
 

@@ -34,7 +34,9 @@ from loadtest.studies import cells as grid
 from loadtest.studies import pair
 from loadtest.studies.draw import draw
 from loadtest.studies.grid_run import (
+    DEFAULT,
     SCHEMA,
+    WITHOUT_QUEUE,
     GridFile,
     GridRun,
     read_study,
@@ -42,12 +44,12 @@ from loadtest.studies.grid_run import (
     simulated,
 )
 from loadtest.studies.grid_table import BASELINE, comparison, report
-from loadtest.studies.measured import interrupt_on_sigterm, measured
+from loadtest.studies.measured import add_arms, interrupt_on_sigterm, measured
 from loadtest.studies.pair import Arm, Command
 
 ARMS: Final = (
     "session_hash", "session_sticky", "least_loaded", "min_ttft", "mooncake",
-    "kv_aware:queue.mode=off", "kv_aware",
+    WITHOUT_QUEUE, DEFAULT,
 )  # fmt: skip
 TUNING_SEEDS: Final = (1, 2, 3)
 REPORT_SEEDS: Final = (101, 102, 103)
@@ -152,11 +154,7 @@ def parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=1, help="simulate each run so often, slightly otherwise"
     )
     made.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="tables of these runs")
-    made.add_argument(
-        "--arms", nargs="+", default=ARMS, metavar="POLICY[:PARAM=VALUE,…]",
-        help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "
-        "another, queue.mode=off: with none",
-    )  # fmt: skip
+    add_arms(made, ARMS)
     made.add_argument(
         "--router", action="append", default=[], metavar="LABEL=COMMAND",
         help="another router; its command has {port}, {url1}, {url2}, {metrics} in it; repeatable",

@@ -7,7 +7,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from policies import CostModel, Snapshot, create
-from policies.cost import candidate_costs
+from policies.cost import candidate_costs, costs_of
 from tests.policies.snapshots import PLAIN, quick, replica, snapshot, snapshots
 
 
@@ -74,6 +74,15 @@ def test_a_new_conversation_goes_where_fewer_live() -> None:
     assert create("kv_aware").decide(alike).candidate == "holder"
     assert create("kv_aware").decide(crowded).candidate == "empty"
     assert create("min_ttft").decide(crowded).candidate == "holder"
+
+
+def test_prices_that_a_policy_leaves_out_are_computed() -> None:
+    """All of them: those of some candidates cannot be compared with the others'."""
+    asked = snapshot(replica("a"), replica("b", queue_ms=100.0), tokens=1000)
+    decision = create("kv_aware", {"alpha": 0}).decide(asked)
+
+    for costs in (decision.costs, decision.costs[:1], ()):
+        assert costs_of(replace(decision, costs=costs), asked) == decision.costs
 
 
 def test_a_conversation_stays_where_it_is() -> None:
