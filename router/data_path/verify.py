@@ -4,7 +4,8 @@ The directory may be old: the master evicts without a word, and an engine report
 with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
 another candidate holds more, the master is asked about the very blocks: all of them if they are
 few, else the ones around the boundary and some between. One deadline for it all, waiting behind
-other requests' questions included; late means unknown, and the directory counts.
+other requests' questions included; late means unknown, and the directory counts. A pool that has
+never evicted and has room is not asked about what is known to be there.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class PoolVerifier:
         """List the blocks to ask the master about, for a choice that this could change.
 
         It could where the candidate would fetch, or where the pool has probably been given what
-        another candidate holds, though nothing has said so yet. Not those found there just now.
+        another candidate holds, though nothing has said so yet.
         """
         match = choice.pool
         if match is None or not (choice.num_pool_tokens or choice.num_likely_tokens):
@@ -202,12 +203,18 @@ class PoolVerifier:
     def _open_positions(
         self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
     ) -> list[int]:
-        """List the blocks to ask for: the plan's, but for those found there just now."""
+        """List the blocks to ask for: the plan's.
+
+        While the pool loses nothing, only those that are likely to be there and not known to be.
+        """
         pool = self._pools[match.pool]
         num_ranks = max(1, len(pool.catalog.names(match.directory, b"")))
         max_blocks = self._config.verify_keys // num_ranks
         planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
-        return pool.questions.unanswered(match.directory, match.chain, planned, time.monotonic())
+        if not pool.catalog.holds_all_known:
+            return planned
+        known, chain = pool.catalog.directory(match.directory), match.chain
+        return [at for at in planned if at < num_likely_blocks and chain[at] not in known]
 
     # ---------------------------------------------------------------- audit
 

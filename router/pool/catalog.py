@@ -78,11 +78,11 @@ class PoolCatalog:
         "capacity_bytes",
         "counters",
         "directories",
+        "holds_all_known",
         "is_up",
         "layouts",
         "listed_s",
         "mixed",
-        "quiet_s",
         "reason",
         "wants_listing",
     )
@@ -106,7 +106,8 @@ class PoolCatalog:
         self.allocated_bytes: int | None = None
         self.capacity_bytes: int | None = None
         self.listed_s: float | None = None  # when the last listing was complete
-        self.quiet_s: float | None = None  # nothing was evicted since; None: not known
+        self.holds_all_known = False
+        """Nothing of what is known to be there was lost since, nor evicted ever; there is room."""
         self.counters = PoolCounters()
         self.is_up = False
         self.reason = "not asked yet"
@@ -285,7 +286,7 @@ class PoolCatalog:
         """Note that the master does not answer: engines will find nothing there either."""
         self.is_up = False
         self.reason = reason
-        self.quiet_s = None
+        self.holds_all_known = False
         self.wants_listing = True
 
     def restarted(self) -> None:

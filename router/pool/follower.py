@@ -73,6 +73,9 @@ class PoolFollower:
         self._clock = clock
         self._num_failures = 0
         self._list_again_s = 0.0  # not before
+        self._looked_s = 0.0  # at the counters, the last time
+        self._listed_from_s = 0.0  # when the last complete listing began
+        self._quiet_s: float | None = None  # nothing was lost since; None: it may have been
         self._num_known = 0
         self._logged = ""
         self._patterns: dict[str, str] = {}
@@ -110,6 +113,7 @@ class PoolFollower:
             self._look(await self._api.figures())
             if self._is_listing_due():
                 await self._list()
+            self._pool.holds_all_known = self._holds_all_known()
             if self._pool.listed_s is not None or not self.is_lister:
                 self._pool.found()
             self._num_failures = 0
@@ -135,9 +139,10 @@ class PoolFollower:
             pool.bytes_per_object = figures.bytes_per_object
         pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
         if not _is_quiet(before, figures):
-            pool.quiet_s = None
-        elif pool.quiet_s is None:
-            pool.quiet_s = self._clock()
+            self._quiet_s = None
+        elif self._quiet_s is None:
+            self._quiet_s = self._looked_s
+        self._looked_s = self._clock()
         if before is None:
             return
         if _fell(before.num_put_keys, figures.num_put_keys) or _fell(
@@ -161,6 +166,14 @@ class PoolFollower:
             pool.wants_listing = True
         elif self.is_lister and not is_news and _fell(figures.num_keys, before.num_keys):
             pool.wants_listing = True  # there are more, and no event announced them
+
+    def _holds_all_known(self) -> bool:
+        """Return whether nothing was lost since the pool was listed, here or by the lister."""
+        if self._quiet_s is None:
+            return False
+        if self.is_lister:
+            return self._listed_from_s >= self._quiet_s
+        return self._clock() - self._quiet_s >= self._config.list_s
 
     def _note_known(self) -> bool:
         """Count the blocks that are known; return whether that is news."""
@@ -201,7 +214,7 @@ class PoolFollower:
                 pool.abandon_listing()
             took_s = self._clock() - started_s
             self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
-        pool.listed_s = self._clock()
+        pool.listed_s, self._listed_from_s = self._clock(), started_s
         self._note_known()
         self._metrics.pool_listing.observe(took_s)
         self._log_patterns()
@@ -313,15 +326,20 @@ class PoolFollower:
 
 
 def _is_quiet(before: MasterFigures | None, now: MasterFigures) -> bool:
-    """Return whether nothing was lost between two looks, and there is room so that nothing will."""
-    if before is None or before.num_evicted_keys is None:
+    """Return whether nothing was lost between two looks, and there is room so that nothing will.
+
+    Once something was evicted, objects may be on SSD only, which no listing shows.
+    """
+    if before is None or now.num_evicted_keys != 0:
         return False
     if now.allocated_bytes is None or not now.capacity_bytes:
         return False
     if now.allocated_bytes > _ROOMY * now.capacity_bytes:
         return False
-    return before.num_evicted_keys == now.num_evicted_keys and not (
-        _fell(before.num_keys, now.num_keys) or _fell(before.num_put_keys, now.num_put_keys)
+    return not (
+        _fell(before.num_keys, now.num_keys)
+        or _fell(before.num_put_keys, now.num_put_keys)
+        or _fell(before.num_evicted_keys, now.num_evicted_keys)
     )
 
 

@@ -2,8 +2,7 @@
 
 Every request that would fetch wants to know, and many want the same: agents share system prompts,
 sub-agents whole contexts. So a block is asked for once, whoever waits for it; while a question is
-under way the blocks that come meanwhile gather for the next one; and while the master has room and
-loses nothing, what was found there is not asked for again so soon.
+under way the blocks that come meanwhile gather for the next one.
 
 No request waits for more than its own deadline. A question that takes longer goes on without it:
 what it finds is news for the next. After late answers and failures no request waits for a while,
@@ -18,8 +17,6 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
-from math import inf
 from time import monotonic
 from typing import Final
 
@@ -32,8 +29,6 @@ from router.pool.master import MasterApi, Place
 _NUM_AT_ONCE: Final = 4  # questions under way
 _MAX_WAITING: Final = 8  # requests; for others the directory's word counts
 _PATIENCE: Final = 4  # times the deadline; then a question is given up
-_FRESH_S: Final = 10.0
-_MAX_ANSWERS: Final = 200_000  # of a model: 20 MB
 _PAUSE_S: Final = (0.25, 15.0)  # without questions after failures, doubled with each
 _MAX_FAILURES: Final = 8
 
@@ -80,7 +75,6 @@ class Questions:
         self._gathered: deque[Question] = deque()
         self._under_way: dict[_Asked, Question] = {}  # the gathered ones, too
         self._wanted = asyncio.Event()
-        self._present: dict[str, dict[BlockKey, float]] = {}  # when it was asked for, oldest first
         self._num_waiting = 0  # requests
         self._num_failures = 0  # less the answers that came in time
         self._paused_until_s = 0.0
@@ -90,16 +84,6 @@ class Questions:
         if self._num_failures:
             return now_s >= self._paused_until_s and not self._under_way
         return self._num_waiting < _MAX_WAITING
-
-    def unanswered(
-        self, model: str, chain: Sequence[BlockKey], positions: Sequence[int], now_s: float
-    ) -> list[int]:
-        """List the positions of a chain that were not found there lately."""
-        since_s = self._pool.quiet_s
-        if since_s is None or model not in self._present:
-            return list(positions)
-        since_s, at = max(since_s, now_s - _FRESH_S), self._present[model].get
-        return [position for position in positions if at(chain[position], -inf) < since_s]
 
     def ask(self, model: str, names: Mapping[BlockKey, Sequence[str]]) -> set[Question]:
         """Have blocks asked for, by the names of their objects; return the questions to wait for.
@@ -174,17 +158,16 @@ class Questions:
 
     async def _ask(self, question: Question) -> PoolError | None:
         """Ask one question and learn from the answer; return what went wrong."""
-        asked_s = monotonic()
         names = [name for objects in question.objects.values() for name in objects]
         try:
             found = await self._api.places(names, timeout_s=_PATIENCE * self._timeout_s)
         except PoolError as exc:
             self._blame(question, exc)
             return exc
-        self._learn(question, found, asked_s)
+        self._learn(question, found)
         return None
 
-    def _learn(self, question: Question, places: Mapping[str, Place], asked_s: float) -> None:
+    def _learn(self, question: Question, places: Mapping[str, Place]) -> None:
         found: dict[str, tuple[list[BlockKey], list[BlockKey], list[BlockKey]]] = {}
         for (model, key), objects in question.objects.items():
             present, missing, on_disk = found.setdefault(model, ([], [], []))
@@ -195,10 +178,6 @@ class Questions:
                 (on_disk if "disk" in answers else present).append(key)
         for model, (present, missing, on_disk) in found.items():
             self._pool.verified(model, present, missing, on_disk)
-            remembered = self._present.setdefault(model, {})
-            for key in missing:
-                remembered.pop(key, None)
-            _remember(remembered, (*present, *on_disk), asked_s)
 
     def _blame(self, question: Question, error: PoolError) -> None:
         """Count a question that failed, once; a master that is gone is not counted on any more."""
@@ -221,12 +200,3 @@ class Questions:
         question.error = error
         if not question.done.done():
             question.done.set_result(None)
-
-
-def _remember(answers: dict[BlockKey, float], keys: Sequence[BlockKey], at_s: float) -> None:
-    for key in keys:
-        answers.pop(key, None)
-        answers[key] = at_s
-    if len(answers) > _MAX_ANSWERS:
-        for key in list(islice(answers, len(answers) - _MAX_ANSWERS * 15 // 16)):
-            del answers[key]

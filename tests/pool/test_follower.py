@@ -126,6 +126,55 @@ async def test_an_eviction_is_a_reason_to_list() -> None:
         assert rig.held(20) == 0
 
 
+async def test_all_that_is_known_is_there_until_something_is_lost() -> None:
+    """Two looks show it, and a listing since; never again once anything was evicted."""
+    async with rigged(list_s=10) as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2, 3))
+        await rig.step()
+        assert not rig.pool.holds_all_known
+        await rig.step()
+        assert rig.pool.holds_all_known
+
+        rig.master.pool.remove(names(3))  # as when an engine goes, with its part of the pool
+        await rig.step()
+        assert not rig.pool.holds_all_known
+        await rig.step()  # listed since
+        assert rig.pool.holds_all_known
+
+        rig.master.pool.put(names(*range(3, 10)))  # it holds eight
+        for _ in range(3):
+            await rig.step(after_s=11)
+        rig.master.pool.remove(names(*range(3, 10)))
+        for _ in range(3):
+            await rig.step(after_s=11)
+        assert not rig.pool.holds_all_known
+
+
+async def test_a_full_pool_may_lose_something_at_any_time() -> None:
+    """From four fifths on the master is asked about each block."""
+    async with rigged() as rig:
+        rig.master.pool.put(names(*range(6)))
+        for _ in range(3):
+            await rig.step()
+        assert rig.pool.holds_all_known
+        rig.master.pool.put(names(6))
+        await rig.step()
+        assert not rig.pool.holds_all_known
+
+
+async def test_who_does_not_list_trusts_who_does_after_its_listing() -> None:
+    """Of several routers one lists, every `list_s` at the latest."""
+    async with rigged(list_s=10) as rig:
+        rig.follower.is_lister = False
+        rig.master.pool.put(names(1))
+        for _ in range(9):
+            await rig.step()
+        assert not rig.pool.holds_all_known
+        await rig.step(after_s=3)
+        assert rig.pool.holds_all_known
+
+
 async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
     """Engines with a MultiConnector say nothing of what they store; others are believed."""
     async with rigged() as rig:

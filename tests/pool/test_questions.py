@@ -67,10 +67,6 @@ class Asked:
     def can_ask(self, after_s: float = 0.0) -> bool:
         return self.questions.can_ask(time.monotonic() + after_s)
 
-    def unanswered(self, *blocks: int, after_s: float = 0.0) -> list[int]:
-        chain = [BlockKey(block) for block in range(100)]
-        return self.questions.unanswered("m", chain, blocks, time.monotonic() + after_s)
-
 
 @asynccontextmanager
 async def running(*, timeout_s: float = 60.0) -> AsyncIterator[Asked]:
@@ -182,21 +178,6 @@ async def test_an_answer_after_the_deadline_is_news_for_the_next() -> None:
             await asked.ask(1)
         asked.master.answers.set()
         await until(lambda: BlockKey(1) in asked.pool.directory("m"))
-
-
-async def test_what_was_found_is_not_asked_for_again_while_nothing_is_lost() -> None:
-    """Ten seconds at most; where something is evicted, or nothing is known of that, at once."""
-    async with running() as asked:
-        asked.pool.quiet_s = time.monotonic()
-        asked.master.missing = {"o2"}
-        await asked.ask(1, 2, 3)
-
-        assert asked.unanswered(1, 2, 3, 4) == [2, 4]
-        assert asked.unanswered(1, 3, after_s=11.0) == [1, 3]
-        asked.pool.quiet_s = None
-        assert asked.unanswered(1, 3) == [1, 3]
-        asked.pool.quiet_s = time.monotonic() + 1.0
-        assert asked.unanswered(1, 3) == [1, 3]
 
 
 async def test_a_master_that_is_gone_takes_the_pool_with_it() -> None:
