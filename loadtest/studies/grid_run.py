@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from loadtest.compare.arms import arm_of
 from loadtest.emulator.time_model import PRESETS, StepWork
 from loadtest.machine import Machine
-from loadtest.results import TurnResult, summarize
+from loadtest.results import TurnResult, percentile, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
 from loadtest.studies.cells import NUM_ENGINES, Cell, Prefill
 from loadtest.studies.draw import Draw
@@ -54,6 +54,7 @@ class GridRun(Struct, frozen=True, kw_only=True):
 
     `num_exact` of `num_predicted` turns: the engine reported as many cached tokens as the router
     predicted. `num_moved` turns went to another replica than the one before in their session.
+    `router_p99_ms`: time in the router but for its queue; None: simulated, or another router.
     `pace`: how long the engines took over their profile in the simulator, measured before the run.
     """
 
@@ -74,6 +75,7 @@ class GridRun(Struct, frozen=True, kw_only=True):
     num_predicted: int
     num_exact: int
     num_moved: int
+    router_p99_ms: float | None = None
     span_s: float
     pace: float = 1.0
     is_report: bool = False  # of a seed that nothing was tuned on
@@ -131,6 +133,7 @@ def run_of(
     summary = summarize(turns)
     good = [turn for turn in turns if turn.error is None]
     predicted = [turn for turn in good if turn.predicted is not None]
+    router_ms = sorted(turn.router_ms for turn in good if turn.router_ms is not None)
     if num_exact is None:
         num_exact = sum(_is_exact(turn) for turn in predicted)
     return GridRun(
@@ -151,6 +154,7 @@ def run_of(
         num_predicted=len(predicted),
         num_exact=num_exact,
         num_moved=num_moved(good),
+        router_p99_ms=percentile(router_ms, 0.99) if router_ms and kind == "real" else None,
         span_s=summary.span_s,
         pace=pace,
         is_report=is_report,

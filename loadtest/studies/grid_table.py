@@ -16,7 +16,7 @@ NEAR: Final = 0.1
 
 _HEADER: Final = (
     "arm", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
-    "moved",
+    "moved", "router p99, ms",
 )  # fmt: skip
 
 
@@ -150,6 +150,7 @@ def _row(
     exact = f"{sum(run.num_exact for run in runs) / num_predicted:.0%}" if num_predicted else ""
     num_errors = sum(run.num_errors for run in runs)
     failed = f" ({num_errors} failed)" if num_errors else ""
+    in_router = [run.router_p99_ms for run in runs if run.router_p99_ms is not None]
     return [
         f"`{arm}`{failed}",
         f"{_mean(runs, _recomputed):,.0f}",
@@ -159,6 +160,7 @@ def _row(
         f"{_mean(runs, lambda run: run.ttft_p90_s):.2f}",
         exact,
         f"{sum(run.num_moved for run in runs) / num_turns:.0%}" if num_turns else "",
+        f"{fmean(in_router):.1f}" if in_router else "",
     ]
 
 

@@ -81,6 +81,18 @@ def test_a_prediction_is_exact_or_not() -> None:
     assert found.num_recomputed_tokens == 168
 
 
+def test_time_in_the_router_is_shown_where_a_router_says_it() -> None:
+    """The 99th percentile of real turns; of another router it is not known."""
+    turns = [replace(turn(number, "r1"), router_ms=float(number)) for number in range(101)]
+    drawn = draw(CELL, seed=1)
+    runs = [run_of(drawn, "ours", turns), run_of(drawn, "other", [turn(0, "r1")])]
+
+    assert [found.router_p99_ms for found in runs] == [99.0, None]
+    assert run_of(drawn, "ours", turns, kind="simulated").router_p99_ms is None
+    rows = [line.split(" | ")[-1] for line in report(runs).splitlines() if "`" in line]
+    assert rows == ["99.0 |", " |"]
+
+
 def test_ratios_are_taken_seed_by_seed() -> None:
     """An arm without the baseline's seed is left out; the table has the spread."""
     runs = [run("session_hash", 1, 200), run("session_hash", 2, 100), run("kv_aware", 1, 100),
