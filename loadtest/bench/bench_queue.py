@@ -22,7 +22,7 @@ from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Queue
-from router.scheduling.waiting import QueueRules, Waiting
+from router.scheduling.waiting import InFront, QueueRules, Waiting
 
 _NUM_WAITING: Final = 10_000
 _NUM_CANDIDATES: Final = 8
@@ -106,7 +106,7 @@ class Releases:
         wants = self._dice.choice(self._ids)
         self.queue.add(Waiting(wants, session, num_tokens, self._now_s))
 
-    def _choose(self, waiting: Waiting) -> _Chosen:
+    def _choose(self, waiting: Waiting, in_front_ms: InFront) -> _Chosen:
         candidate = waiting.item
         return _Chosen(
             ReplicaView(id=candidate, num_waiting=self._num_ahead[candidate], cost=PRIOR)

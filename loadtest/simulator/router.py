@@ -29,7 +29,7 @@ from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions
 from router.scheduling.queue import Queue
-from router.scheduling.waiting import Waiting
+from router.scheduling.waiting import NOTHING, InFront, Waiting
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
 _PEERS: Final = "nixl"
@@ -141,20 +141,27 @@ class Router:
                 self._has_room,
             )
 
-    def choose(self, ask: Ask, num_pool_blocks: int | None, now_s: float) -> Choice:
+    def choose(
+        self,
+        ask: Ask,
+        num_pool_blocks: int | None,
+        now_s: float,
+        in_front_ms: InFront = NOTHING,
+    ) -> Choice:
         """Decide where a request would go now.
 
         `num_pool_blocks`: leading blocks that the pool has; None: there is no pool.
+        `in_front_ms`: what waits in the router's queue, and goes to candidates before it.
         """
         self._catch_up(now_s)
         candidates = self._fleet.candidates(self._model, now_s)
         if not self._fleet.is_split:
-            return self._choose(ask, candidates, self._policy, num_pool_blocks, now_s)
+            return self._choose(ask, candidates, self._policy, num_pool_blocks, now_s, in_front_ms)
         choice, plan = choose_halves(
             candidates,
             lambda reader, at_s: self._fleet.prefillers(self._model, reader, at_s),
             self._policy,
-            lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s),
+            lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s, in_front_ms),
             lambda _: None,
         )
         if plan is not None and plan.why == "cheaper" and self._is_always_apart:
@@ -170,10 +177,11 @@ class Router:
         policy: Policy,
         num_pool_blocks: int | None,
         now_s: float,
+        in_front_ms: InFront = NOTHING,
     ) -> Choice:
         """Freeze what is known of candidates, and have a policy choose among them."""
         ids = [candidate.id for candidate in candidates]
-        snapshot = self._snapshot(ask, candidates, ids, num_pool_blocks, now_s)
+        snapshot = self._snapshot(ask, candidates, ids, num_pool_blocks, now_s, in_front_ms)
         decision = policy.decide(snapshot)
         number = ids.index(decision.candidate)
         view = snapshot.replicas[number]
@@ -310,6 +318,7 @@ class Router:
         ids: Sequence[CandidateId],
         num_pool_blocks: int | None,
         now_s: float,
+        in_front_ms: InFront,
     ) -> Snapshot:
         session = self._sessions.get(ask.session_hash, now_s)
         first_blocks = ask.keys[: self._num_first_blocks]
@@ -325,7 +334,9 @@ class Router:
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=first_blocks[-1] if first_blocks else None,
             ),
-            replicas=self._fleet.views(candidates, self._match(ask, ids, num_pool_blocks), now_s),
+            replicas=self._fleet.views(
+                candidates, self._match(ask, ids, num_pool_blocks), now_s, in_front_ms
+            ),
             num_sessions=sets.num_sessions(ids, ask.session_hash),
             arrivals_per_s=sets.arrivals_per_s(now_s),
         )

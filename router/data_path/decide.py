@@ -25,6 +25,7 @@ from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.replica import Candidate, Replica
 from router.replicas.sessions import Sessions
+from router.scheduling.waiting import NOTHING, InFront
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
@@ -75,8 +76,12 @@ class Decider:
         """Give a prompt its arm of an experiment; it keeps it, however often it is decided."""
         job.assigned = assign(self._experiments, job)
 
-    def decide(self, job: Job) -> Choice:
+    def decide(self, job: Job, in_front_ms: InFront = NOTHING) -> Choice:
         """Choose a candidate among those that were not tried.
+
+        Args:
+            job: Whose.
+            in_front_ms: What waits here, and goes to candidates before it.
 
         Raises:
             UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
@@ -92,8 +97,8 @@ class Decider:
         if assigned is not None and assigned.policy is not None:
             policy = assigned.policy
         if self._fleet.is_split and job.prompt is not None:
-            return self._decide_both(job, candidates, policy, assignment)
-        return self._choose(job, candidates, policy, now_s, assignment)
+            return self._decide_both(job, candidates, policy, in_front_ms, assignment)
+        return self._choose(job, candidates, policy, now_s, in_front_ms, assignment)
 
     def look(self, job: Job, placement: Placement) -> Choice:
         """Look anew at the candidate of a request; what was decided stays."""
@@ -129,6 +134,7 @@ class Decider:
         job: Job,
         candidates: Sequence[Candidate],
         policy: Policy,
+        in_front_ms: InFront,
         assignment: AssignmentRecord | None,
     ) -> Choice:
         """Choose where a request is decoded and, where that is another replica, prefilled."""
@@ -137,7 +143,7 @@ class Decider:
             candidates,
             lambda reader, at_s: self._prefillers(job, reader, at_s),
             policy,
-            lambda some, by: self._choose(job, some, by, now_s),
+            lambda some, by: self._choose(job, some, by, now_s, in_front_ms),
             lambda choice: why_here(job, choice),
         )
         return replace(choice, assignment=assignment, plan=plan)
@@ -148,6 +154,7 @@ class Decider:
         candidates: Sequence[Candidate],
         policy: Policy,
         now_s: float,
+        in_front_ms: InFront = NOTHING,
         assignment: AssignmentRecord | None = None,
     ) -> Choice:
         """Freeze what is known of candidates, and have a policy choose among them."""
@@ -158,7 +165,7 @@ class Decider:
         matches = found.matches
         if not job.is_known and job.prompt is not None:
             matches = self._attribution.match(job, session, candidates, matches)
-        views = self._fleet.views(candidates, matches, now_s)
+        views = self._fleet.views(candidates, matches, now_s, in_front_ms)
         sets = self._fleet.working_sets
         sets.expire(now_s)
         snapshot = Snapshot(

@@ -32,7 +32,7 @@ from router.replicas.fleet import Fleet
 from router.replicas.recent import RecentRate
 from router.scheduling.classes import BATCH, INTERACTIVE
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
-from router.scheduling.waiting import QueueRules, Waiting
+from router.scheduling.waiting import NOTHING, InFront, QueueRules, Waiting
 from router.tenants import Tenant
 
 LOOK_S: Final = 0.05
@@ -273,13 +273,13 @@ class WaitingRoom:
             if self._queue:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
 
-    def _choose(self, waiting: Waiting) -> Choice | None:
+    def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Choice | None:
         """Choose where a request goes; return where its prompt is computed, for which it waits."""
         seat: _Seat = waiting.item
         if seat.placed.done():
             return None
         try:
-            seat.choice = self._decider.decide(seat.job)
+            seat.choice = self._decider.decide(seat.job, in_front_ms)
         except Exception as exc:
             _fail(seat, exc)
             return None

@@ -38,6 +38,7 @@ __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
 _MAX_RETRY_AFTER_S = 30.0
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
+_NO_WORK: Mapping[CandidateId, float] = {}
 
 
 def _ignore() -> None:
@@ -290,6 +291,7 @@ class Fleet:
         candidates: Sequence[Candidate],
         matches: Mapping[CandidateId, Match],
         now_s: float,
+        in_front_ms: Mapping[CandidateId, float] = _NO_WORK,
     ) -> tuple[ReplicaView, ...]:
         """Describe each candidate to the policy; shape (num_candidates,), same order.
 
@@ -297,9 +299,14 @@ class Fleet:
             candidates: As `candidates` returned them, with no state change in between.
             matches: Reusable leading tokens; candidates without any may be absent.
             now_s: Now.
+            in_front_ms: Compute that goes to a candidate before the request, not sent yet.
         """
         states, match_of = self._states, matches.get
-        return tuple([states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
+        views = [states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates]
+        if in_front_ms:
+            waits = in_front_ms.get
+            views = [replace(v, queue_ms=v.queue_ms + waits(v.id, 0.0)) for v in views]
+        return tuple(views)
 
     def admit(self, candidate: CandidateId, booking: Booking, now_s: float) -> Lease:
         """Book a request that is sent to `candidate`: by this router, or by another.

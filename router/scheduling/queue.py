@@ -24,6 +24,10 @@ leaves, as soon as two things hold there:
    again, and needs no room where reading is quicker: conversations weigh by how much of what others
    came back for was not there.
 
+A window hides who waits for it from policies: they see what an engine has. So those at the ends of
+lines before full windows are placed once more, what is in front of them counted: one goes at once
+where it is computed, or copied, sooner than its turn would come.
+
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
 those whose conversation lives where they want to go, then by
@@ -54,7 +58,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId
@@ -63,21 +67,25 @@ from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
     BATCH_RANK,
+    NOTHING,
     SHORT_FIRST,
     Candidates,
     Choice,
     Group,
+    InFront,
     QueueRules,
     Waiting,
     compute_ms,
     is_read_sooner,
     level_of,
+    middle_ms,
     step_of,
 )
 
 _NUM_TRIES: Final = 8  # requests of one level placed in vain before those behind have their turn
 _NUM_ALL_TRIES: Final = 24  # the same of all levels, before a release is over
 _NUM_GONE: Final = 64  # likewise requests that cannot be placed
+_NUM_MOVES: Final = 2  # ends of lines that are placed once more in vain, before a release is over
 _SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
 _NUM_CHECKS: Final = 4  # of deadlines, in a release
 _CHECK_AGAIN_S: Final = 0.05  # at the soonest
@@ -311,7 +319,7 @@ class Queue(Generic[C]):
     def release(
         self,
         now_s: float,
-        choose: Callable[[Waiting], C | None],
+        choose: Callable[[Waiting, InFront], C | None],
         send: Callable[[Waiting, C, str], None],
         refuse: Callable[[Waiting, Limit, float], None],
     ) -> None:
@@ -319,7 +327,8 @@ class Queue(Generic[C]):
 
         Args:
             now_s: Now.
-            choose: Places a request by what is known now; None: it is of no concern any more.
+            choose: Places a request by what is known now, and by what is in front of it here; None:
+                it is of no concern any more.
             send: Takes a request, the candidate chosen and why it may go, and books it; it has left
                 the queue then.
             refuse: Takes a request that has left the queue so, for which limit (see `Outlook`),
@@ -338,7 +347,7 @@ class Queue(Generic[C]):
                 if waiting.number in seen:
                     continue  # it was put into another group
                 seen.add(waiting.number)
-                choice = choose(waiting)
+                choice = choose(waiting, NOTHING)
                 if choice is None:
                     self.remove(waiting)
                     num_gone += 1
@@ -351,14 +360,13 @@ class Queue(Generic[C]):
                 if verdict.goes and view.id in full:
                     verdict = Verdict(False, "window")  # one before it waits for blocks there
                 if verdict.goes:
-                    self.remove(waiting)
-                    self._forecast.learn(waiting, now_s)
                     excess_ms = self._excess_ms(waiting, choice, now_s)
                     if excess_ms > 0.0 and view.num_requests:
+                        self.remove(waiting)
+                        self._forecast.learn(waiting, now_s)
                         refuse(waiting, "deadline", excess_ms)
                         continue
-                    self._book(waiting, choice, verdict.price_ms, now_s)
-                    send(waiting, choice, verdict.why)
+                    self._send(waiting, choice, verdict, now_s, send)
                     num_tries.clear()
                     continue
                 waiting.held_by = verdict.why
@@ -381,6 +389,70 @@ class Queue(Generic[C]):
                 break
             else:
                 behind = True
+        if full:
+            self._move_on(now_s, choose, send, full)
+
+    def _move_on(
+        self,
+        now_s: float,
+        choose: Callable[[Waiting, InFront], C | None],
+        send: Callable[[Waiting, C, str], None],
+        full: set[CandidateId | None],
+    ) -> None:
+        """Send those at the ends of lines elsewhere that have too much in front of them.
+
+        Of each group the last one stands at its end. Those with the most in front come first.
+        """
+        ends, lines_ms = self._ends(full, now_s)
+        num_in_vain = 0
+        for ahead_ms, there, name in ends:
+            own_ms = middle_ms(name[3])
+            while group := self._groups.get(name):
+                waiting = group[-1]
+                ahead_ms -= own_ms
+                if ahead_ms <= 0.0:
+                    break  # it is the first
+                choice = choose(waiting, {**lines_ms, there: ahead_ms})
+                if choice is None:
+                    self.remove(waiting)
+                    continue
+                verdict = Verdict(False, "window")
+                if choice.view.id not in full:
+                    verdict = self.judge(waiting, choice, now_s)
+                if not verdict.goes or self._excess_ms(waiting, choice, now_s) > 0.0:
+                    num_in_vain += 1
+                    break
+                self._put(waiting, choice)
+                self._send(waiting, choice, verdict, now_s, send)
+                lines_ms[there] -= own_ms
+            if num_in_vain >= _NUM_MOVES:
+                return
+
+    def _ends(
+        self, full: set[CandidateId | None], now_s: float
+    ) -> tuple[list[tuple[float, CandidateId, Group]], dict[CandidateId, float]]:
+        """List the groups that wait for full windows, and what is computed before their ends are.
+
+        In ms, with the end itself, the most first; and what all take that wait there.
+        """
+        lines: dict[CandidateId, list[tuple[Any, Group, float]]] = {}
+        for name, group in self._groups.items():
+            candidate, step = name[0], name[3]
+            if candidate is not None and candidate in full:
+                took_ms = len(group) * middle_ms(step)
+                place = self._place(group[-1], now_s)
+                lines.setdefault(candidate, []).append((place, name, took_ms))
+        ends: list[tuple[float, CandidateId, Group]] = []
+        lines_ms: dict[CandidateId, float] = {}
+        for candidate, line in lines.items():
+            line.sort()
+            ahead_ms = 0.0
+            for _, name, took_ms in line:
+                ahead_ms += took_ms
+                ends.append((ahead_ms, candidate, name))
+            lines_ms[candidate] = ahead_ms
+        ends.sort(key=itemgetter(0), reverse=True)
+        return ends, lines_ms
 
     def pass_by(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Let a request go that has just come, without limits, while no other waits.
@@ -395,6 +467,20 @@ class Queue(Generic[C]):
             waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
             self._book(waiting, choice, verdict.price_ms, now_s)
         return verdict
+
+    def _send(
+        self,
+        waiting: Waiting,
+        choice: C,
+        verdict: Verdict,
+        now_s: float,
+        send: Callable[[Waiting, C, str], None],
+    ) -> None:
+        """Let a request go that has waited."""
+        self.remove(waiting)
+        self._forecast.learn(waiting, now_s)
+        self._book(waiting, choice, verdict.price_ms, now_s)
+        send(waiting, choice, verdict.why)
 
     def _book(self, waiting: Waiting, choice: C, price_ms: float, now_s: float) -> None:
         """Take from idle time and its tenant's share what a request needs that goes now."""
@@ -496,7 +582,7 @@ class Queue(Generic[C]):
     def _check_deadlines(
         self,
         now_s: float,
-        choose: Callable[[Waiting], C | None],
+        choose: Callable[[Waiting, InFront], C | None],
         refuse: Callable[[Waiting, Limit, float], None],
     ) -> None:
         """Refuse those whose limits cannot be kept any more; a few are looked at."""
@@ -506,7 +592,7 @@ class Queue(Generic[C]):
             if not self._checks or self._checks[0][0] > now_s:
                 return
             _, _, waiting = heappop(self._checks)
-            choice = choose(waiting)
+            choice = choose(waiting, NOTHING)
             if choice is None:
                 self.remove(waiting)
                 continue
@@ -552,19 +638,10 @@ class Queue(Generic[C]):
         And those of levels that are `over`. `behind`: batch requests that have not waited for long
         enough to go first; else all others. The queue, `full` and `over` may change meanwhile.
         """
-        max_wait_s = self._max_wait_s
-
-        def key(each: Waiting) -> tuple[int, bool, float, int]:
-            waited_s = now_s - each.since_s
-            is_in_time = waited_s < max_wait_s[each.is_batch]
-            lives_there = self._lives_at(each, each.candidate)
-            place = is_in_time * (1 + each.rank)
-            pressing = waited_s / each.compute_ms**SHORT_FIRST
-            return place, not lives_there, -pressing, each.number
-
+        key = self._place
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
         is_short = len(self._waiting) <= _SHORT
-        late_s = now_s - max_wait_s[True]
+        late_s = now_s - self._max_wait_s[True]
         for name, group in self._groups.items():
             candidate, is_batch = name[0], name[1] >= BATCH_RANK
             if candidate in full or (behind and not is_batch):
@@ -572,7 +649,9 @@ class Queue(Generic[C]):
             if is_batch and not behind and group[0].since_s > late_s:
                 continue
             first = group if is_short else group[:1]
-            heaps.setdefault(candidate, []).extend([(key(each), each, name) for each in first])
+            heaps.setdefault(candidate, []).extend(
+                [(key(each, now_s), each, name) for each in first]
+            )
         for heap in heaps.values():
             heapify(heap)
         while heaps:
@@ -594,11 +673,19 @@ class Queue(Generic[C]):
             others = () if is_short else self._groups.get(name, ())
             index = bisect_right(others, waiting.number, key=_number)
             if index < len(others):
-                heapreplace(heap, (key(others[index]), others[index], name))
+                heapreplace(heap, (key(others[index], now_s), others[index], name))
             else:
                 heappop(heap)
                 if not heap:
                     del heaps[candidate]
+
+    def _place(self, waiting: Waiting, now_s: float) -> tuple[int, bool, float, int]:
+        """Return a request's place in the order: the least goes first."""
+        waited_s = now_s - waiting.since_s
+        is_in_time = waited_s < self._max_wait_s[waiting.is_batch]
+        lives_there = self._lives_at(waiting, waiting.candidate)
+        pressing = waited_s / waiting.compute_ms**SHORT_FIRST
+        return is_in_time * (1 + waiting.rank), not lives_there, -pressing, waiting.number
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""

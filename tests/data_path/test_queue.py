@@ -29,6 +29,7 @@ from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
 from router.scheduling.queue import Queue
+from router.scheduling.waiting import NOTHING, InFront
 from tests.cli.test_commands import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
@@ -164,6 +165,32 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
         assert all(float(reply.headers["x-warmroute-ms"]) >= 0 for reply in replies)
         assert stage.metric("warmroute_released_total", why="room") == 4
         assert stage.metric("warmroute_wait_seconds_count", end="released") == 4
+
+
+async def test_siblings_do_not_all_wait_for_one_cache() -> None:
+    """With many in front it is sooner computed again elsewhere, and the next find it there."""
+    gates = Gate(), Gate()
+    async with (
+        FakeEngine(gates[0].answer) as one,
+        FakeEngine(gates[1].answer) as other,
+        on_stage(one, other, **ON, policy__name="kv_aware") as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        names = [f"s{number}" for number in range(16)]
+
+        def ask(name: str) -> None:
+            body = streamed(chat(words(1, 1_000), "ok", words(sum(name.encode()), 150), user=name))
+            tg.create_task(stage.ask(body, headers={"X-Session-ID": name}))
+
+        ask(names[0])
+        await stage.until(lambda: bool(gates[0].arrived or gates[1].arrived))
+        first, second = gates if gates[0].arrived else gates[::-1]
+        for name in names[1:]:
+            ask(name)
+        await stage.until(lambda: len(second.arrived) >= 2)
+        assert len(first.arrived) == 2
+        for gate in gates:
+            gate.end(*names)
 
 
 async def test_short_ones_do_not_wait_for_long_ones() -> None:
@@ -649,7 +676,7 @@ class Placing:
         self.released: list[Any] = []
         self.error: Exception | None = None
 
-    def decide(self, job: Any) -> Any:
+    def decide(self, job: Any, in_front_ms: InFront = NOTHING) -> Any:
         if self.error is not None:
             raise self.error
         return job.choice

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Outlook, Queue
-from router.scheduling.waiting import QueueRules, Waiting
+from router.scheduling.waiting import NOTHING, InFront, QueueRules, Waiting
 
 A, B = CandidateId("a"), CandidateId("b")
 COST = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
@@ -43,6 +44,8 @@ class Stage:
         self.lost = {A: 0, B: 0}  # of those that wait: their first tokens are not to come
         self.idle_ms = {A: 0.0, B: 0.0}  # saved up
         self.wants: dict[str, CandidateId] = {}
+        self.went_to: dict[str, CandidateId] = {}
+        self.bears_ms: dict[str, float] = {}  # in front of it; with more it wants to go elsewhere
         self.cached: dict[str, int] = {}
         self.kept: dict[str, int] = {}  # in CPU memory
         self.pooled: dict[str, int] = {}
@@ -116,7 +119,7 @@ class Stage:
         self.queue.release(
             now_s,
             self._choose,
-            lambda waiting, choice, why: self._send(waiting, why, now_s),
+            lambda waiting, choice, why: self._send(waiting, choice.view.id, why, now_s),
             self._refuse,
         )
         return self.sent[before:]
@@ -127,11 +130,13 @@ class Stage:
             self.sets.begin(session, candidate, num_tokens, 0, at_s)
             self.sets.end(session, at_s)
 
-    def _choose(self, waiting: Waiting) -> Chosen | None:
+    def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Chosen | None:
         self.num_choices += 1
         to = self.wants.get(waiting.item)
         if to is None:
             return None
+        if in_front_ms.get(to, 0.0) > self.bears_ms.get(waiting.item, inf):
+            to = A if to == B else B
         view = ReplicaView(id=to, num_gpu_tokens=self.cached[waiting.item], cost=self.cost,
                                   num_cpu_tokens=max(self.cached[waiting.item],
                                                      self.kept.get(waiting.item, 0)),
@@ -145,9 +150,9 @@ class Stage:
         self.refused.append(waiting.item)
         self.limits.append(limit)
 
-    def _send(self, waiting: Waiting, why: str, now_s: float) -> None:
+    def _send(self, waiting: Waiting, to: CandidateId, why: str, now_s: float) -> None:
         self.why.append(why)
-        to = self.wants[waiting.item]
+        self.went_to[waiting.item] = to
         self.sent.append(waiting.item)
         self.num_waiting[to] += 1
         if waiting.session is not None:
@@ -166,6 +171,62 @@ def test_an_engine_has_one_ready_beside_the_one_it_computes() -> None:
     stage.num_waiting[A] = 1
     assert stage.release() == ["a3"]
     assert len(stage.queue) == 0
+
+
+def line_at_a(num_requests: int, bears_ms: float) -> Stage:
+    """Have requests of 100 ms wait for a full candidate, which bear so much in front of them."""
+    stage = Stage()
+    stage.num_waiting = {A: 2, B: 2}
+    for number in range(num_requests):
+        stage.ask(f"{number}", 100)
+        stage.bears_ms[f"{number}"] = bears_ms
+    assert stage.release() == []
+    return stage
+
+
+def test_the_end_of_a_long_line_goes_elsewhere() -> None:
+    """Where its policy would send it, what is in front of it counted; those in front stay."""
+    stage = line_at_a(6, bears_ms=250.0)
+    stage.num_waiting[B] = -3  # it has room for all
+
+    assert stage.release() == ["5", "4", "3"]
+    assert {stage.went_to[name] for name in stage.sent} == {B}
+    assert stage.release() == []
+    stage.num_waiting[A] = 1
+    assert stage.release() == ["0"]
+    assert stage.went_to["0"] == A
+
+
+def test_no_line_moves_to_where_no_window_is_open() -> None:
+    """It would only wait there; and few are asked in vain, however many wait."""
+    stage = line_at_a(60, bears_ms=0.0)
+    for _ in range(8):
+        stage.release()  # until each has been looked at
+    num_before = stage.num_choices
+
+    assert stage.release() == []
+    assert stage.num_choices - num_before <= 3
+    stage.num_waiting[B] = 1
+    assert stage.release() == ["59"]
+
+
+def test_who_goes_elsewhere_has_to_fit_there_and_to_be_in_time() -> None:
+    """The line's end is judged as any request, and waits on where it may not go."""
+    stage = line_at_a(2, bears_ms=0.0)
+    stage.num_waiting[B], stage.queue_ms[B], stage.num_free[B] = 0, 99.0, 0  # no blocks
+
+    assert stage.release() == []
+    stage.num_free[B] = CAPACITY
+    assert stage.release() == ["1"]
+
+    stage = line_at_a(1, bears_ms=inf)
+    stage.ask("late", 100, at_s=0.0, deadline_s=0.05)
+    stage.bears_ms["late"] = 0.0
+    stage.num_waiting[B] = 0
+    assert stage.release(0.0) == []
+    stage.wants.pop("late")  # its client leaves
+    stage.release(0.0)
+    assert len(stage.queue) == 1
 
 
 def test_more_are_ready_as_long_as_they_are_little_work() -> None:
@@ -998,7 +1059,7 @@ def test_one_that_passes_by_goes_as_if_it_had_been_added(arrivals: Any, idle_ms:
                 assert choice is not None
                 verdict = stage.queue.pass_by(waiting, choice, now_s)
                 if verdict.goes:
-                    stage._send(waiting, verdict.why, now_s)
+                    stage._send(waiting, to, verdict.why, now_s)
                     continue
             stage.queue.add(waiting)
             stage.release(now_s)
