@@ -160,10 +160,7 @@ class Pair:
         Raises:
             ChildDied, RuntimeError, TimeoutError: the router did not start.
         """
-        for engine in self.engines:
-            engine.reset_prefix_cache(external=bool(self._options))
-            engine.complete([_SHORT_TOKEN])  # a step: only then it publishes that it is empty
-        async with self._in_front(arm) as url:
+        async with self.in_front(arm) as url:
             return await drive(
                 url,
                 sessions,
@@ -175,7 +172,15 @@ class Pair:
             )
 
     @asynccontextmanager
-    async def _in_front(self, arm: Arm) -> AsyncIterator[str]:
+    async def in_front(self, arm: Arm) -> AsyncIterator[str]:
+        """Run a fresh router before cold caches; its URL.
+
+        Raises:
+            ChildDied, RuntimeError, TimeoutError: it did not start.
+        """
+        for engine in self.engines:
+            engine.reset_prefix_cache(external=bool(self._options))
+            engine.complete([_SHORT_TOKEN])  # a step: only then it publishes that it is empty
         urls = [] if self._has_roles else [engine.url for engine in self.engines]
         if arm.command is None:
             flags = [*serve_flags(arm_of(arm.label)), *self._options]
