@@ -65,14 +65,17 @@ class Pooled:
 
 @asynccontextmanager
 async def pooled(capacity_bytes: int = 1 << 30, **settings: Any) -> AsyncIterator[Pooled]:
+    """Run them before a pool that has evicted something: what it holds is verified."""
     defaults = {
         "mooncake__poll_s": 0.05,
         "mooncake__timeout_s": 0.3,
         "mooncake__verify_timeout_s": 5.0,
         "health__interval_s": 0.2,
     }
+    pool = EmulatedPool(capacity_bytes=capacity_bytes)
+    pool.num_evicted = 1
     async with (
-        PoolMaster(EmulatedPool(capacity_bytes=capacity_bytes)) as master,
+        PoolMaster(pool) as master,
         Engines(2, pool=master.url) as engines,
         on_stage(*engines, mooncake__master=master.url, **(defaults | settings)) as stage,
     ):
