@@ -149,7 +149,7 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
             await asking.waits(max(0, number - 1))
             await stage.until(lambda n=number: len(gate.arrived) == min(n + 1, 2))  # type: ignore[misc]
             took_ms.append(1e3 * (time.monotonic() - begun_s))
-        await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # so that it has waited clearly longer than the next one
         gate.begin("a")
         await has(stage, gate, "a", "b", "c")
         gate.end("b")
