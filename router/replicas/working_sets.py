@@ -28,7 +28,11 @@ _FIRST_TURN_S: Final = 5.0  # likewise
 _LEAST_CYCLE_S: Final = 1e-3
 _TIME_DECAY: Final = 0.95  # of pauses and turns: half of the weight lies on the last 14
 _SHARE_DECAY: Final = 0.95
-_FIRST_SHARE: Final = 0.5  # of conversations that go on, until some did or did not
+_FIRST_SHARE: Final = 0.2
+"""Of conversations that go on, until some did or did not. Those that do show it within a pause, the
+others only when they are over: with a half, bursts of single prompts at a fresh router waited 7 s
+for room while real engines stood idle."""
+
 _LONGEST_TURN_S: Final = 3600.0  # who ran for longer has lost its end
 _MAX_OVER: Final = 100_000
 _ARRIVALS_S: Final = (30.0, 3.0)  # of their pace: time constant, and least time to judge by
