@@ -29,6 +29,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import Progress
 
+from loadtest.compare.arms import arm_of
 from loadtest.markdown import table
 from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE
 from loadtest.studies.measured import add_arms, interrupt_on_sigterm, measured
@@ -192,6 +193,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if min(args.bursts, args.siblings) < 1:
         parser.error("--bursts, --siblings: at least 1")
+    try:
+        for label in args.arms:
+            arm_of(label)
+    except ValueError as exc:
+        parser.error(f"--arms: {exc}")
     shape = Bursts(num_bursts=args.bursts, num_siblings=args.siblings)
     runs: list[Run] = []
     interrupt_on_sigterm()

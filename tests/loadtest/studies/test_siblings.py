@@ -70,7 +70,9 @@ def test_arms_stand_beside_each_other() -> None:
     assert lines[-1] == "Seeds 1, 2."
 
 
-@pytest.mark.parametrize("wrong", [["--bursts", "0"], ["--arms"], ["--seeds", "x"]])
+@pytest.mark.parametrize(
+    "wrong", [["--bursts", "0"], ["--arms", "kv_aware:queue.patient=1"], ["--seeds", "x"]]
+)
 def test_a_wrong_argument_is_said_so(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Before any engine starts."""
     with pytest.raises(SystemExit) as ended:
