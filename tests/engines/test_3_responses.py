@@ -130,17 +130,6 @@ def test_what_runs_in_the_background_is_reached(
             events = (json.loads(line[5:]) for line in stream.iter_lines() if line[:5] == "data:")
             running = next(events)["response"]["id"]
 
-        for answer in made:
-            assert answer.json()["status"] in ("queued", "in_progress", "completed")
-            url = f"{router.url}/v1/responses/{answer.json()['id']}"
-            wait_until(
-                lambda: httpx.get(url, timeout=30).json()["status"] in ("completed", "incomplete"),  # noqa: B023
-                60,
-                "the response",
-            )
-            assert httpx.get(f"{url}/input_items", timeout=30).json() == {"detail": "Not Found"}
-        assert len({answer.headers["x-warmroute-replica"] for answer in made}) == 2
-
         url = f"{router.url}/v1/responses/{running}"
         replayed = httpx.stream(
             "GET", url, params={"stream": True, "starting_after": 1}, timeout=60
@@ -151,3 +140,14 @@ def test_what_runs_in_the_background_is_reached(
         cancelled = httpx.post(f"{url}/cancel", timeout=60)
         assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
         assert httpx.get(url, timeout=30).json()["status"] == "cancelled"
+
+        for answer in made:
+            assert answer.json()["status"] in ("queued", "in_progress", "completed")
+            url = f"{router.url}/v1/responses/{answer.json()['id']}"
+            wait_until(
+                lambda: httpx.get(url, timeout=30).json()["status"] in ("completed", "incomplete"),  # noqa: B023
+                60,
+                "the response",
+            )
+            assert httpx.get(f"{url}/input_items", timeout=30).json() == {"detail": "Not Found"}
+        assert len({answer.headers["x-warmroute-replica"] for answer in made}) == 2
