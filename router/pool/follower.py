@@ -113,7 +113,6 @@ class PoolFollower:
             self._look(await self._api.figures())
             if self._is_listing_due():
                 await self._list()
-            self._pool.holds_all_known = self._holds_all_known()
             if self._pool.listed_s is not None or not self.is_lister:
                 self._pool.found()
             self._num_failures = 0
@@ -143,6 +142,7 @@ class PoolFollower:
         elif self._quiet_s is None:
             self._quiet_s = self._looked_s
         self._looked_s = self._clock()
+        pool.holds_all_known = self._holds_all_known()
         if before is None:
             return
         if _fell(before.num_put_keys, figures.num_put_keys) or _fell(

@@ -151,6 +151,27 @@ async def test_all_that_is_known_is_there_until_something_is_lost() -> None:
         assert not rig.pool.holds_all_known
 
 
+async def test_a_loss_counts_before_it_is_listed() -> None:
+    """The listing that it asks for may take long, and break off."""
+    async with rigged(list_s=60) as rig:
+        rig.pool.add_model("tiny", ("tiny",))
+        rig.master.pool.put(names(1, 2))
+        await rig.step()
+        await rig.step()
+        assert rig.pool.holds_all_known
+
+        async def breaks_off(take: object) -> int:
+            assert not rig.pool.holds_all_known
+            rig.master.fault = "half"
+            return await MasterApi.list_keys(rig.api, take)  # type: ignore[arg-type]
+
+        rig.api.list_keys = breaks_off  # type: ignore[method-assign]
+        rig.master.pool.remove(names(2))
+        await rig.step()
+        assert not rig.pool.holds_all_known
+        assert rig.failures("pool_error") == 1
+
+
 async def test_a_full_pool_may_lose_something_at_any_time() -> None:
     """From four fifths on the master is asked about each block."""
     async with rigged() as rig:
