@@ -16,12 +16,12 @@ import asyncio
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from time import monotonic
+from typing import Final
 
 import aiohttp
 import orjson
@@ -31,6 +31,10 @@ from rich.progress import Progress
 
 from loadtest.compare.arms import arm_of
 from loadtest.markdown import table
+from loadtest.results import TurnResult, summarize
+from loadtest.runner import sending
+from loadtest.runner.exchange import Exchange
+from loadtest.runner.requests import COMPLETIONS
 from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE
 from loadtest.studies.measured import add_arms, interrupt_on_sigterm, measured
 from loadtest.studies.pair import SESSION_HEADER, Arm, Pair, running
@@ -66,24 +70,12 @@ class Bursts(Struct, frozen=True, kw_only=True):
         return bursts
 
 
-class Sibling(Struct, frozen=True):
-    """One answered request."""
-
-    ttft_s: float
-    num_computed_tokens: int
-
-
 class Run(Struct, frozen=True):
     """One arm's answers to the bursts of one seed, without the first ones."""
 
     arm: str
     seed: int
-    siblings: list[Sibling]
-
-    @property
-    def ttft_mean_s(self) -> float:
-        """Mean time to first token."""
-        return fmean(each.ttft_s for each in self.siblings)
+    siblings: list[TurnResult]
 
 
 async def send(
@@ -95,31 +87,32 @@ async def send(
         ChildDied, RuntimeError, TimeoutError: something did not start, or does not answer.
     """
     task = progress.add_task(f"{seed}: {arm.label}", total=len(bursts))
-    found: list[Sibling] = []
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE_S)
-    async with pair.in_front(arm) as url, aiohttp.ClientSession(timeout=timeout) as client:
+    found: list[TurnResult] = []
+    async with (
+        pair.in_front(arm) as url,
+        sending.make_client(timeout_s=_SILENCE_S, base_url=url) as client,
+    ):
         for number, prompts in enumerate(bursts):
             if number == _NUM_WARM_UPS:
                 await asyncio.sleep(_PAUSE_S)
                 found.clear()
-            try:
-                async with asyncio.TaskGroup() as group:
-                    asked = [
-                        group.create_task(_ask(client, url, prompt, f"{number}-{index}"))
-                        for index, prompt in enumerate(prompts)
-                    ]
-            except* aiohttp.ClientError as failed:
-                raise RuntimeError(f"{arm.label}: {failed.exceptions[0]}") from failed
+            async with asyncio.TaskGroup() as group:
+                asked = [
+                    group.create_task(_ask(client, prompt, f"{number}-{index}"))
+                    for index, prompt in enumerate(prompts)
+                ]
             found += [each.result() for each in asked]
+            for each in found:
+                if each.error is not None:
+                    raise RuntimeError(f"{arm.label}: {each.error}: {each.error_message}")
             progress.advance(task)
     progress.remove_task(task)
     return Run(arm.label, seed, found)
 
 
-async def _ask(
-    client: aiohttp.ClientSession, url: str, prompt: Sequence[int], session: str
-) -> Sibling:
-    body: dict[str, Any] = {
+async def _ask(client: aiohttp.ClientSession, prompt: Sequence[int], session: str) -> TurnResult:
+    """Ask for some tokens."""
+    body = {
         "model": "tiny",
         "prompt": prompt,
         "max_tokens": _NUM_OUTPUT_TOKENS,
@@ -128,20 +121,12 @@ async def _ask(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    headers = {"Content-Type": "application/json", SESSION_HEADER: session}
-    begun_s, first_s = time.perf_counter(), 0.0
-    usage: dict[str, Any] = {}
-    async with client.post(
-        f"{url}/v1/completions", data=orjson.dumps(body), headers=headers
-    ) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
-            if not first_s and line.startswith(b"data:"):
-                first_s = time.perf_counter()
-            if b'"usage":{' in line:
-                usage = orjson.loads(line[5:])["usage"]
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Sibling(first_s - begun_s, usage["prompt_tokens"] - cached)
+    exchange = Exchange(session, 0, start_s=monotonic())
+    headers = {SESSION_HEADER: session}
+    await sending.send(
+        client, COMPLETIONS, orjson.dumps(body), exchange, monotonic, headers=headers
+    )
+    return exchange.result(monotonic())
 
 
 def report(runs: Sequence[Run]) -> str:
@@ -149,10 +134,11 @@ def report(runs: Sequence[Run]) -> str:
     rows = []
     for arm in dict.fromkeys(run.arm for run in runs):
         ours = [run for run in runs if run.arm == arm]
-        means = [run.ttft_mean_s for run in ours]
+        sums = [summarize(run.siblings) for run in ours]
+        means = [each.ttft_mean_s for each in sums]
         spread = f" ({min(means):.2f} to {max(means):.2f})" if len(means) > 1 else ""
-        longest_s = max(each.ttft_s for run in ours for each in run.siblings)
-        num_tokens = sum(each.num_computed_tokens for run in ours for each in run.siblings)
+        longest_s = max(each.ttft_s or 0.0 for run in ours for each in run.siblings)
+        num_tokens = sum(each.num_recomputed_tokens for each in sums)
         rows.append(
             [f"`{arm}`", f"{fmean(means):.2f}{spread}", f"{longest_s:.1f}", f"{num_tokens:,}"]
         )
