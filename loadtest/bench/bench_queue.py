@@ -20,9 +20,10 @@ from loadtest.bench.setting import Setting
 from policies.view import CandidateCost, CandidateId, ReplicaView
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
+from router.replicas.ledger import InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Queue
-from router.scheduling.waiting import InFront, QueueRules, Waiting
+from router.scheduling.waiting import QueueRules, Waiting
 
 _NUM_WAITING: Final = 10_000
 _NUM_CANDIDATES: Final = 8

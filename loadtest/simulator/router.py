@@ -25,11 +25,11 @@ from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import EngineLoad, Fleet, Match
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves
-from router.replicas.ledger import Booking, Lease
+from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions
 from router.scheduling.queue import Queue
-from router.scheduling.waiting import NOTHING, InFront, Waiting
+from router.scheduling.waiting import Waiting
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
 _PEERS: Final = "nixl"

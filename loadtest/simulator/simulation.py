@@ -32,8 +32,9 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
+from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.queue import Limit
-from router.scheduling.waiting import NOTHING, InFront, Waiting
+from router.scheduling.waiting import Waiting
 
 TOO_LATE, TOO_SLOW = "too late", "too slow"  # messages of what a queue refuses
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below

@@ -23,9 +23,9 @@ from router.experiments.runner import ExperimentRunner
 from router.records.record import AssignmentRecord
 from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.replica import Candidate, Replica
 from router.replicas.sessions import Sessions
-from router.scheduling.waiting import NOTHING, InFront
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:

@@ -29,10 +29,11 @@ from router.data_path.service import class_of, deadline_ms_of
 from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.recent import RecentRate
 from router.scheduling.classes import BATCH, INTERACTIVE
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
-from router.scheduling.waiting import NOTHING, InFront, QueueRules, Waiting
+from router.scheduling.waiting import QueueRules, Waiting
 from router.tenants import Tenant
 
 LOOK_S: Final = 0.05

@@ -29,7 +29,7 @@ from router.replicas.cost_classes import CostClass, Speed
 from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
-from router.replicas.ledger import Booking, Lease
+from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.working_sets import WorkingSets
@@ -38,7 +38,6 @@ __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
 _MAX_RETRY_AFTER_S = 30.0
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
-_NO_WORK: Mapping[CandidateId, float] = {}
 
 
 def _ignore() -> None:
@@ -291,7 +290,7 @@ class Fleet:
         candidates: Sequence[Candidate],
         matches: Mapping[CandidateId, Match],
         now_s: float,
-        in_front_ms: Mapping[CandidateId, float] = _NO_WORK,
+        in_front_ms: InFront = NOTHING,
     ) -> tuple[ReplicaView, ...]:
         """Describe each candidate to the policy; shape (num_candidates,), same order.
 

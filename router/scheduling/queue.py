@@ -62,17 +62,16 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
     BATCH_RANK,
-    NOTHING,
     SHORT_FIRST,
     Candidates,
     Choice,
     Group,
-    InFront,
     QueueRules,
     Waiting,
     compute_ms,
@@ -362,8 +361,7 @@ class Queue(Generic[C]):
                 if verdict.goes:
                     excess_ms = self._excess_ms(waiting, choice, now_s)
                     if excess_ms > 0.0 and view.num_requests:
-                        self.remove(waiting)
-                        self._forecast.learn(waiting, now_s)
+                        self._end_wait(waiting, now_s)
                         refuse(waiting, "deadline", excess_ms)
                         continue
                     self._send(waiting, choice, verdict, now_s, send)
@@ -477,10 +475,14 @@ class Queue(Generic[C]):
         send: Callable[[Waiting, C, str], None],
     ) -> None:
         """Let a request go that has waited."""
-        self.remove(waiting)
-        self._forecast.learn(waiting, now_s)
+        self._end_wait(waiting, now_s)
         self._book(waiting, choice, verdict.price_ms, now_s)
         send(waiting, choice, verdict.why)
+
+    def _end_wait(self, waiting: Waiting, now_s: float) -> None:
+        """Take a request out, and learn from how long it has waited."""
+        self.remove(waiting)
+        self._forecast.learn(waiting, now_s)
 
     def _book(self, waiting: Waiting, choice: C, price_ms: float, now_s: float) -> None:
         """Take from idle time and its tenant's share what a request needs that goes now."""
@@ -604,8 +606,7 @@ class Queue(Generic[C]):
             if outlook.spare_ms >= 0.0:
                 self._check_again(waiting, outlook.spare_ms, now_s)
                 continue
-            self.remove(waiting)
-            self._forecast.learn(waiting, now_s)
+            self._end_wait(waiting, now_s)
             refuse(waiting, outlook.limit, -outlook.spare_ms)
 
     def _check_again(self, waiting: Waiting, spare_ms: float, now_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import log2
 from typing import Any, Final, Protocol
 
@@ -29,11 +28,6 @@ the more are in time, and the longer wait those that are not."""
 Group = tuple[CandidateId | None, int, bool, int]
 """Those that want to go to one candidate, have one rank, live there or not, and take about as
 long. The rank: twice the level, and 1 more of a tenant that has had its share."""
-
-InFront = Mapping[CandidateId, float]
-"""Compute in ms that waits for a candidate, and goes there before a request."""
-
-NOTHING: Final[InFront] = {}
 
 
 def level_of(*, is_batch: bool, priority: int) -> int:

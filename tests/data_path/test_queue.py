@@ -28,8 +28,8 @@ from router.experiments.definition import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
+from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.queue import Queue
-from router.scheduling.waiting import NOTHING, InFront
 from tests.cli.test_commands import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (

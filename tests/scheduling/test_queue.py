@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Outlook, Queue
-from router.scheduling.waiting import NOTHING, InFront, QueueRules, Waiting
+from router.scheduling.waiting import QueueRules, Waiting
 
 A, B = CandidateId("a"), CandidateId("b")
 COST = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
