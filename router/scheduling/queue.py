@@ -26,7 +26,7 @@ leaves, as soon as two things hold there:
 
 A window hides who waits for it from policies: they see what an engine has. So those at the ends of
 lines before full windows are placed once more, what is in front of them counted: one goes at once
-where it is computed, or copied, sooner than its turn would come.
+where it is computed, or copied, sooner than its turn would come, if it fits there and none waits.
 
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
@@ -399,7 +399,8 @@ class Queue(Generic[C]):
     ) -> None:
         """Send those at the ends of lines elsewhere that have too much in front of them.
 
-        Of each group the last one stands at its end. Those with the most in front come first.
+        Of each group the last one stands at its end. Those with the most in front come first. None
+        takes another's turn: where some wait, or idle time is to be spent, these come first.
         """
         ends, lines_ms = self._ends(full, now_s)
         num_in_vain = 0
@@ -415,9 +416,10 @@ class Queue(Generic[C]):
                     self.remove(waiting)
                     continue
                 verdict = Verdict(False, "window")
-                if choice.view.id not in full:
+                if self._is_open(choice.view.id, full):
                     verdict = self.judge(waiting, choice, now_s)
-                if not verdict.goes or self._excess_ms(waiting, choice, now_s) > 0.0:
+                is_in_turn = verdict.goes and not verdict.price_ms
+                if not is_in_turn or self._excess_ms(waiting, choice, now_s) > 0.0:
                     num_in_vain += 1
                     break
                 self._put(waiting, choice)
@@ -425,6 +427,11 @@ class Queue(Generic[C]):
                 lines_ms[there] -= own_ms
             if num_in_vain >= _NUM_MOVES:
                 return
+
+    def _is_open(self, candidate: CandidateId, full: set[CandidateId | None]) -> bool:
+        """Return whether a window is open for which none waits."""
+        waits = any((candidate, is_batch) in self._num_there for is_batch in (False, True))
+        return candidate not in full and not waits
 
     def _ends(
         self, full: set[CandidateId | None], now_s: float

@@ -230,6 +230,26 @@ def test_who_goes_elsewhere_has_to_fit_there_and_to_be_in_time() -> None:
     assert len(stage.queue) == 1
 
 
+def test_who_goes_elsewhere_takes_no_others_turn() -> None:
+    """Where some wait for room it stays, and where there is idle time alone: these come first."""
+    stage = line_at_a(2, bears_ms=0.0)
+    stage.lives(7, B, CAPACITY, 0.0)
+    stage.ask("without room", 900, session=8, to=B)
+    stage.num_waiting[B] = 0
+    assert stage.release() == []
+    stage.wants.pop("without room")  # its client leaves
+    assert stage.release() == ["1"]
+
+    stage = Stage()
+    stage.num_waiting = {A: 2, B: 0}
+    stage.lives(7, B, CAPACITY, 0.0)
+    stage.idle_ms[B] = 1e9
+    for session in (8, 9):
+        stage.ask(f"{session}", 900, session=session)
+        stage.bears_ms[f"{session}"] = 0.0
+    assert stage.release() == []
+
+
 def test_more_are_ready_as_long_as_they_are_little_work() -> None:
     """However many; and one that is much work is ready alone."""
     stage = Stage(window=1, ready_ms=200.0)
