@@ -30,8 +30,8 @@ BLOCK_SIZE: Final = 512
 NUM_REPLICAS: Final = 2
 NUM_BLOCKS: Final = 40_000
 ENGINES: Final = ("h100x4-70b", "cpu-tiny")
-PROMPTS: Final = ((200, 1, 4_800), (1_000, 1, 2_400), (1_000, 100, 1_600), (4_000, 1, 800),
-                  (16_000, 1, 320))  # fmt: skip
+PROMPTS: Final = ((200, 1, 4_800), (300, 400, 900), (600, 400, 450), (1_000, 1, 2_400),
+                  (1_000, 100, 1_600), (4_000, 1, 800), (16_000, 1, 320))  # fmt: skip
 """Tokens of a prompt and of its answer, and how many of them."""
 
 RULES: Final = (

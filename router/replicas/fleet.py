@@ -364,6 +364,11 @@ class Fleet:
         state = self._states.get(candidate)
         return state.ledger.num_timely(now_s) if state is not None else 0
 
+    def queue_at_pace_ms(self, candidate: CandidateId) -> float:
+        """Return how long what waits there takes at the pace of the last ones; 0.0: not known."""
+        state = self._states.get(candidate)
+        return state.ledger.queue_at_pace_ms() if state is not None else 0.0
+
     def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
         """Return whether a candidate was idle for so long; False: it is not known."""
         state = self._states.get(candidate)

@@ -36,6 +36,7 @@ counted on: the engine hangs, or the request waits for something else."""
 
 BUSY_S = 60.0  # time constant of `busy`
 _ANSWER_DECAY = 0.95  # half of the weight of `answer_s` lies on the last 14 answers
+_PACE_DECAY = 0.95  # likewise of the pace, on the last 14 first tokens
 
 
 InFront = Mapping[CandidateId, float]
@@ -109,6 +110,9 @@ class Ledger:
         "_head",
         "_head_s",
         "_mtoken2",
+        "_pace_ms",
+        "_pace_s",
+        "_pace_tokens",
         "_waiting",
         "answer_s",
         "busy",
@@ -125,6 +129,8 @@ class Ledger:
         self._head: Lease | None = None
         self._head_s = 0.0
         self._mtoken2 = 0.0
+        self._pace_ms = self._pace_tokens = 0.0  # of the last first tokens: computing, of how many
+        self._pace_s = 0.0  # when the last of them came
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
         self.answer_s: float | None = None  # from a first token to an end, of late; None: none yet
@@ -191,9 +197,16 @@ class Ledger:
 
     def first_token(self, lease: Lease, now_s: float) -> bool:
         """Move a lease from waiting to decoding; False if it was not waiting."""
+        since_s = max(self._head_s, self._pace_s)
         if not self._leave_queue(lease, now_s):
             return False
         self._decoding[lease.number] = now_s
+        booking = lease.booking
+        if booking.streams and not booking.num_fetched_tokens:
+            took_ms = 1000.0 * max(0.0, now_s - since_s)
+            self._pace_ms = _PACE_DECAY * self._pace_ms + took_ms
+            self._pace_tokens = _PACE_DECAY * self._pace_tokens + booking.num_uncached_tokens
+            self._pace_s = now_s
         return True
 
     def end(self, lease: Lease, now_s: float) -> bool:
@@ -247,6 +260,17 @@ class Ledger:
             return left_ms
         behind_ms = token_ms * self.num_queued_tokens + pair_ms * self._mtoken2 - head_ms
         return left_ms + behind_ms if behind_ms > 0.0 else left_ms
+
+    def queue_at_pace_ms(self) -> float:
+        """Return how long the prefills ahead take, by how long the last ones took; 0.0: not known.
+
+        Of tokens seen and not of a fit, it is right in the mean even where no cost can be told
+        from times: of prompts that are alike and computed in one step, all come at once, and what
+        is in front of each seems to take no time.
+        """
+        if not self._pace_tokens:
+            return 0.0
+        return self._pace_ms / self._pace_tokens * self.num_queued_tokens
 
     def _presume(self, model: CostModel, now_s: float) -> None:
         """Let heads whose first token is not seen begin to decode when it is due."""

@@ -5,7 +5,8 @@ leaves, as soon as two things hold there:
 
 1. **The window is open.** Requests inside an engine cannot be put in another order, and what they
    count on is evicted while they wait. So an engine has one ready beside the one it computes; or
-   several short ones, which it computes in one step, up to `ready_ms` of work. And it has blocks
+   several short ones, which it computes in one step, up to `ready_ms` of work, by the learned cost
+   and, as that can be next to nothing, by how long the last prompts took. And it has blocks
    for the prompt beside what it has, or that would wait there, and all behind it; not so where the
    engine would soon have nothing to do, nor with a pool, which gives back what is evicted
    meanwhile.
@@ -61,7 +62,7 @@ from math import inf
 from operator import attrgetter, itemgetter
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
-from policies.view import CandidateId
+from policies.view import CandidateId, ReplicaView
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
@@ -91,6 +92,10 @@ _CHECK_AGAIN_S: Final = 0.05  # at the soonest
 _ON_THE_WAY_MS: Final = 60.0
 """An engine with less at work gets a prompt that it has no blocks for yet. It would have nothing to
 do by the time that the next answer's end is known here and a prompt has come to it."""
+
+_PACE_SHARE: Final = 0.5
+"""So much of what work takes at an engine's pace is sure: single short prompts, which have a step
+each, make it slow, and several share one."""
 
 _RELOAD_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
 _number = attrgetter("number")
@@ -524,7 +529,7 @@ class Queue(Generic[C]):
     def _judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         view = choice.view
         rules = self._rules_of(waiting)
-        if view.queue_ms >= rules.ready_ms and view.num_waiting > rules.window:
+        if view.num_waiting > rules.window and self._has_enough(view, rules.ready_ms):
             # Of these only what may have a first token soon: others could keep it closed for ever.
             if self._candidates.num_ready(view.id, now_s) > rules.window:
                 return Verdict(False, "window")
@@ -551,6 +556,14 @@ class Queue(Generic[C]):
         if self._candidates.has_idle_time(view.id, price_ms, now_s):
             return Verdict(True, "idle", price_ms)
         return Verdict(False, "room")
+
+    def _has_enough(self, view: ReplicaView, ready_ms: float) -> bool:
+        """Return whether an engine has so much work ready, by the learned cost or its pace.
+
+        Where cost is learned of few or like prompts it may be next to nothing: then all would go.
+        """
+        pace_ms = _PACE_SHARE * self._candidates.queue_at_pace_ms(view.id)
+        return max(view.queue_ms, pace_ms) >= ready_ms
 
     def _reload_weight(self, choice: C, num_tokens: int) -> float:
         """Return what is lost of a conversation that falls out, over what computing it took.

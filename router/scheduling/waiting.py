@@ -75,6 +75,10 @@ class Candidates(Protocol):
         """Count requests before their first token that routers sent there, but for lost ones."""
         ...
 
+    def queue_at_pace_ms(self, candidate: CandidateId) -> float:
+        """Return how long what waits there takes at the pace of the last ones; 0.0: not known."""
+        ...
+
     def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
         """Return whether so much idle time of its engine is saved up."""
         ...

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import CostModel
+from policies import CandidateId, CostModel
 from router.replicas.idle_time import BUSY_SHARE, MAX_MS
-from router.replicas.ledger import Foreign, Lease, Ledger
+from router.replicas.ledger import Booking, Foreign, Lease, Ledger
 from tests.effort import examples
 from tests.replicas.work import UNIT, book
 
@@ -92,6 +92,36 @@ def test_queue_shrinks_as_the_head_is_computed() -> None:
 
     assert ledger.queue_ms(UNIT, 0.0) == pytest.approx(130.0)
     assert ledger.queue_ms(UNIT, 0.06) == pytest.approx(70.0)
+
+
+def test_the_pace_is_that_of_tokens_however_many_come_at_once() -> None:
+    """Five prompts of 100 tokens in one step of 1 s, after an idle hour, have 2 ms a token."""
+    ledger = Ledger()
+    assert ledger.queue_at_pace_ms() == 0.0
+    for at_s in (0.0, 3600.0):
+        leases = [book(ledger, int(at_s) + number, at_s, tokens=100) for number in range(5)]
+        for lease in leases:
+            ledger.first_token(lease, at_s + 1.0)
+    book(ledger, 5, 4000.0, tokens=300)
+    assert ledger.queue_at_pace_ms() == pytest.approx(600.0, rel=0.1)
+
+
+def test_the_pace_is_of_first_tokens_that_are_seen_and_read_nothing() -> None:
+    """A whole answer's is presumed, reads go on beside, who leaves has computed nothing."""
+    ledger = Ledger()
+    booking = Booking(
+        num_uncached_tokens=10, num_cached_tokens=90, num_fetched_tokens=90, is_from_pool=True
+    )
+    reads = ledger.admit(1, CandidateId("a"), booking, UNIT, Foreign(), 0.0)
+    ledger.first_token(reads, 5.0)
+    ledger.first_token(book(ledger, 2, 10.0, tokens=100, streams=False), 15.0)
+    ledger.end(book(ledger, 3, 20.0, tokens=100), 25.0)
+    waiting = book(ledger, 4, 30.0, tokens=100)
+    assert ledger.queue_at_pace_ms() == 0.0
+
+    ledger.first_token(waiting, 30.2)
+    book(ledger, 5, 31.0, tokens=50)
+    assert ledger.queue_at_pace_ms() == pytest.approx(100.0)
 
 
 def test_a_late_head_keeps_a_remainder_that_grows() -> None:
@@ -219,6 +249,7 @@ def test_any_play_keeps_the_sums(steps: list[tuple[str, int, int, float]]) -> No
         assert ledger.queue_ms(UNIT, now_s) >= 0.0
         assert 0 <= ledger.num_waiting <= ledger.num_requests <= len(leases)
         assert ledger.num_queued_tokens >= 0
+        assert ledger.queue_at_pace_ms() >= 0.0
     _end_all(ledger, leases, now_s)
 
 

@@ -43,6 +43,7 @@ class Stage:
         self.sets = WorkingSets()
         self.num_waiting = {A: 0, B: 0}
         self.lost = {A: 0, B: 0}  # of those that wait: their first tokens are not to come
+        self.pace_ms = {A: 0.0, B: 0.0}  # what waits takes, by the last first tokens
         self.idle_ms = {A: 0.0, B: 0.0}  # saved up
         self.wants: dict[str, CandidateId] = {}
         self.went_to: dict[str, CandidateId] = {}
@@ -74,6 +75,9 @@ class Stage:
 
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:
         return self.num_waiting[candidate] - self.lost[candidate]
+
+    def queue_at_pace_ms(self, candidate: CandidateId) -> float:
+        return self.pace_ms[candidate]
 
     def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
         return self.idle_ms[candidate] >= price_ms
@@ -260,6 +264,19 @@ def test_more_are_ready_as_long_as_they_are_little_work() -> None:
     stage.ask("too much", 100)
     assert stage.release() == []
     stage.num_waiting[A], stage.queue_ms[A] = 1, 9_000.0
+    assert stage.release() == ["too much"]
+
+
+def test_work_that_seems_to_cost_nothing_is_ready_by_the_engines_pace() -> None:
+    """Half of what it takes by that: the pace of short prompts has an engine's steps in it."""
+    stage = Stage(window=1, ready_ms=200.0)
+    stage.num_waiting[A], stage.pace_ms[A] = 7, 399.0
+    stage.ask("more", 100)
+    assert stage.release() == ["more"]
+    stage.pace_ms[A] = 400.0
+    stage.ask("too much", 100)
+    assert stage.release() == []
+    stage.num_waiting[A] = 1
     assert stage.release() == ["too much"]
 
 
