@@ -101,10 +101,10 @@ async def send(
                     group.create_task(_ask(client, prompt, f"{number}-{index}"))
                     for index, prompt in enumerate(prompts)
                 ]
-            found += [each.result() for each in asked]
-            for each in found:
+            for each in [one.result() for one in asked]:
                 if each.error is not None:
                     raise RuntimeError(f"{arm.label}: {each.error}: {each.error_message}")
+                found.append(each)
             progress.advance(task)
     progress.remove_task(task)
     return Run(arm.label, seed, found)

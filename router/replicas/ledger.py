@@ -264,7 +264,7 @@ class Ledger:
     def queue_at_pace_ms(self) -> float:
         """Return how long the prefills ahead take, by how long the last ones took; 0.0: not known.
 
-        Of tokens seen and not of a fit, it is right in the mean even where no cost can be told
+        Of tokens seen and not of a fit, it is right in the mean even where no cost can be learned
         from times: of prompts that are alike and computed in one step, all come at once, and what
         is in front of each seems to take no time.
         """

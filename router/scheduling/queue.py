@@ -435,8 +435,8 @@ class Queue(Generic[C]):
 
     def _is_open(self, candidate: CandidateId, full: set[CandidateId | None]) -> bool:
         """Return whether a window is open for which none waits."""
-        waits = any((candidate, is_batch) in self._num_there for is_batch in (False, True))
-        return candidate not in full and not waits
+        num_there = self._num_there[candidate, False] + self._num_there[candidate, True]
+        return candidate not in full and not num_there
 
     def _ends(
         self, full: set[CandidateId | None], now_s: float
@@ -562,8 +562,9 @@ class Queue(Generic[C]):
 
         Where cost is learned of few or like prompts it may be next to nothing: then all would go.
         """
-        pace_ms = _PACE_SHARE * self._candidates.queue_at_pace_ms(view.id)
-        return max(view.queue_ms, pace_ms) >= ready_ms
+        if view.queue_ms >= ready_ms:
+            return True
+        return _PACE_SHARE * self._candidates.queue_at_pace_ms(view.id) >= ready_ms
 
     def _reload_weight(self, choice: C, num_tokens: int) -> float:
         """Return what is lost of a conversation that falls out, over what computing it took.

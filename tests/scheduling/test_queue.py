@@ -254,29 +254,22 @@ def test_who_goes_elsewhere_takes_no_others_turn() -> None:
     assert stage.release() == []
 
 
-def test_more_are_ready_as_long_as_they_are_little_work() -> None:
-    """However many; and one that is much work is ready alone."""
+@pytest.mark.parametrize(("says", "enough_ms"), [("queue_ms", 200.0), ("pace_ms", 400.0)])
+def test_more_are_ready_as_long_as_they_are_little_work(says: str, enough_ms: float) -> None:
+    """However many; and one that is much work is ready alone.
+
+    By the learned cost, or by half of what it takes at the engine's pace: that cost may be nothing,
+    and the pace of short prompts has an engine's steps in it.
+    """
     stage = Stage(window=1, ready_ms=200.0)
-    stage.num_waiting[A], stage.queue_ms[A] = 7, 199.0
+    work_ms = getattr(stage, says)
+    stage.num_waiting[A], work_ms[A] = 7, enough_ms - 1.0
     stage.ask("more", 100)
     assert stage.release() == ["more"]
-    stage.queue_ms[A] = 200.0
+    work_ms[A] = enough_ms
     stage.ask("too much", 100)
     assert stage.release() == []
-    stage.num_waiting[A], stage.queue_ms[A] = 1, 9_000.0
-    assert stage.release() == ["too much"]
-
-
-def test_work_that_seems_to_cost_nothing_is_ready_by_the_engines_pace() -> None:
-    """Half of what it takes by that: the pace of short prompts has an engine's steps in it."""
-    stage = Stage(window=1, ready_ms=200.0)
-    stage.num_waiting[A], stage.pace_ms[A] = 7, 399.0
-    stage.ask("more", 100)
-    assert stage.release() == ["more"]
-    stage.pace_ms[A] = 400.0
-    stage.ask("too much", 100)
-    assert stage.release() == []
-    stage.num_waiting[A] = 1
+    stage.num_waiting[A], work_ms[A] = 1, 9_000.0
     assert stage.release() == ["too much"]
 
 
