@@ -12,6 +12,7 @@ import httpx
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, read_metric
 from loadtest.engines.vllm import (
+    IS_WIDE,
     MAX_MODEL_LEN,
     NUM_BLOCKS,
     PRELOAD,
@@ -21,6 +22,8 @@ from loadtest.engines.vllm import (
 )
 
 MASTER_READY_S: Final = 30.0
+BLOCK_BYTES: Final = (32 if IS_WIDE else 16) << 10  # of the tiny model
+SEGMENT_BYTES: Final = 1_024 * BLOCK_BYTES
 _CLUSTER: Final = "warmroute"  # in etcd, of masters and their clients
 
 
@@ -29,8 +32,8 @@ class Master(Process):
 
     Args:
         lease_ms: How long an object that an engine looked up is safe from eviction.
-        watermark: Share of the segments' memory from which on it evicts. (A segment has 16 MiB
-            at least, 1,024 blocks of the tiny model.)
+        watermark: Share of the segments' memory from which on it evicts. (A segment has
+            `SEGMENT_BYTES` at least.)
         etcd: `HOST:PORT` of the etcd by which masters of one pool choose the one that serves;
             None: it is the only one.
         has_disk: What it would evict goes to the disk of the owner of the memory (see `memory`).
@@ -87,7 +90,7 @@ class Master(Process):
         """List the objects in the pool."""
         return httpx.get(f"{self.url}/get_all_keys", timeout=30).text.split()
 
-    def memory(self, log_dir: Path, *, segment_bytes: int = 16 << 20) -> Process:
+    def memory(self, log_dir: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Process:
         """Make a process that gives memory to the pool: what is there outlives every replica."""
         port, http_port = free_port(), free_port()
         command: list[str | Path] = [
@@ -122,7 +125,7 @@ class Master(Process):
         name: str,
         log_dir: Path,
         *,
-        segment_bytes: int = 16 << 20,
+        segment_bytes: int = SEGMENT_BYTES,
         buffer_steps: int | None = None,
         num_blocks: int = NUM_BLOCKS,
         max_model_len: int = MAX_MODEL_LEN,

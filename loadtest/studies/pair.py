@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from loadtest.agents import Session
 from loadtest.compare.arms import arm_of, serve_flags
-from loadtest.engines.mooncake import MASTER_READY_S, Master
+from loadtest.engines.mooncake import MASTER_READY_S, SEGMENT_BYTES, Master
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, all_up
 from loadtest.engines.vllm import TOOL_OPTIONS, Engine
@@ -33,7 +33,7 @@ from router.roles import Role
 
 SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
-_SEGMENT_BYTES: Final[dict[Prefill, int]] = {"cheap": 64 << 20, "dear": 160 << 20}
+_SEGMENT_BYTES: Final[dict[Prefill, int]] = {"cheap": 4 * SEGMENT_BYTES, "dear": 10 * SEGMENT_BYTES}
 """Of each engine: 8,192 blocks in all, more than any cell needs."""
 _LEASE_MS: Final = 5_000  # Mooncake's default
 _WARM_UP_TOKENS: Final = 6_000

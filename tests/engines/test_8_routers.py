@@ -163,7 +163,7 @@ async def test_looked_up_in_redis(
     mode = ("--index-mode", "redis", "--redis-lookup-timeout-s", "5")
     with start_routers(replicas, 1, *mode) as [first], start_routers(replicas, 1, *mode) as [later]:
         assert first.metric("warmroute_feeds", role="leading") == 2
-        assert later.metric("warmroute_feeds", role="following") == 2
+        wait_until(lambda: later.metric("warmroute_feeds", role="following") == 2, 60, "both")
         sessions = mixed_sessions(num_turns=4, num_sessions=2, num_output_tokens=150)
         # A follower has the last blocks through Redis, and nothing but a pause shows that it does.
         turns = await take_turns([first.url, later.url], sessions, settle_s=0.25)
@@ -470,7 +470,7 @@ def busy(router: Router, engine: Engine, *, num_requests: int) -> Iterator[None]
         httpx.post(
             f"{router.url}/v1/completions",
             json={"model": "tiny", "prompt": prompt, "max_tokens": 1},
-            timeout=120,
+            timeout=600,
         ).raise_for_status()
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(num_requests)]

@@ -24,7 +24,7 @@ def master(log_dir: Path) -> Iterator[Master]:
 @pytest.fixture(scope="module")
 def engines(master: Master, log_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     """Two replicas with small caches; the pool's memory and its disk are another process's."""
-    owner = master.memory(log_dir, segment_bytes=16 << 20)
+    owner = master.memory(log_dir)
     with all_up([owner], timeout_s=MASTER_READY_S):
         both = [master.engine(f"d{i}", log_dir, segment_bytes=0) for i in (1, 2)]
         with all_up(both):
