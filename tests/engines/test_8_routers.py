@@ -10,8 +10,8 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +236,9 @@ async def test_a_session_leaves_a_busy_replica(
         owner, away = second.replica, "r2" if second.replica == "r1" else "r1"
         engine = pooled[0] if owner == "r1" else pooled[1]
         one.drain(away)
-        with busy(one, engine, num_requests=24):
+        async with busy(one, engine, num_requests=24):
             one.drain(away, draining=False)
-            wait_until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, 60, "both again")
+            await until(lambda: offers(other, session_body(81)) == {"r1", "r2"})
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
 
     assert third.replica == away
@@ -461,30 +461,28 @@ class Load:
         return is_missed or is_broken_off
 
 
-@contextmanager
-def busy(router: Router, engine: Engine, *, num_requests: int) -> Iterator[None]:
-    """Have long prefills computed where the router sends them; inside, they have begun."""
+@asynccontextmanager
+async def busy(router: Router, engine: Engine, *, num_requests: int) -> AsyncIterator[None]:
+    """Have long prefills computed where the router sends them; inside, they have begun.
 
-    def ask(number: int) -> None:
+    Those that are not done by the end are called off.
+    """
+
+    async def ask(client: httpx.AsyncClient, number: int) -> None:
         prompt = [300 + (number + 1) * position % 7_789 for position in range(12_000)]
-        httpx.post(
-            f"{router.url}/v1/completions",
-            json={"model": "tiny", "prompt": prompt, "max_tokens": 1},
-            timeout=600,
-        ).raise_for_status()
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+        answer = await client.post(f"{router.url}/v1/completions", json=body)
+        answer.raise_for_status()
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(num_requests)]
-    for thread in threads:
-        thread.start()
-    try:
+    async with httpx.AsyncClient(timeout=600) as client, asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(client, n), name=f"{n}") for n in range(num_requests)]
         # Half of them: the first may be done before the last is there.
         half = num_requests // 2
-        wait_until(lambda: router.metric("warmroute_inflight_requests") >= half, 60, "work")
+        await until(lambda: router.metric("warmroute_inflight_requests") >= half)
         yield
         assert engine.metric("vllm:num_requests_running") > 0, "it was busy for too short a time"
-    finally:
-        for thread in threads:
-            thread.join()
+        for task in asked:
+            task.cancel()
 
 
 def forget(engines: Sequence[Engine]) -> None:
