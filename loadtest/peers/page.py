@@ -130,7 +130,7 @@ def _placing(runs: Sequence[GridRun]) -> str:
         ]
     parts.append(
         f"`{DEFAULT}` has [its queue](queue.md), as by default; `{WITHOUT_QUEUE}` has not. "
-        "One run each: times of equal placements differ by up to 1.7 on this machine."
+        "One run each: single runs of one arm in one cell differ by up to a quarter."
     )
     return "\n\n".join(parts)
 
