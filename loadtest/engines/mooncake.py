@@ -12,7 +12,7 @@ import httpx
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, read_metric
 from loadtest.engines.vllm import (
-    IS_WIDE,
+    BLOCK_BYTES,
     MAX_MODEL_LEN,
     NUM_BLOCKS,
     PRELOAD,
@@ -22,7 +22,6 @@ from loadtest.engines.vllm import (
 )
 
 MASTER_READY_S: Final = 30.0
-BLOCK_BYTES: Final = (32 if IS_WIDE else 16) << 10  # of the tiny model
 SEGMENT_BYTES: Final = 1_024 * BLOCK_BYTES
 _CLUSTER: Final = "warmroute"  # in etcd, of masters and their clients
 
@@ -32,8 +31,8 @@ class Master(Process):
 
     Args:
         lease_ms: How long an object that an engine looked up is safe from eviction.
-        watermark: Share of the segments' memory from which on it evicts. (A segment has
-            `SEGMENT_BYTES` at least.)
+        watermark: Share of the segments' memory from which on it evicts. (A segment has 16 MiB
+            at least, 1,024 blocks of the tiny model, or 512 in float32.)
         etcd: `HOST:PORT` of the etcd by which masters of one pool choose the one that serves;
             None: it is the only one.
         has_disk: What it would evict goes to the disk of the owner of the memory (see `memory`).

@@ -55,7 +55,9 @@ def is_wide(cpu_info: str) -> bool:
     return bool(flags) and not any("avx512" in line for line in flags)
 
 
-IS_WIDE: Final = is_wide(_CPU_INFO.read_text()) if _CPU_INFO.exists() else False
+_IS_WIDE: Final = _CPU_INFO.exists() and is_wide(_CPU_INFO.read_text())
+_NUMBER_OPTIONS: Final = ("--dtype", "float32") if _IS_WIDE else ()
+BLOCK_BYTES: Final = (32 if _IS_WIDE else 16) << 10  # of the tiny model's KV
 
 _fork_servers: dict[Path, ForkServer] = {}
 
@@ -121,7 +123,7 @@ class Engine(Process):
             "--max-model-len", str(max_model_len), "--block-size", str(BLOCK_SIZE),
             "--num-gpu-blocks-override", str(num_blocks), "--enforce-eager",
             "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events),
-            *(("--dtype", "float32") if IS_WIDE else ()), *options,
+            *_NUMBER_OPTIONS, *options,
         ]  # fmt: skip
         super().__init__(
             name,

@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from loadtest.engines.mooncake import BLOCK_BYTES
-from loadtest.engines.vllm import BLOCK_SIZE
+from loadtest.engines.vllm import BLOCK_BYTES, BLOCK_SIZE
 from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
 from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until

@@ -163,7 +163,7 @@ async def test_looked_up_in_redis(
     mode = ("--index-mode", "redis", "--redis-lookup-timeout-s", "5")
     with start_routers(replicas, 1, *mode) as [first], start_routers(replicas, 1, *mode) as [later]:
         assert first.metric("warmroute_feeds", role="leading") == 2
-        wait_until(lambda: later.metric("warmroute_feeds", role="following") == 2, 60, "both")
+        await until(lambda: later.metric("warmroute_feeds", role="following") == 2, "both feeds")
         sessions = mixed_sessions(num_turns=4, num_sessions=2, num_output_tokens=150)
         # A follower has the last blocks through Redis, and nothing but a pause shows that it does.
         turns = await take_turns([first.url, later.url], sessions, settle_s=0.25)
@@ -238,7 +238,7 @@ async def test_a_session_leaves_a_busy_replica(
         one.drain(away)
         async with busy(one, engine, num_requests=24):
             one.drain(away, draining=False)
-            await until(lambda: offers(other, session_body(81)) == {"r1", "r2"})
+            await until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, "both again")
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
 
     assert third.replica == away
@@ -478,7 +478,7 @@ async def busy(router: Router, engine: Engine, *, num_requests: int) -> AsyncIte
         asked = [group.create_task(ask(client, n), name=f"{n}") for n in range(num_requests)]
         # Half of them: the first may be done before the last is there.
         half = num_requests // 2
-        await until(lambda: router.metric("warmroute_inflight_requests") >= half)
+        await until(lambda: router.metric("warmroute_inflight_requests") >= half, "work")
         yield
         assert engine.metric("vllm:num_requests_running") > 0, "it was busy for too short a time"
         for task in asked:
@@ -526,8 +526,10 @@ def assert_fetched(result: TurnResult, before: TurnResult) -> None:
     assert result.predicted.total >= (before.num_prompt_tokens or 0) // 32 * 32
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(wait_until, condition, 60, "what was to follow during the load")
+async def until(
+    condition: Callable[[], bool], what: str = "what was to follow during the load"
+) -> None:
+    await asyncio.to_thread(wait_until, condition, 60, what)
 
 
 def failures(results: Sequence[TurnResult]) -> list[str]:
