@@ -233,7 +233,7 @@ def ratios(trace: Path) -> str:
 
 
 def overload(trace: Path) -> str:
-    """Simulate what is refused where halves are overloaded; minutes."""
+    """Simulate what is refused where halves are overloaded; twenty minutes."""
     from loadtest.studies.overload import default_report
 
     return default_report(trace)

@@ -21,8 +21,8 @@ DECODE_TOKENS_PER_S: Final = 40.0
 class Timing(Struct, frozen=True, kw_only=True):
     """What a reader makes of the times in a file.
 
-    `rate` and `seed` serve traces without times only: sessions start as a Poisson process, and
-    between their turns tools take as long as those of `loadtest.agents`.
+    `rate` serves traces without times only: sessions start as a Poisson process, and between their
+    turns tools take as long as those of `loadtest.agents`. `seed` draws all of it, and the spread.
     """
 
     spread_s: float = 0.0  # each request arrives at some moment of the window behind its time

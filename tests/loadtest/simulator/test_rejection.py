@@ -90,6 +90,23 @@ def test_how_far_the_load_was_misjudged_is_kept() -> None:
     assert by_first_tokens.overload.load_errors == ()
 
 
+def test_by_prediction_it_learns_how_long_answers_last() -> None:
+    """The first one was short: those that run longer count as over at first, and prompts are lost.
+
+    Each time the load is higher than predicted, so the next answer is taken to last longer.
+    """
+    rounds = [(asked(2 * n, 20.0 * n, 301), asked(2 * n + 1, 20.0 * n + 2.6)) for n in range(1, 21)]
+    turns = [each for pair in rounds for each in pair]
+
+    found = played("predicted", asked(0, 0.0), *turns)
+
+    assert found.overload is not None
+    num_wasted = found.overload.num_wasted
+    assert 5 <= num_wasted <= 15
+    assert found.overload.num_slow_answers == 20 - num_wasted
+    assert found.overload.load_errors[-1] == pytest.approx(0.0)
+
+
 def test_by_prediction_it_counts_prompts_that_come_first() -> None:
     """Their answers will have begun: what is refused has not cost a prompt."""
     turns = [asked(1, 0.0), asked(2, 20.0), asked(3, 20.1)]
@@ -103,16 +120,18 @@ def test_by_prediction_it_counts_prompts_that_come_first() -> None:
 
 
 @pytest.mark.parametrize("rule", ["prompts", "after_prefill", "on_arrival", "predicted"])
-def test_a_prompt_that_would_be_late_is_refused_on_arrival(rule: RejectionRule) -> None:
-    """Under every rule."""
-    turns = [asked(1, 0.0, 2), asked(2, 100.0, 2), asked(3, 100.0, 2)]
+def test_a_prompt_is_refused_on_arrival_where_prefill_is_overloaded(rule: RejectionRule) -> None:
+    """Under every rule: by what is there, however short it is itself."""
+    turns = [asked(1, 0.0, 2), asked(2, 100.0, 2), asked(3, 100.0, 2), asked(4, 100.0, 2)]
 
     found = played(rule, *turns, slo_ttft_s=0.8)
 
-    assert statuses(found) == [200, 200, 429]
+    assert statuses(found) == [200, 200, 200, 429]
     assert found.overload is not None
     assert found.overload.num_late_prompts == 1
-    assert len(found.overload.samples) == 3
+    assert [each.prefill for each in found.overload.samples[:3]] == pytest.approx(
+        [0, 0, 0.65], abs=0.05
+    )
 
 
 @pytest.mark.parametrize("changes", [{"halves": None, "num_replicas": 1}, {"queue": QueueRules()}])
