@@ -7,6 +7,7 @@ group.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -284,3 +285,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"not within {timeout_s} s: {what}")
         time.sleep(0.05)
+
+
+async def until(
+    condition: Callable[[], bool], what: str = "what was to follow during the load"
+) -> None:
+    """Wait for something while requests go on.
+
+    Raises:
+        TimeoutError: it did not come within two minutes.
+    """
+    await asyncio.to_thread(wait_until, condition, 120, what)

@@ -15,8 +15,15 @@ from loadtest.agents import make_sessions
 from loadtest.engines.vllm import BLOCK_BYTES, BLOCK_SIZE
 from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
-from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
-from tests.engines.turns import PROFILE, mixed_sessions, settled, take_turns, wrong_predictions
+from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, until, wait_until
+from tests.engines.turns import (
+    PROFILE,
+    mixed_sessions,
+    num_pooled,
+    settled,
+    take_turns,
+    wrong_predictions,
+)
 
 MIN_EXACT_RATIO = 0.98  # pool evictions included: the pool moves between answer and look-up
 
@@ -171,12 +178,3 @@ async def test_the_master_dies_and_comes_back(start_pooled: PooledRouter, master
         log = router.log_path.read_text()
         assert "pool lost" in log
         assert log.count("pool found") == 2
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(wait_until, condition, 120, "the load to go on")
-
-
-def num_pooled(results: list[TurnResult]) -> int:
-    """Count the requests of which something was predicted to come from the pool."""
-    return sum(r.predicted is not None and r.predicted.pool > 0 for r in results)

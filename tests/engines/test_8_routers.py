@@ -34,12 +34,14 @@ from tests.engines.harness import (
     all_up,
     answers,
     num_removed,
+    until,
     wait_until,
 )
 from tests.engines.turns import (
     MIN_EXACT_RATIO,
     PROFILE,
     mixed_sessions,
+    num_pooled,
     settled,
     take_turns,
     wrong_predictions,
@@ -526,19 +528,8 @@ def assert_fetched(result: TurnResult, before: TurnResult) -> None:
     assert result.predicted.total >= (before.num_prompt_tokens or 0) // 32 * 32
 
 
-async def until(
-    condition: Callable[[], bool], what: str = "what was to follow during the load"
-) -> None:
-    await asyncio.to_thread(wait_until, condition, 60, what)
-
-
 def failures(results: Sequence[TurnResult]) -> list[str]:
     return [f"{r.error}: {r.error_message}" for r in results if r.error is not None]
-
-
-def num_pooled(results: Sequence[TurnResult]) -> int:
-    """Count the requests of which something was predicted to come from the pool."""
-    return sum(r.predicted is not None and r.predicted.pool > 0 for r in results)
 
 
 def recomputed(turns: Sequence[tuple[Any, TurnResult]]) -> int:

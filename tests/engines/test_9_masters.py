@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,9 +21,10 @@ from tests.engines.harness import (
     Process,
     Router,
     all_up,
+    until,
+    wait_until,
 )
-from tests.engines.harness import wait_until as wait
-from tests.engines.turns import mixed_sessions, take_turns, wrong_predictions
+from tests.engines.turns import mixed_sessions, num_pooled, take_turns, wrong_predictions
 from tests.ports import free_port
 
 FAILOVER_S = 120  # here 10 to 12: 5 until etcd's lease is over, 5 of warm-up
@@ -99,7 +100,7 @@ async def test_the_master_that_serves_dies_and_the_other_takes_over(
         killed: list[Master] = []
 
         async def fail_over() -> None:
-            await until(lambda: any(is_pooled(result) for result in results))
+            await until(lambda: num_pooled(results) > 0)
             killed.append(await asyncio.to_thread(the_one_that_serves, masters))
             await asyncio.to_thread(killed[0].kill)
             await until(lambda: router.metric("warmroute_pool_up") == 0)
@@ -116,7 +117,7 @@ async def test_the_master_that_serves_dies_and_the_other_takes_over(
 
     assert [r.error_message for r in (*results, *after) if r.error is not None] == []
     assert the_one_that_serves(masters) not in killed
-    assert any(is_pooled(result) for result in after)
+    assert num_pooled(after) > 0
     assert len(wrong) <= max(1, 0.02 * len(after)), "\n".join(wrong)
     assert "pool lost" in log
 
@@ -130,7 +131,7 @@ def the_one_that_serves(masters: tuple[Master, Master]) -> Master:
         found.extend([master] if master is not None else [])
         return bool(found)
 
-    wait(looked, FAILOVER_S, "a master that serves")
+    wait_until(looked, FAILOVER_S, "a master that serves")
     return found[0]
 
 
@@ -144,12 +145,3 @@ def serving(masters: tuple[Master, Master]) -> Master | None:
         if answer.text.strip() == "serving":
             return master
     return None
-
-
-def is_pooled(result: TurnResult) -> bool:
-    """Return whether something was predicted to come from the pool."""
-    return result.predicted is not None and result.predicted.pool > 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(wait, condition, FAILOVER_S, "the load to go on")

@@ -107,6 +107,11 @@ def settled(results: Sequence[TurnResult]) -> list[TurnResult]:
     ]
 
 
+def num_pooled(results: Iterable[TurnResult]) -> int:
+    """Count the requests of which something was predicted to come from the pool."""
+    return sum(r.predicted is not None and r.predicted.pool > 0 for r in results)
+
+
 def wrong_predictions(results: Iterable[TurnResult]) -> list[str]:
     """Describe the requests whose predicted and reported cached tokens differ."""
     return [
