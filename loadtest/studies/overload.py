@@ -127,12 +127,12 @@ def slowed(slowness: float) -> TimeModel:
     )
 
 
-def setup_of(rule: Rejection | QueueRules, slowness: float, num_each: int = NUM_EACH) -> Setup:
+def setup_of(rule: Rejection | QueueRules, slowness: float) -> Setup:
     """Describe the fleet: halves, a pool between prefill instances, KV from peer to peer."""
     has_queue = isinstance(rule, QueueRules)
     return Setup(
         num_replicas=0,
-        halves=Halves(num_prefill=num_each, num_decode=num_each, by_peers=True, always_apart=True),
+        halves=Halves(num_prefill=NUM_EACH, num_decode=NUM_EACH, by_peers=True, always_apart=True),
         pool=PoolSetup(speed=POOL_SPEED),
         time_model=slowed(slowness),
         load=None,
@@ -147,7 +147,6 @@ def run(
     rule: tuple[str, Rejection | QueueRules],
     case: Case,
     *,
-    num_each: int = NUM_EACH,
     advance: Callable[[int], None] = lambda num: None,
 ) -> OverloadRun:
     """Replay a trace so many times as fast under one rule."""
@@ -159,8 +158,7 @@ def run(
             if case.longest is None or turn.num_input_tokens <= case.longest
         ]
     )
-    setup = setup_of(rejection, case.slowness, num_each)
-
+    setup = setup_of(rejection, case.slowness)
     of_these = replace(workload, turns=turns)
     found = simulate(of_these, create("mooncake"), setup, label=name, advance=advance)
     overload = found.overload or _of_queue(found)
