@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up
+from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
 
 NUM_WORDS = 1500
 
@@ -52,6 +52,8 @@ def test_halves_without_roles_are_refused(
 ) -> None:
     """The producer shows that it is one."""
     with Router(halves, log_dir, options=master.options) as router:
+        # Until the other one is known the producer may be no half.
+        wait_until(lambda: router.chat(chat(9)).status_code == 503, 60, "both replicas' facts")
         answer = router.chat(chat(9))
 
     assert answer.status_code == 503
