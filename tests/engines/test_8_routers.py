@@ -39,6 +39,7 @@ from tests.engines.harness import (
 )
 from tests.engines.turns import (
     MIN_EXACT_RATIO,
+    MIN_POOLED_RATIO,
     PROFILE,
     mixed_sessions,
     num_pooled,
@@ -49,7 +50,6 @@ from tests.engines.turns import (
 from tests.ports import free_port
 from tests.redis_servers import RedisServer, binary
 
-MIN_POOLED_RATIO = 0.98  # evictions included: the pool moves between answer and look-up
 BUFFER_STEPS = 200  # batches an engine can replay: some seconds of load, not a session's history
 
 StartRouters = Callable[..., Any]
@@ -235,9 +235,10 @@ async def test_a_session_leaves_a_busy_replica(
     with start_routers(pooled, 2, *with_pool(master)) as (one, other):
         [session] = make_sessions(replace(PROFILE, num_sessions=1, seed=81))
         _, (_, second) = await take_turns([one.url, other.url], [session], max_rounds=2)
-        away = "r2" if second.replica == "r1" else "r1"
+        owner, away = second.replica, "r2" if second.replica == "r1" else "r1"
+        engine = pooled[0] if owner == "r1" else pooled[1]
         one.drain(away)
-        async with busy(one, num_requests=24):
+        async with busy(one, engine, num_requests=24):
             one.drain(away, draining=False)
             await until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, "both again")
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
@@ -463,7 +464,7 @@ class Load:
 
 
 @asynccontextmanager
-async def busy(router: Router, *, num_requests: int) -> AsyncIterator[None]:
+async def busy(router: Router, engine: Engine, *, num_requests: int) -> AsyncIterator[None]:
     """Have long prefills computed where the router sends them; inside, they have begun.
 
     Those that are not done by the end are called off.
@@ -481,6 +482,8 @@ async def busy(router: Router, *, num_requests: int) -> AsyncIterator[None]:
         half = num_requests // 2
         await until(lambda: router.metric("warmroute_inflight_requests") >= half, "work")
         yield
+        # Between two prompts none is running.
+        await until(lambda: engine.metric("vllm:num_requests_running") > 0, "the engine at work")
         assert not all(task.done() for task in asked), "it was busy for too short a time"
         for task in asked:
             task.cancel()
