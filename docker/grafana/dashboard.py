@@ -200,7 +200,7 @@ ROWS = [
             Panel("Waiting in the router", "Prompts that wait in the router's queue for room at an engine.", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
             Panel("Waits, P90", "How long prompts waited in the router, by class.", [Query(quantile(0.9, "class_wait_seconds", "class") + OR_NONE, "{{class}}")], "s", width=6, height=5),
             Panel(
-                "Out of the queue", "Why prompts were let go: it fits (room), what falls out is read again (reload), compute to spare (idle), queue.max_wait_s is over (waited_out); and why they were refused.",
+                "Out of the queue", "Why prompts were let go: it fits (room), compute to spare (idle), queue.max_wait_s is over (waited_out); and why they were refused.",
                 [
                     Query(rate("released_total", "why") + OR_NONE, "{{why}}"),
                     Query(rate("queue_refused_total", "class, reason") + OR_NONE, "refused {{class}}: {{reason}}"),

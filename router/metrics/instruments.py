@@ -118,9 +118,8 @@ class Metrics:
         "deadline (its first token would come too late), tbt (its answer would be too slow for "
         "longer than it may wait, queue.tbt_ms)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
-        "Prompts that the router's queue let go, by why: room, reload (what falls out of a "
-        "cache is read again soon), idle (an engine had compute to spare), waited_out "
-        "(queue.max_wait_s)")]
+        "Prompts that the router's queue let go, by why: room, idle (an engine had "
+        "compute to spare), waited_out (queue.max_wait_s)")]
     tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",
         "Prompt tokens, by replica and kind: prompt, predicted_cached, of these predicted_cpu "
         "(its own offload) and predicted_pool (to be fetched), reported_cached")]

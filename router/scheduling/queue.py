@@ -22,8 +22,8 @@ leaves, as soon as two things hold there:
    just keep up; so the cube is small where the cache is hardly needed, and nothing waits for
    room, and large where a prompt without room would cost more of those that have it than it is
    worth. What falls out and is then read, from a pool or the engine's CPU memory, is not computed
-   again, and needs no room where reading is quicker: conversations weigh by how much of what others
-   came back for was not there.
+   again: the price is less by as much as reading is quicker, of what others came back for and
+   found there.
 
 A window hides who waits for it from policies: they see what an engine has. So those at the ends of
 lines before full windows are placed once more, what is in front of them counted: one goes at once
@@ -76,9 +76,9 @@ from router.scheduling.waiting import (
     QueueRules,
     Waiting,
     compute_ms,
-    is_read_sooner,
     level_of,
     middle_ms,
+    read_ratio,
     step_of,
 )
 
@@ -105,9 +105,8 @@ _since = attrgetter("since_s")
 class Verdict(NamedTuple):
     """Whether a request may go, and why.
 
-    `why` it goes: room, reload (what falls out is read again soon), idle (compute to spare),
-    waited_out; what it waits for: window, tbt (answers there are slow), room. `price_ms` is the
-    idle time that it takes.
+    `why` it goes: room, idle (compute to spare), waited_out; what it waits for: window, tbt
+    (answers there are slow), room. `price_ms` is the idle time that it takes.
     """
 
     goes: bool
@@ -548,11 +547,9 @@ class Queue(Generic[C]):
             num_before = working_sets.num_tokens_before(session, for_batch=waiting.is_batch)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
-        if self._reload_weight(choice, num_own) * (num_before + num_own) <= room:
-            return Verdict(True, "reload")
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
             return Verdict(True, "waited_out")
-        price_ms = self._idle_price_ms(waiting, choice, room)
+        price_ms = self._lost_ratio(choice, num_own) * self._idle_price_ms(waiting, choice, room)
         if self._candidates.has_idle_time(view.id, price_ms, now_s):
             return Verdict(True, "idle", price_ms)
         return Verdict(False, "room")
@@ -566,14 +563,14 @@ class Queue(Generic[C]):
             return True
         return _PACE_SHARE * self._candidates.queue_at_pace_ms(view.id) >= ready_ms
 
-    def _reload_weight(self, choice: C, num_tokens: int) -> float:
-        """Return what is lost of a conversation that falls out, over what computing it took.
+    def _lost_ratio(self, choice: C, num_tokens: int) -> float:
+        """Return what a conversation costs that falls out, over what computing it anew would.
 
-        Nothing of what pool or CPU memory give back, as far as conversations found it there, if
-        that is quicker than computing it: a read holds up its own request, and no other.
+        Less where pool or CPU memory give it back, as far as others found theirs there, and that
+        is quicker.
         """
-        pooled = self._pooled_ratio * is_read_sooner(choice, num_tokens, from_pool=True)
-        kept = self._kept_ratio * is_read_sooner(choice, num_tokens, from_pool=False)
+        pooled = self._pooled_ratio * (1.0 - read_ratio(choice, num_tokens, from_pool=True))
+        kept = self._kept_ratio * (1.0 - read_ratio(choice, num_tokens, from_pool=False))
         return 1.0 - max(pooled, kept)
 
     def _idle_price_ms(self, waiting: Waiting, choice: C, room: float) -> float:

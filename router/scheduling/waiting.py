@@ -154,15 +154,14 @@ def compute_ms(choice: Choice, num_tokens: int) -> float:
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
 
 
-def is_read_sooner(choice: Choice, num_tokens: int, *, from_pool: bool) -> bool:
-    """Return whether so many tokens are read sooner than computed, or as soon for all we know.
+def read_ratio(choice: Choice, num_tokens: int, *, from_pool: bool) -> float:
+    """Predict how long so many tokens are read, over how long they are computed; at most 1.
 
-    From the pool, or from the engine's own CPU memory.
+    From the pool (1 without one), or from the engine's own CPU memory.
     """
+    if from_pool and choice.num_pooled_tokens is None:
+        return 1.0
     cost = choice.view.cost
-    if num_tokens <= 0 or (from_pool and choice.num_pooled_tokens is None):
-        return False
+    computed_ms = cost.prefill_ms(num_tokens, 0) - cost.base_ms
     read_ms = cost.fetch_ms(num_tokens, from_pool=from_pool)
-    if from_pool:
-        read_ms -= cost.fetch_margin_ms(num_tokens)
-    return read_ms < cost.prefill_ms(num_tokens, 0) - cost.base_ms
+    return read_ms / computed_ms if read_ms < computed_ms else 1.0
