@@ -52,9 +52,14 @@ def test_halves_without_roles_are_refused(
 ) -> None:
     """The producer shows that it is one."""
     with Router(halves, log_dir, options=master.options) as router:
-        # Until the other one is known the producer may be no half.
-        wait_until(lambda: router.chat(chat(9)).status_code == 503, 60, "both replicas' facts")
-        answer = router.chat(chat(9))
+        assert_halves_are_refused(router)
+
+
+def assert_halves_are_refused(router: Router) -> None:
+    """Ask a router whose replicas r1, a producer, and r2, a consumer, have no roles."""
+    # Until the other one is known the producer may be no half.
+    wait_until(lambda: router.chat(chat(9)).status_code == 503, 60, "both replicas' facts")
+    answer = router.chat(chat(9))
 
     assert answer.status_code == 503
     assert "computed at r1 (kv_producer)" in answer.json()["error"]["message"]
