@@ -47,14 +47,6 @@ def said(response: httpx.Response) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def test_halves_without_roles_are_refused(
-    master: Master, halves: tuple[Engine, Engine], log_dir: Path
-) -> None:
-    """The producer shows that it is one."""
-    with Router(halves, log_dir, options=master.options) as router:
-        assert_halves_are_refused(router)
-
-
 def assert_halves_are_refused(router: Router) -> None:
     """Ask a router whose replicas r1, a producer, and r2, a consumer, have no roles."""
     # Until the other one is known the producer may be no half.
@@ -63,6 +55,14 @@ def assert_halves_are_refused(router: Router) -> None:
 
     assert answer.status_code == 503
     assert "computed at r1 (kv_producer)" in answer.json()["error"]["message"]
+
+
+def test_halves_without_roles_are_refused(
+    master: Master, halves: tuple[Engine, Engine], log_dir: Path
+) -> None:
+    """The producer shows that it is one."""
+    with Router(halves, log_dir, options=master.options) as router:
+        assert_halves_are_refused(router)
 
 
 def test_one_computes_and_the_other_answers(

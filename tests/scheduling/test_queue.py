@@ -716,7 +716,7 @@ def test_with_a_pool_a_prompt_without_room_costs_what_reading_does_over_computin
 ) -> None:
     """As far as others found theirs there; after 40 of them 0.13 is still of what was before."""
     price_ms, computed_ms = [
-        _idle_ms_without_room(_that_came_back({"pooled": num}, ms_per_token), num_pooled=0)
+        _idle_ms_without_room(_that_came_back(num_pooled=num, ms_per_token=ms_per_token))
         for num in (num_pooled, 0)
     ]
 
@@ -729,14 +729,20 @@ def test_with_cpu_memory_that_keeps_what_falls_out_a_prompt_without_room_costs_l
 ) -> None:
     """Half of each conversation that came back had fallen out; the engine had kept it, or not."""
     price_ms, computed_ms = [
-        _idle_ms_without_room(_that_came_back({"kept": num}, cached=500)) for num in (num_kept, 0)
+        _idle_ms_without_room(_that_came_back(num_kept=num, cached=500)) for num in (num_kept, 0)
     ]
 
     assert price_ms / computed_ms == pytest.approx(share, rel=0.02)
 
 
-def _that_came_back(held: dict[str, int], ms_per_token: float = 0.0, *, cached: int = 0) -> Stage:
-    """Let 40 conversations have a further turn, of which so much is held outside of the cache."""
+def _that_came_back(
+    *,
+    num_pooled: int | None = None,
+    num_kept: int = 0,
+    cached: int = 0,
+    ms_per_token: float = 0.0,
+) -> Stage:
+    """Let 40 conversations have a further turn, of which so much is in pool, CPU memory, cache."""
     stage = Stage(window=1_000)
     stage.cost = replace(
         COST, ms_per_fetched_token=ms_per_token, ms_per_fetch=0.0, ms_per_cpu_token=0.0
@@ -744,20 +750,21 @@ def _that_came_back(held: dict[str, int], ms_per_token: float = 0.0, *, cached: 
     for number in range(40):
         name = f"back{number}"
         stage.lives(number, B, 1_000, 0.0)
-        for where, num_tokens in held.items():
-            getattr(stage, where)[name] = num_tokens
+        stage.kept[name] = num_kept
+        if num_pooled is not None:
+            stage.pooled[name] = num_pooled
         stage.ask(name, 1_000, session=number, to=B, cached=cached)
         stage.release(0.0)
         stage.sets.remove(B)
     return stage
 
 
-def _idle_ms_without_room(stage: Stage, *, num_pooled: int | None = None) -> float:
+def _idle_ms_without_room(stage: Stage) -> float:
     """Return how much idle time a new conversation takes that does not fit."""
     stage.lives(1_000, A, 9_000, 0.0)
     stage.idle_ms[A] = 1e9
-    if num_pooled is not None:
-        stage.pooled["new"] = num_pooled
+    if stage.pooled:
+        stage.pooled["new"] = 0
     stage.ask("new", 2_000, session=1_001)
 
     assert stage.release(0.1) == ["new"]
