@@ -1,10 +1,9 @@
 """When a request that waits would have its first token: by the load when it starts, not by now's.
 
 It starts when the prompts in front of it are computed: those in the engine, and those that wait
-for the same candidate and will go first. Who that is depends on the time at which it starts, since
-the order is waiting over computing; so that time is found in some rounds, from what surely goes
-first. Who only waits for room in a cache waits longer than that, and who comes later may go first:
-by how much the waits of late were longer than predicted, the next ones are taken to be, too.
+for the same candidate and go first, being shorter or there before it. Who only waits for room in a
+cache waits longer than that, and shorter ones that come later go first, too: by how much the waits
+of late were longer than predicted, the next ones are taken to be, too.
 
 Source: Mooncake (arXiv 2407.00079), section 7.4: early rejection by the load of the moment swings
 between too much and too little, by the predicted load it does not.
@@ -19,16 +18,14 @@ from typing import Final
 
 from policies.view import CandidateId
 from router.scheduling.waiting import (
-    SHORT_FIRST,
     Choice,
     Group,
     Waiting,
-    compute_ms,
     middle_ms,
     step_of,
+    takes_ms,
 )
 
-_NUM_ROUNDS: Final = 5  # halving what is not sure
 _DECAY: Final = 0.98  # half of the weight lies on the last 35 waits
 _PRIOR_MS: Final = 5_000.0  # waits that were predicted right, to begin with
 _STRETCH: Final = (0.25, 4.0)  # least and most
@@ -62,7 +59,7 @@ class Forecast:
             sums[waiting.is_batch] = _DECAY * sums[waiting.is_batch] + (1.0 - _DECAY) * ms
 
     def first_token_ms(
-        self, groups: Groups, waiting: Waiting, choice: Choice, *, lives_there: bool, now_s: float
+        self, groups: Groups, waiting: Waiting, choice: Choice
     ) -> tuple[float, float]:
         """Predict the time from now to a request's first token, at its best candidate.
 
@@ -70,7 +67,7 @@ class Forecast:
         there. And, of this, its wait here as it would be without what was learned. O(groups).
         """
         view = choice.view
-        ahead_ms = work_ahead_ms(groups, waiting, choice, lives_there=lives_there, now_s=now_s)
+        ahead_ms = work_ahead_ms(groups, waiting, choice)
         totals: dict[CandidateId | None, float] = {view.id: ahead_ms}
         own_rank = waiting.rank
         for (candidate, rank, _, step), group in groups.items():
@@ -85,42 +82,16 @@ class Forecast:
         )
 
 
-def work_ahead_ms(
-    groups: Groups, waiting: Waiting, choice: Choice, *, lives_there: bool, now_s: float
-) -> float:
+def work_ahead_ms(groups: Groups, waiting: Waiting, choice: Choice) -> float:
     """Sum what those take that will go to a candidate before a request does."""
-    view = choice.view
-    own_ms = compute_ms(choice, waiting.num_tokens)
-    own_step = step_of(own_ms)
-    sure_ms = total_ms = 0.0
-    rivals: list[tuple[float, Sequence[Waiting]]] = []
-    own_rank = waiting.rank
-    for (candidate, rank, lives, step), group in groups.items():
-        if candidate != view.id or rank > own_rank:
+    own_ms = takes_ms(choice, waiting.num_tokens)
+    own = waiting.rank, step_of(own_ms)
+    ahead_ms = 0.0
+    for (candidate, rank, _, step), group in groups.items():
+        if candidate != choice.view.id or (rank, step) > own:
             continue
-        each_ms = own_ms if step == own_step else middle_ms(step)
-        if rank < own_rank or lives > lives_there:
-            sure_ms += each_ms * len(group)
-        elif lives == lives_there:
-            total_ms += each_ms * len(group)
-            rivals.append((each_ms, group))
-
-    def ahead_ms(wait_ms: float) -> float:
-        start_s = now_s + 1e-3 * (view.queue_ms + wait_ms)
-        ms = sure_ms
-        for each_ms, group in rivals:
-            before_s = waiting.since_s  # of those that take as long: they came first
-            if each_ms != own_ms:
-                shorter = (each_ms / own_ms) ** SHORT_FIRST
-                before_s = start_s - shorter * (start_s - waiting.since_s)
-            ms += each_ms * bisect_left(group, before_s, key=_since)
-        return ms
-
-    least_ms, most_ms = sure_ms, sure_ms + total_ms
-    for _ in range(_NUM_ROUNDS if rivals else 0):
-        middle = 0.5 * (least_ms + most_ms)
-        if ahead_ms(middle) > middle:
-            least_ms = middle
+        if (rank, step) < own:
+            ahead_ms += len(group) * middle_ms(step)
         else:
-            most_ms = middle
-    return ahead_ms(0.5 * (least_ms + most_ms))
+            ahead_ms += bisect_left(group, waiting.since_s, key=_since) * own_ms
+    return ahead_ms

@@ -31,11 +31,10 @@ where it is computed, or copied, sooner than its turn would come, if it fits the
 
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
-those whose conversation lives where they want to go, then by
-how long they have waited over how long they take (uncached tokens, by the learned cost) to the
-power of `SHORT_FIRST`, so that short ones do not wait for long ones, and long ones not for ever.
-One that has waited for `max_wait_s` goes first and needs no room, and one of class batch after
-`batch_max_wait_s`.
+those that take the least, to read what is held and to compute the rest, by the learned cost: so
+the sum of all waits is the least, and what is cached is used while it is there. One that has
+waited for `max_wait_s` goes before all, in the order of arrival, and needs no room; one of class
+batch after `batch_max_wait_s`.
 
 A request with a deadline is refused as soon as its first token is predicted to come later: when it
 comes, from time to time while it waits, and before it is sent. With a limit on the time between
@@ -69,7 +68,6 @@ from router.scheduling.forecast import Forecast
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
     BATCH_RANK,
-    SHORT_FIRST,
     Candidates,
     Choice,
     Group,
@@ -80,9 +78,10 @@ from router.scheduling.waiting import (
     middle_ms,
     read_ratio,
     step_of,
+    takes_ms,
 )
 
-_NUM_TRIES: Final = 8  # requests of one level placed in vain before those behind have their turn
+_NUM_TRIES: Final = 8  # requests of a level placed in vain that live there, or of the others
 _NUM_ALL_TRIES: Final = 24  # the same of all levels, before a release is over
 _NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _NUM_MOVES: Final = 2  # ends of lines that are placed once more in vain, before a release is over
@@ -195,7 +194,7 @@ class Queue(Generic[C]):
         waiting.is_spent = self.is_spent(waiting.tenant, waiting.priority)
         if waiting.rules is not None:
             self._widest = max(self._widest, waiting.rules.window)
-        waiting.group = (None, waiting.rank, True, 0)
+        waiting.group = (None, waiting.rank, self._lives_at(waiting, None), 0)
         self._num_batch += waiting.is_batch
         self._num_at[waiting.level] += 1
         of_priority = self._by_tenant.setdefault(waiting.priority, {})
@@ -236,10 +235,7 @@ class Queue(Generic[C]):
 
     def outlook(self, waiting: Waiting, choice: C, now_s: float) -> Outlook:
         """Predict when a request has its first token, and whether it keeps its limits."""
-        lives_there = self._lives_at(waiting, choice.view.id)
-        ttft_ms, wait_ms = self._forecast.first_token_ms(
-            self._groups, waiting, choice, lives_there=lives_there, now_s=now_s
-        )
+        ttft_ms, wait_ms = self._forecast.first_token_ms(self._groups, waiting, choice)
         spare_ms = inf
         limit: Limit = "deadline"
         if self._rules.tbt_ms is not None:
@@ -344,12 +340,14 @@ class Queue(Generic[C]):
         behind, num_changed = False, self._num_changed
         while not behind or self._num_batch:
             num_gone = 0
-            num_tries: Counter[int] = Counter()  # by level: who waits for room stops its own alone
-            over: set[int] = set()
+            # By level, and whether they live there: who waits for room stops the like of it alone.
+            num_tries: Counter[tuple[int, bool]] = Counter()
+            over: set[tuple[int, bool]] = set()
             for waiting in self._ordered(now_s, full, over, behind=behind):
                 if waiting.number in seen:
                     continue  # it was put into another group
                 seen.add(waiting.number)
+                alike = waiting.level, waiting.group[2]
                 choice = choose(waiting, NOTHING)
                 if choice is None:
                     self.remove(waiting)
@@ -378,13 +376,11 @@ class Queue(Generic[C]):
                     continue
                 if verdict.why == "tbt":
                     waiting.expected_ms = None  # of prompts in front of it, this wait says nothing
-                num_tries[waiting.level] += 1
+                num_tries[alike] += 1
                 if num_tries.total() >= _NUM_ALL_TRIES:
                     break
-                if num_tries[waiting.level] >= _NUM_TRIES:
-                    over.add(waiting.level)
-                    if all(level in over for level in self._levels(behind=behind)):
-                        break
+                if num_tries[alike] >= _NUM_TRIES:
+                    over.add(alike)
             if self._num_changed != num_changed:
                 num_changed = self._num_changed  # another order: who is next was not seen
             elif behind:
@@ -590,10 +586,6 @@ class Queue(Generic[C]):
         num_there = max(1, num_there)  # with itself, in the queue or not
         return rules.patience * num_there * took_ms * scarcity**3
 
-    def _levels(self, *, behind: bool) -> list[int]:
-        """List the levels of those that wait: of class batch, or of the other."""
-        return [level for level in self._num_at if (level >= BATCH_RANK // 2) is behind]
-
     def _rules_of(self, waiting: Waiting) -> QueueRules:
         return waiting.rules if waiting.rules is not None else self._rules
 
@@ -650,12 +642,18 @@ class Queue(Generic[C]):
     # The order
 
     def _ordered(
-        self, now_s: float, full: set[CandidateId | None], over: set[int], *, behind: bool
+        self,
+        now_s: float,
+        full: set[CandidateId | None],
+        over: set[tuple[int, bool]],
+        *,
+        behind: bool,
     ) -> Iterator[Waiting]:
         """List who waits, first who is to go first, but those for candidates that are `full`.
 
-        And those of levels that are `over`. `behind`: batch requests that have not waited for long
-        enough to go first; else all others. The queue, `full` and `over` may change meanwhile.
+        And those that are `over`: of a level, living there or not. `behind`: batch requests that
+        have not waited for long enough to go first; else all others. The queue, `full` and `over`
+        may change meanwhile.
         """
         key = self._place
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
@@ -680,7 +678,7 @@ class Queue(Generic[C]):
                 continue
             heap = heaps[candidate]
             place, waiting, name = heap[0]
-            if name[1] // 2 in over:
+            if (name[1] // 2, name[2]) in over:
                 heappop(heap)
                 if not heap:
                     del heaps[candidate]
@@ -698,21 +696,20 @@ class Queue(Generic[C]):
                 if not heap:
                     del heaps[candidate]
 
-    def _place(self, waiting: Waiting, now_s: float) -> tuple[int, bool, float, int]:
+    def _place(self, waiting: Waiting, now_s: float) -> tuple[int, float, int]:
         """Return a request's place in the order: the least goes first."""
-        waited_s = now_s - waiting.since_s
-        is_in_time = waited_s < self._max_wait_s[waiting.is_batch]
-        lives_there = self._lives_at(waiting, waiting.candidate)
-        pressing = waited_s / waiting.compute_ms**SHORT_FIRST
-        return is_in_time * (1 + waiting.rank), not lives_there, -pressing, waiting.number
+        if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
+            return 0, 0.0, waiting.number
+        return 1 + waiting.rank, waiting.takes_ms, waiting.number
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""
         view = choice.view
         waiting.candidate = view.id
         waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
+        waiting.takes_ms = takes_ms(choice, waiting.num_tokens)
         lives_there = self._lives_at(waiting, view.id)
-        self._join_group(waiting, (view.id, waiting.rank, lives_there, step_of(waiting.compute_ms)))
+        self._join_group(waiting, (view.id, waiting.rank, lives_there, step_of(waiting.takes_ms)))
 
     def _lives_at(self, waiting: Waiting, candidate: CandidateId | None) -> bool:
         """Return whether the conversation of a request lives at a candidate.

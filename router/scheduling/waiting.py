@@ -20,11 +20,6 @@ MAX_PRIORITY: Final = 1000
 _BATCH_LEVEL: Final = 2 * MAX_PRIORITY + 1
 BATCH_RANK: Final = 2 * _BATCH_LEVEL
 
-SHORT_FIRST: Final = 2.0
-"""Power of what a prompt takes, over which its wait is taken for the order. With 1 a long one whose
-cache is gone goes before a short one that has waited for a second: both are late then. The larger,
-the more are in time, and the longer wait those that are not."""
-
 Group = tuple[CandidateId | None, int, bool, int]
 """Those that want to go to one candidate, have one rank, live there or not, and take about as
 long. The rank: twice the level, and 1 more of a tenant that has had its share."""
@@ -114,6 +109,7 @@ class Waiting(Struct):
     deadline_s: float | None = None  # when its first token has to be there; None: whenever
     number: int = 0  # in the order of arrival; set by the queue, as is `is_spent`
     compute_ms: float = 1.0  # as last chosen
+    takes_ms: float = 1.0  # likewise, with what it reads
     candidate: CandidateId | None = None  # likewise
     answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
     group: Group = (None, 0, True, 0)
@@ -133,9 +129,9 @@ class Waiting(Struct):
         return level_of(is_batch=self.is_batch, priority=self.priority)
 
 
-def step_of(compute_ms: float) -> int:
+def step_of(takes_ms: float) -> int:
     """Return the step of what a prompt takes: those of one are alike to a factor of 1.4."""
-    return int(_STEPS * log2(compute_ms))
+    return int(_STEPS * log2(takes_ms))
 
 
 def middle_ms(step: int) -> float:
@@ -152,6 +148,15 @@ def compute_ms(choice: Choice, num_tokens: int) -> float:
     num_held = max(view.num_gpu_tokens, view.num_cpu_tokens, choice.num_pooled_tokens or 0)
     cost = view.cost
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
+
+
+def takes_ms(choice: Choice, num_tokens: int) -> float:
+    """Predict how long a prompt takes that has an engine to itself: to be read, and computed."""
+    view, num_pooled = choice.view, choice.num_pooled_tokens or 0
+    num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
+    num_read = max(num_own, num_pooled) - view.num_gpu_tokens
+    read_ms = view.cost.fetch_ms(num_read, from_pool=num_pooled > num_own)
+    return compute_ms(choice, num_tokens) + read_ms
 
 
 def read_ratio(choice: Choice, num_tokens: int, *, from_pool: bool) -> float:
