@@ -304,8 +304,8 @@ class Queue(Generic[C]):
         """Return the request that is refused to make place for one that comes.
 
         One of a lower class, or of its class and a lower priority: of the lowest that wait first
-        those of tenants that have had their share, then those that take the longest (uncached
-        tokens), to a factor of 1.4, then those that live nowhere; the last that came. O(groups).
+        those of tenants that have had their share, then those that take the longest, reading
+        included, to a factor of 1.4, then those that live nowhere; the last that came. O(groups).
 
         Returns:
             None: none is lower.

@@ -155,7 +155,9 @@ def takes_ms(choice: Choice, num_tokens: int) -> float:
     view, num_pooled = choice.view, choice.num_pooled_tokens or 0
     num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
     num_read = max(num_own, num_pooled) - view.num_gpu_tokens
-    read_ms = view.cost.fetch_ms(num_read, from_pool=num_pooled > num_own)
+    read_ms = view.cost.fetch_ms(
+        num_read, from_pool=num_pooled > num_own, num_on_disk=view.num_disk_tokens
+    )
     return compute_ms(choice, num_tokens) + read_ms
 
 

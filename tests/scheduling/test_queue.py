@@ -692,9 +692,15 @@ def test_arms_have_room_of_their_own_in_caches_of_all() -> None:
     assert stage.release(0.1) == ["full"]
 
 
-def test_what_a_pool_has_takes_no_compute() -> None:
-    """A long prompt that is read goes before a shorter one that is computed."""
+@pytest.mark.parametrize(
+    ("ms_per_token", "first"),
+    [(0.1, "read"), (0.3, "cold")],
+    ids=["read quickly", "read slowly"],
+)
+def test_the_order_counts_what_is_read_as_well(ms_per_token: float, first: str) -> None:
+    """A long prompt that is read goes before a shorter one that is computed for longer."""
     stage = Stage(window=0)
+    stage.cost = replace(COST, ms_per_fetch=0.0, ms_per_fetched_token=ms_per_token)
     stage.num_waiting[A] = 1
     stage.ask("cold", 2_000)
     stage.ask("read", 8_000, at_s=0.1)
@@ -703,7 +709,7 @@ def test_what_a_pool_has_takes_no_compute() -> None:
         stage.release(at_s)
     stage.num_waiting[A] = 0
 
-    assert stage.release(1.0) == ["read"]
+    assert stage.release(1.0) == [first]
 
 
 @pytest.mark.parametrize(
