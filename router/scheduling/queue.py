@@ -32,9 +32,9 @@ where it is computed, or copied, sooner than its turn would come, if it fits the
 First go interactive requests, of these first those of the highest priority, then those of tenants
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
 those that take the least, to read what is held and to compute the rest, by the learned cost: so
-the sum of all waits is the least, and what is cached is used while it is there. One that has
-waited for `max_wait_s` goes before all, in the order of arrival, and needs no room; one of class
-batch after `batch_max_wait_s`.
+the sum of all waits is the least, and what is cached is used while it is there. Of those that are
+alike to a factor of 1.4 the first that came goes. One that has waited for `max_wait_s` goes before
+all, in the order of arrival, and needs no room; one of class batch after `batch_max_wait_s`.
 
 A request with a deadline is refused as soon as its first token is predicted to come later: when it
 comes, from time to time while it waits, and before it is sent. With a limit on the time between
@@ -85,7 +85,6 @@ _NUM_TRIES: Final = 8  # requests of a level placed in vain that live there, or 
 _NUM_ALL_TRIES: Final = 24  # the same of all levels, before a release is over
 _NUM_GONE: Final = 64  # likewise requests that cannot be placed
 _NUM_MOVES: Final = 2  # ends of lines that are placed once more in vain, before a release is over
-_SHORT: Final = 64  # requests; the order of so many is exact, of more it is that of their groups
 _NUM_CHECKS: Final = 4  # of deadlines, in a release
 _CHECK_AGAIN_S: Final = 0.05  # at the soonest
 _ON_THE_WAY_MS: Final = 60.0
@@ -136,8 +135,8 @@ class Queue(Generic[C]):
     """The requests that wait.
 
     Those of a group (candidate, rank, lives there, time it takes) are in the order of their
-    arrival. In a long queue a release compares the first of each group alone: what that takes
-    depends on who goes, not on how many wait.
+    arrival. A release compares the first of each group: what that takes depends on who goes, not on
+    how many wait.
 
     Args:
         rules: When one may go.
@@ -657,7 +656,6 @@ class Queue(Generic[C]):
         """
         key = self._place
         heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
-        is_short = len(self._waiting) <= _SHORT
         late_s = now_s - self._max_wait_s[True]
         for name, group in self._groups.items():
             candidate, is_batch = name[0], name[1] >= BATCH_RANK
@@ -665,10 +663,7 @@ class Queue(Generic[C]):
                 continue
             if is_batch and not behind and group[0].since_s > late_s:
                 continue
-            first = group if is_short else group[:1]
-            heaps.setdefault(candidate, []).extend(
-                [(key(each, now_s), each, name) for each in first]
-            )
+            heaps.setdefault(candidate, []).append((key(group[0], now_s), group[0], name))
         for heap in heaps.values():
             heapify(heap)
         while heaps:
@@ -687,7 +682,7 @@ class Queue(Generic[C]):
                 return  # all who are left are behind
             if waiting.number in self._waiting and waiting.group == name:
                 yield waiting
-            others = () if is_short else self._groups.get(name, ())
+            others = self._groups.get(name, ())
             index = bisect_right(others, waiting.number, key=_number)
             if index < len(others):
                 heapreplace(heap, (key(others[index], now_s), others[index], name))
@@ -696,20 +691,19 @@ class Queue(Generic[C]):
                 if not heap:
                     del heaps[candidate]
 
-    def _place(self, waiting: Waiting, now_s: float) -> tuple[int, float, int]:
+    def _place(self, waiting: Waiting, now_s: float) -> tuple[int, int, int]:
         """Return a request's place in the order: the least goes first."""
         if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
-            return 0, 0.0, waiting.number
-        return 1 + waiting.rank, waiting.takes_ms, waiting.number
+            return 0, 0, waiting.number
+        return 1 + waiting.rank, waiting.group[3], waiting.number
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""
         view = choice.view
         waiting.candidate = view.id
         waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
-        waiting.takes_ms = takes_ms(choice, waiting.num_tokens)
-        lives_there = self._lives_at(waiting, view.id)
-        self._join_group(waiting, (view.id, waiting.rank, lives_there, step_of(waiting.takes_ms)))
+        step = step_of(takes_ms(choice, waiting.num_tokens))
+        self._join_group(waiting, (view.id, waiting.rank, self._lives_at(waiting, view.id), step))
 
     def _lives_at(self, waiting: Waiting, candidate: CandidateId | None) -> bool:
         """Return whether the conversation of a request lives at a candidate.

@@ -109,7 +109,6 @@ class Waiting(Struct):
     deadline_s: float | None = None  # when its first token has to be there; None: whenever
     number: int = 0  # in the order of arrival; set by the queue, as is `is_spent`
     compute_ms: float = 1.0  # as last chosen
-    takes_ms: float = 1.0  # likewise, with what it reads
     candidate: CandidateId | None = None  # likewise
     answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
     group: Group = (None, 0, True, 0)
