@@ -21,9 +21,10 @@ from router.scheduling.waiting import (
     Choice,
     Group,
     Waiting,
+    compute_ms,
     middle_ms,
+    read_ms,
     step_of,
-    takes_ms,
 )
 
 _DECAY: Final = 0.98  # half of the weight lies on the last 35 waits
@@ -84,7 +85,7 @@ class Forecast:
 
 def work_ahead_ms(groups: Groups, waiting: Waiting, choice: Choice) -> float:
     """Sum what those take that will go to a candidate before a request does."""
-    own_ms = takes_ms(choice, waiting.num_tokens)
+    own_ms = compute_ms(choice, waiting.num_tokens) + read_ms(choice)
     own = waiting.rank, step_of(own_ms)
     ahead_ms = 0.0
     for (candidate, rank, _, step), group in groups.items():

@@ -76,9 +76,9 @@ from router.scheduling.waiting import (
     compute_ms,
     level_of,
     middle_ms,
+    read_ms,
     read_ratio,
     step_of,
-    takes_ms,
 )
 
 _NUM_TRIES: Final = 8  # requests of a level placed in vain that live there, or of the others
@@ -702,7 +702,7 @@ class Queue(Generic[C]):
         view = choice.view
         waiting.candidate = view.id
         waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
-        step = step_of(takes_ms(choice, waiting.num_tokens))
+        step = step_of(waiting.compute_ms + read_ms(choice))
         self._join_group(waiting, (view.id, waiting.rank, self._lives_at(waiting, view.id), step))
 
     def _lives_at(self, waiting: Waiting, candidate: CandidateId | None) -> bool:

@@ -149,15 +149,14 @@ def compute_ms(choice: Choice, num_tokens: int) -> float:
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
 
 
-def takes_ms(choice: Choice, num_tokens: int) -> float:
-    """Predict how long a prompt takes that has an engine to itself: to be read, and computed."""
+def read_ms(choice: Choice) -> float:
+    """Predict how long an engine reads what it lacks of a prompt, from CPU memory or a pool."""
     view, num_pooled = choice.view, choice.num_pooled_tokens or 0
     num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
     num_read = max(num_own, num_pooled) - view.num_gpu_tokens
-    read_ms = view.cost.fetch_ms(
+    return view.cost.fetch_ms(
         num_read, from_pool=num_pooled > num_own, num_on_disk=view.num_disk_tokens
     )
-    return compute_ms(choice, num_tokens) + read_ms
 
 
 def read_ratio(choice: Choice, num_tokens: int, *, from_pool: bool) -> float:
@@ -169,5 +168,5 @@ def read_ratio(choice: Choice, num_tokens: int, *, from_pool: bool) -> float:
         return 1.0
     cost = choice.view.cost
     computed_ms = cost.prefill_ms(num_tokens, 0) - cost.base_ms
-    read_ms = cost.fetch_ms(num_tokens, from_pool=from_pool)
-    return read_ms / computed_ms if read_ms < computed_ms else 1.0
+    reading_ms = cost.fetch_ms(num_tokens, from_pool=from_pool)
+    return reading_ms / computed_ms if reading_ms < computed_ms else 1.0
