@@ -33,7 +33,7 @@ First go interactive requests, of these first those of the highest priority, the
 that have not had their share (`router.scheduling.shares`, among tenants of one priority), then
 those that take the least, to read what is held and to compute the rest, by the learned cost: so
 the sum of all waits is the least, and what is cached is used while it is there. Of those that are
-alike to a factor of 1.4 the first that came goes. One that has waited for `max_wait_s` goes before
+alike to a tenth the first that came goes. One that has waited for `max_wait_s` goes before
 all, in the order of arrival, and needs no room; one of class batch after `batch_max_wait_s`.
 
 A request with a deadline is refused as soon as its first token is predicted to come later: when it
@@ -304,7 +304,7 @@ class Queue(Generic[C]):
 
         One of a lower class, or of its class and a lower priority: of the lowest that wait first
         those of tenants that have had their share, then those that take the longest, reading
-        included, to a factor of 1.4, then those that live nowhere; the last that came. O(groups).
+        included, to a tenth, then those that live nowhere; the last that came. O(groups).
 
         Returns:
             None: none is lower.

@@ -12,7 +12,7 @@ from router.config import QueueConfig
 
 _DEFAULTS: Final = QueueConfig()
 
-_STEPS: Final = 2  # of groups in a factor of 2
+_STEPS: Final = 8  # of groups in a factor of 2
 
 MAX_PRIORITY: Final = 1000
 """Of a tenant; the lowest is as far below 0."""
@@ -129,7 +129,7 @@ class Waiting(Struct):
 
 
 def step_of(takes_ms: float) -> int:
-    """Return the step of what a prompt takes: those of one are alike to a factor of 1.4."""
+    """Return the step of what a prompt takes: those of one are alike to a tenth."""
     return int(_STEPS * log2(takes_ms))
 
 
