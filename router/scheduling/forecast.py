@@ -70,10 +70,11 @@ class Forecast:
         view = choice.view
         ahead_ms = work_ahead_ms(groups, waiting, choice)
         totals: dict[CandidateId | None, float] = {view.id: ahead_ms}
-        own_rank = waiting.rank
-        for (candidate, rank, _, step), group in groups.items():
-            if candidate != view.id and rank <= own_rank:
-                totals[candidate] = totals.get(candidate, 0.0) + len(group) * middle_ms(step)
+        own_order = waiting.group.in_time, waiting.rank
+        for name, group in groups.items():
+            there = name.candidate
+            if there != view.id and (name.in_time, name.rank) <= own_order:
+                totals[there] = totals.get(there, 0.0) + len(group) * middle_ms(name.step)
         stretch = self.stretch(is_batch=waiting.is_batch)
         return min(
             [
@@ -86,13 +87,16 @@ class Forecast:
 def work_ahead_ms(groups: Groups, waiting: Waiting, choice: Choice) -> float:
     """Sum what those take that will go to a candidate before a request does."""
     own_ms = compute_ms(choice, waiting.num_tokens) + read_ms(choice)
-    own = waiting.rank, step_of(own_ms)
+    own = waiting.group.in_time, waiting.rank, step_of(own_ms)
     ahead_ms = 0.0
-    for (candidate, rank, _, step), group in groups.items():
-        if candidate != choice.view.id or (rank, step) > own:
+    for name, group in groups.items():
+        if name.candidate != choice.view.id:
             continue
-        if (rank, step) < own:
-            ahead_ms += len(group) * middle_ms(step)
-        else:
+        order = name[1:4]
+        if not own[0] and not order[0]:  # of those that have waited for too long
+            ahead_ms += bisect_left(group, waiting.since_s, key=_since) * middle_ms(name.step)
+        elif order < own:
+            ahead_ms += len(group) * middle_ms(name.step)
+        elif order == own:
             ahead_ms += bisect_left(group, waiting.since_s, key=_since) * own_ms
     return ahead_ms

@@ -53,21 +53,21 @@ router and the simulator use the same queue.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Callable
+from heapq import heappop, heappush
 from math import inf
-from operator import attrgetter, itemgetter
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId, ReplicaView
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
+from router.scheduling.lines import Lines
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import (
-    BATCH_RANK,
     Candidates,
     Choice,
     Group,
@@ -96,7 +96,6 @@ _PACE_SHARE: Final = 0.5
 each, make it slow, and several share one."""
 
 _RELOAD_DECAY: Final = 0.95  # half of the weight lies on the last 14 turns
-_number = attrgetter("number")
 _since = attrgetter("since_s")
 
 
@@ -134,9 +133,7 @@ C = TypeVar("C", bound=Choice)
 class Queue(Generic[C]):
     """The requests that wait.
 
-    Those of a group (candidate, rank, lives there, time it takes) are in the order of their
-    arrival. A release compares the first of each group: what that takes depends on who goes, not on
-    how many wait.
+    They stand in `Lines`: what a release takes depends on who goes, not on how many wait.
 
     Args:
         rules: When one may go.
@@ -145,10 +142,9 @@ class Queue(Generic[C]):
         has_room: Whether the engine chosen could begin a request beside what it has; None: all.
     """
 
-    __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_groups",
-                 "_has_room", "_kept_ratio", "_max_wait_s", "_num_added", "_num_at", "_num_batch",
-                 "_num_changed", "_num_there", "_pooled_ratio", "_rules", "_shares", "_waiting",
-                 "_widest", "_working_sets")  # fmt: skip
+    __slots__ = ("_by_tenant", "_candidates", "_checks", "_forecast", "_has_room", "_kept_ratio",
+                 "_lines", "_max_wait_s", "_num_added", "_num_at", "_num_batch", "_num_changed",
+                 "_pooled_ratio", "_rules", "_shares", "_widest", "_working_sets")  # fmt: skip
 
     def __init__(
         self,
@@ -163,14 +159,11 @@ class Queue(Generic[C]):
         self._working_sets = working_sets
         self._candidates = candidates
         self._has_room = has_room
-        self._waiting: set[int] = set()  # numbers
-        self._groups: dict[Group, list[Waiting]] = {}  # none empty, each by number
+        self._lines = Lines(self._max_wait_s)
         # By priority, tenant and number; none empty.
         self._by_tenant: dict[int, dict[str, dict[int, Waiting]]] = {}
         self._shares: dict[int, Shares] = {}  # by priority: tenants of one take turns
         self._num_at: Counter[int] = Counter()  # by level, none 0
-        # By where they would go, and whether they are of class batch; none 0.
-        self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()
         self._num_added = self._num_batch = 0
         self._pooled_ratio = 0.0  # of what conversations had computed: a pool has so much
         self._kept_ratio = 0.0  # of what engines' caches lost of it: CPU memory has so much
@@ -179,7 +172,7 @@ class Queue(Generic[C]):
         self._checks: list[tuple[float, int, Waiting]] = []  # of deadlines: when, number
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._lines)
 
     @property
     def num_batch(self) -> int:
@@ -193,16 +186,14 @@ class Queue(Generic[C]):
         waiting.is_spent = self.is_spent(waiting.tenant, waiting.priority)
         if waiting.rules is not None:
             self._widest = max(self._widest, waiting.rules.window)
-        waiting.group = (None, waiting.rank, self._lives_at(waiting, None), 0)
+        waiting.group = Group(None, True, waiting.rank, 0, self._lives_at(waiting, None))
         self._num_batch += waiting.is_batch
         self._num_at[waiting.level] += 1
         of_priority = self._by_tenant.setdefault(waiting.priority, {})
         of_priority.setdefault(waiting.tenant, {})[waiting.number] = waiting
-        self._waiting.add(waiting.number)
         if waiting.session is not None:
             self._working_sets.asked(waiting.session, waiting.since_s)
-        self._groups.setdefault(waiting.group, []).append(waiting)
-        self._num_there[None, waiting.is_batch] += 1
+        self._lines.add(waiting)
 
     def is_spent(self, tenant: str, priority: int = 0) -> bool:
         """Return whether a tenant has had its share: others of its priority go first."""
@@ -234,7 +225,7 @@ class Queue(Generic[C]):
 
     def outlook(self, waiting: Waiting, choice: C, now_s: float) -> Outlook:
         """Predict when a request has its first token, and whether it keeps its limits."""
-        ttft_ms, wait_ms = self._forecast.first_token_ms(self._groups, waiting, choice)
+        ttft_ms, wait_ms = self._forecast.first_token_ms(self._lines.groups, waiting, choice)
         spare_ms = inf
         limit: Limit = "deadline"
         if self._rules.tbt_ms is not None:
@@ -261,10 +252,10 @@ class Queue(Generic[C]):
             return 0.0  # not known
         offered = {cost.id for cost in choice.costs()}
         num_ahead, own_rank = 0, waiting.rank
-        for (candidate, rank, _, _), group in self._groups.items():
-            if candidate in offered and rank < own_rank:
+        for name, group in self._lines.groups.items():
+            if name.candidate in offered and name.rank < own_rank:
                 num_ahead += len(group)
-            elif candidate in offered and rank == own_rank:
+            elif name.candidate in offered and name.rank == own_rank:
                 num_ahead += bisect_left(group, waiting.since_s, key=_since)
         return 1e3 * (num_ahead + 1) / per_s
 
@@ -284,8 +275,8 @@ class Queue(Generic[C]):
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request: it is sent, or its client has left. Once more has no effect."""
-        if waiting.number in self._waiting:
-            self._waiting.discard(waiting.number)
+        if waiting.number in self._lines:
+            self._lines.remove(waiting)
             self._num_batch -= waiting.is_batch
             self._num_at[waiting.level] -= 1
             if not self._num_at[waiting.level]:
@@ -297,7 +288,6 @@ class Queue(Generic[C]):
                 del of_priority[waiting.tenant]
             if not of_priority:
                 del self._by_tenant[waiting.priority]
-            self._leave_group(waiting)
 
     def refused_for(self, *, is_batch: bool, priority: int = 0) -> Waiting | None:
         """Return the request that is refused to make place for one that comes.
@@ -312,7 +302,8 @@ class Queue(Generic[C]):
         lowest = max(self._num_at, default=-1)
         if lowest <= level_of(is_batch=is_batch, priority=priority):
             return None
-        return self._groups[max(self._groups, key=_price)][-1]
+        groups = self._lines.groups
+        return groups[max(groups, key=_price)][-1]
 
     def release(
         self,
@@ -333,6 +324,7 @@ class Queue(Generic[C]):
                 and after how many milliseconds more it might have been kept.
         """
         self._working_sets.expire(now_s)
+        self._lines.note_late(now_s)
         self._check_deadlines(now_s, choose, refuse)
         full: set[CandidateId | None] = set()
         seen: set[int] = set()
@@ -342,11 +334,11 @@ class Queue(Generic[C]):
             # By level, and whether they live there: who waits for room stops the like of it alone.
             num_tries: Counter[tuple[int, bool]] = Counter()
             over: set[tuple[int, bool]] = set()
-            for waiting in self._ordered(now_s, full, over, behind=behind):
+            for waiting in self._lines.in_order(full, over, behind=behind):
                 if waiting.number in seen:
                     continue  # it was put into another group
                 seen.add(waiting.number)
-                alike = waiting.level, waiting.group[2]
+                alike = waiting.group.alike
                 choice = choose(waiting, NOTHING)
                 if choice is None:
                     self.remove(waiting)
@@ -401,11 +393,11 @@ class Queue(Generic[C]):
         Of each group the last one stands at its end. Those with the most in front come first. None
         takes another's turn: where some wait, or idle time is to be spent, these come first.
         """
-        ends, lines_ms = self._ends(full, now_s)
+        ends, lines_ms = self._lines.ends(full)
         num_in_vain = 0
         for ahead_ms, there, name in ends:
-            own_ms = middle_ms(name[3])
-            while group := self._groups.get(name):
+            own_ms = middle_ms(name.step)
+            while group := self._lines.groups.get(name):
                 waiting = group[-1]
                 ahead_ms -= own_ms
                 if ahead_ms <= 0.0:
@@ -429,34 +421,8 @@ class Queue(Generic[C]):
 
     def _is_open(self, candidate: CandidateId, full: set[CandidateId | None]) -> bool:
         """Return whether a window is open for which none waits."""
-        num_there = self._num_there[candidate, False] + self._num_there[candidate, True]
+        num_there = sum(self._lines.num_there(candidate, is_batch=each) for each in (False, True))
         return candidate not in full and not num_there
-
-    def _ends(
-        self, full: set[CandidateId | None], now_s: float
-    ) -> tuple[list[tuple[float, CandidateId, Group]], dict[CandidateId, float]]:
-        """List the groups that wait for full windows, and what is computed before their ends are.
-
-        In ms, with the end itself, the most first; and what all take that wait there.
-        """
-        lines: dict[CandidateId, list[tuple[Any, Group, float]]] = {}
-        for name, group in self._groups.items():
-            candidate, step = name[0], name[3]
-            if candidate is not None and candidate in full:
-                took_ms = len(group) * middle_ms(step)
-                place = self._place(group[-1], now_s)
-                lines.setdefault(candidate, []).append((place, name, took_ms))
-        ends: list[tuple[float, CandidateId, Group]] = []
-        lines_ms: dict[CandidateId, float] = {}
-        for candidate, line in lines.items():
-            line.sort()
-            ahead_ms = 0.0
-            for _, name, took_ms in line:
-                ahead_ms += took_ms
-                ends.append((ahead_ms, candidate, name))
-            lines_ms[candidate] = ahead_ms
-        ends.sort(key=itemgetter(0), reverse=True)
-        return ends, lines_ms
 
     def pass_by(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Let a request go that has just come, without limits, while no other waits.
@@ -579,9 +545,9 @@ class Queue(Generic[C]):
         num_tokens = max(1.0, working_sets.num_tokens_at(there))
         num_that_fit = working_sets.at(there).num_sessions * min(1.0, room / num_tokens)
         scarcity = 1e-3 * took_ms * num_that_fit / working_sets.cycle_s
-        num_there = self._num_there[there, False]
-        if waiting.is_batch:
-            num_there += self._num_there[there, True]  # they go behind interactive ones
+        num_there = self._lines.num_there(there, is_batch=False)
+        if waiting.is_batch:  # those of its class go behind interactive ones
+            num_there += self._lines.num_there(there, is_batch=True)
         num_there = max(1, num_there)  # with itself, in the queue or not
         return rules.patience * num_there * took_ms * scarcity**3
 
@@ -598,7 +564,7 @@ class Queue(Generic[C]):
     ) -> None:
         """Refuse those whose limits cannot be kept any more; a few are looked at."""
         for _ in range(_NUM_CHECKS):
-            while self._checks and self._checks[0][1] not in self._waiting:
+            while self._checks and self._checks[0][1] not in self._lines:
                 heappop(self._checks)
             if not self._checks or self._checks[0][0] > now_s:
                 return
@@ -638,64 +604,7 @@ class Queue(Generic[C]):
             return 0.0
         return max(0.0, 1e3 * (now_s - waiting.deadline_s) + _own_ttft_ms(choice))
 
-    # The order
-
-    def _ordered(
-        self,
-        now_s: float,
-        full: set[CandidateId | None],
-        over: set[tuple[int, bool]],
-        *,
-        behind: bool,
-    ) -> Iterator[Waiting]:
-        """List who waits, first who is to go first, but those for candidates that are `full`.
-
-        And those that are `over`: of a level, living there or not. `behind`: batch requests that
-        have not waited for long enough to go first; else all others. The queue, `full` and `over`
-        may change meanwhile.
-        """
-        key = self._place
-        heaps: dict[CandidateId | None, list[tuple[Any, Waiting, Group]]] = {}
-        late_s = now_s - self._max_wait_s[True]
-        for name, group in self._groups.items():
-            candidate, is_batch = name[0], name[1] >= BATCH_RANK
-            if candidate in full or (behind and not is_batch):
-                continue
-            if is_batch and not behind and group[0].since_s > late_s:
-                continue
-            heaps.setdefault(candidate, []).append((key(group[0], now_s), group[0], name))
-        for heap in heaps.values():
-            heapify(heap)
-        while heaps:
-            candidate = min(heaps, key=lambda each: heaps[each][0][0])
-            if candidate in full:
-                del heaps[candidate]
-                continue
-            heap = heaps[candidate]
-            place, waiting, name = heap[0]
-            if (name[1] // 2, name[2]) in over:
-                heappop(heap)
-                if not heap:
-                    del heaps[candidate]
-                continue
-            if place[0] > BATCH_RANK and not behind:
-                return  # all who are left are behind
-            if waiting.number in self._waiting and waiting.group == name:
-                yield waiting
-            others = self._groups.get(name, ())
-            index = bisect_right(others, waiting.number, key=_number)
-            if index < len(others):
-                heapreplace(heap, (key(others[index], now_s), others[index], name))
-            else:
-                heappop(heap)
-                if not heap:
-                    del heaps[candidate]
-
-    def _place(self, waiting: Waiting, now_s: float) -> tuple[int, int, int]:
-        """Return a request's place in the order: the least goes first."""
-        if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
-            return 0, 0, waiting.number
-        return 1 + waiting.rank, waiting.group[3], waiting.number
+    # Where they stand
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""
@@ -703,7 +612,8 @@ class Queue(Generic[C]):
         waiting.candidate = view.id
         waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
         step = step_of(waiting.compute_ms + read_ms(choice))
-        self._join_group(waiting, (view.id, waiting.rank, self._lives_at(waiting, view.id), step))
+        in_time, lives_there = waiting.group.in_time, self._lives_at(waiting, view.id)
+        self._lines.put(waiting, Group(view.id, in_time, waiting.rank, step, lives_there))
 
     def _lives_at(self, waiting: Waiting, candidate: CandidateId | None) -> bool:
         """Return whether the conversation of a request lives at a candidate.
@@ -726,8 +636,7 @@ class Queue(Generic[C]):
         for tenant in changed:
             for each in of_priority.get(tenant, {}).values():
                 each.is_spent = shares.is_spent(tenant)
-                candidate, _, lives_there, step = each.group
-                self._join_group(each, (candidate, each.rank, lives_there, step))
+                self._lines.put(each, each.group._replace(rank=each.rank))
 
     def _look_at_reloads(self, waiting: Waiting, choice: C) -> None:
         """Learn how much of what a conversation had computed the engine can read again.
@@ -747,24 +656,6 @@ class Queue(Generic[C]):
             weight = (1.0 - _RELOAD_DECAY) * num_lost / num_known
             self._kept_ratio += weight * (num_kept / num_lost - self._kept_ratio)
 
-    def _join_group(self, waiting: Waiting, name: Group) -> None:
-        if name != waiting.group:
-            self._leave_group(waiting)
-            waiting.group = name
-            group = self._groups.setdefault(name, [])
-            group.insert(bisect_left(group, waiting.number, key=_number), waiting)
-            self._num_there[name[0], waiting.is_batch] += 1
-
-    def _leave_group(self, waiting: Waiting) -> None:
-        group = self._groups[waiting.group]
-        del group[bisect_left(group, waiting.number, key=_number)]
-        there = waiting.group[0], waiting.is_batch
-        self._num_there[there] -= 1
-        if not self._num_there[there]:
-            del self._num_there[there]
-        if not group:
-            del self._groups[waiting.group]
-
 
 def _own_ttft_ms(choice: Choice) -> float:
     """Return the predicted time to a first token at the candidate chosen, sent now."""
@@ -774,4 +665,4 @@ def _own_ttft_ms(choice: Choice) -> float:
 
 def _price(name: Group) -> tuple[int, int, bool]:
     """Order groups by rank, by what their requests take, and by whether they live nowhere."""
-    return name[1], name[3], not name[2]
+    return name.rank, name.step, not name.lives_there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import log2
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -20,9 +20,28 @@ MAX_PRIORITY: Final = 1000
 _BATCH_LEVEL: Final = 2 * MAX_PRIORITY + 1
 BATCH_RANK: Final = 2 * _BATCH_LEVEL
 
-Group = tuple[CandidateId | None, int, bool, int]
-"""Those that want to go to one candidate, have one rank, live there or not, and take about as
-long. The rank: twice the level, and 1 more of a tenant that has had its share."""
+
+class Group(NamedTuple):
+    """Those that want to go to one candidate and take about as long, in the order of groups there.
+
+    `rank` is twice the level, and 1 more of a tenant that has had its share; `step`: see `step_of`.
+    """
+
+    candidate: CandidateId | None  # None: not placed yet
+    in_time: bool  # none has waited for so long that it goes before all
+    rank: int
+    step: int
+    lives_there: bool
+
+    @property
+    def alike(self) -> tuple[int, bool]:
+        """Return level, and whether they live there."""
+        return self.rank // 2, self.lives_there
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether all of class interactive go first, wherever they wait."""
+        return self.in_time and self.rank >= BATCH_RANK
 
 
 def level_of(*, is_batch: bool, priority: int) -> int:
@@ -111,7 +130,7 @@ class Waiting(Struct):
     compute_ms: float = 1.0  # as last chosen
     candidate: CandidateId | None = None  # likewise
     answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
-    group: Group = (None, 0, True, 0)
+    group: Group = Group(None, True, 0, 0, True)
     held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
     expected_ms: float | None = None  # its wait, as predicted when it came
     rules: QueueRules | None = None  # of its arm of an experiment, but for its place in the order
