@@ -92,11 +92,10 @@ def work_ahead_ms(groups: Groups, waiting: Waiting, choice: Choice) -> float:
     for name, group in groups.items():
         if name.candidate != choice.view.id:
             continue
-        order = name[1:4]
-        if not own[0] and not order[0]:  # of those that have waited for too long
+        if not waiting.group.in_time and not name.in_time:  # of those that have waited for too long
             ahead_ms += bisect_left(group, waiting.since_s, key=_since) * middle_ms(name.step)
-        elif order < own:
+        elif name.order < own:
             ahead_ms += len(group) * middle_ms(name.step)
-        elif order == own:
+        elif name.order == own:
             ahead_ms += bisect_left(group, waiting.since_s, key=_since) * own_ms
     return ahead_ms

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace, merge
 from math import inf
 from operator import attrgetter, itemgetter
-from typing import Final
 
 from policies.view import CandidateId
 from router.scheduling.waiting import BATCH_RANK, Group, Waiting, middle_ms
 
 _Place = tuple[bool, int, int, int]
 _number = attrgetter("number")
-_first: Final = itemgetter(0)
+_first = itemgetter(0)
 
 
 class Lines:
@@ -54,9 +53,10 @@ class Lines:
         """All who wait."""
         return self._groups
 
-    def num_there(self, candidate: CandidateId | None, *, is_batch: bool) -> int:
-        """Count those of a class that would go to a candidate."""
-        return self._num_there[candidate, is_batch]
+    def num_there(self, candidate: CandidateId, *, for_batch: bool) -> int:
+        """Count those that would go to a candidate; those of class batch only `for_batch`."""
+        num_batch = self._num_there[candidate, True] if for_batch else 0
+        return self._num_there[candidate, False] + num_batch
 
     def add(self, waiting: Waiting) -> None:
         """Let a request wait, with the group that it has."""
@@ -109,6 +109,7 @@ class Lines:
         """
         walks = [self._walk(candidate, full, over, behind=behind) for candidate in self._lines]
         for _, name, waiting in merge(*walks, key=_first):
+            # A walk is one ahead: of what has changed since, its next one knows nothing.
             has_moved = waiting.number not in self._waiting or waiting.group != name
             if not has_moved and name.candidate not in full and name.alike not in over:
                 yield waiting
@@ -212,9 +213,9 @@ def _place(name: Group, waiting: Waiting) -> _Place:
     """Return a request's place in the order: the least goes first."""
     if not name.in_time:
         return False, 0, 0, waiting.number
-    return True, name.rank, name.step, waiting.number
+    return *name.order, waiting.number
 
 
 def _least_place(name: Group) -> tuple[bool, int, int]:
     """Return what no request of a group has a lesser place than."""
-    return (True, name.rank, name.step) if name.in_time else (False, 0, 0)
+    return name.order if name.in_time else (False, 0, 0)

@@ -421,8 +421,7 @@ class Queue(Generic[C]):
 
     def _is_open(self, candidate: CandidateId, full: set[CandidateId | None]) -> bool:
         """Return whether a window is open for which none waits."""
-        num_there = sum(self._lines.num_there(candidate, is_batch=each) for each in (False, True))
-        return candidate not in full and not num_there
+        return candidate not in full and not self._lines.num_there(candidate, for_batch=True)
 
     def pass_by(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Let a request go that has just come, without limits, while no other waits.
@@ -483,8 +482,7 @@ class Queue(Generic[C]):
             return True
         if view.queue_ms < _ON_THE_WAY_MS:
             return True
-        is_late = now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]
-        return is_late or self._has_room(waiting, choice)
+        return self._is_late(waiting, now_s) or self._has_room(waiting, choice)
 
     def _judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         view = choice.view
@@ -508,12 +506,16 @@ class Queue(Generic[C]):
             num_before = working_sets.num_tokens_before(session, for_batch=waiting.is_batch)
         if not num_before or num_before + num_own <= room:
             return Verdict(True, "room")
-        if now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]:
+        if self._is_late(waiting, now_s):
             return Verdict(True, "waited_out")
         price_ms = self._lost_ratio(choice, num_own) * self._idle_price_ms(waiting, choice, room)
         if self._candidates.has_idle_time(view.id, price_ms, now_s):
             return Verdict(True, "idle", price_ms)
         return Verdict(False, "room")
+
+    def _is_late(self, waiting: Waiting, now_s: float) -> bool:
+        """Return whether a request has waited for so long that it needs no room."""
+        return now_s - waiting.since_s >= self._max_wait_s[waiting.is_batch]
 
     def _has_enough(self, view: ReplicaView, ready_ms: float) -> bool:
         """Return whether an engine has so much work ready, by the learned cost or its pace.
@@ -545,9 +547,7 @@ class Queue(Generic[C]):
         num_tokens = max(1.0, working_sets.num_tokens_at(there))
         num_that_fit = working_sets.at(there).num_sessions * min(1.0, room / num_tokens)
         scarcity = 1e-3 * took_ms * num_that_fit / working_sets.cycle_s
-        num_there = self._lines.num_there(there, is_batch=False)
-        if waiting.is_batch:  # those of its class go behind interactive ones
-            num_there += self._lines.num_there(there, is_batch=True)
+        num_there = self._lines.num_there(there, for_batch=waiting.is_batch)
         num_there = max(1, num_there)  # with itself, in the queue or not
         return rules.patience * num_there * took_ms * scarcity**3
 

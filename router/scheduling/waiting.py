@@ -34,6 +34,11 @@ class Group(NamedTuple):
     lives_there: bool
 
     @property
+    def order(self) -> tuple[bool, int, int]:
+        """Return what decides who goes first in a line."""
+        return self.in_time, self.rank, self.step
+
+    @property
     def alike(self) -> tuple[int, bool]:
         """Return level, and whether they live there."""
         return self.rank // 2, self.lives_there

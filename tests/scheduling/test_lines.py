@@ -14,18 +14,18 @@ A, B = CandidateId("a"), CandidateId("b")
 MAX_WAIT_S: Final = (30.0, 60.0)
 NOW_S: Final = 100.0
 
+_candidates = st.sampled_from([A, B, None])
 _requests = st.lists(
     st.builds(
         Waiting,
-        item=st.sampled_from([A, B, None]),
-        session=st.none(),
+        item=_candidates,
+        session=st.sampled_from([None, 7]),  # 7: it lives where it wants to go
         num_tokens=st.just(1),
         since_s=st.floats(20.0, NOW_S),
         is_batch=st.booleans(),
         priority=st.integers(-1, 1),
         is_spent=st.booleans(),
         compute_ms=st.sampled_from([1.0, 30.0, 31.0, 1_000.0]),
-        weight=st.sampled_from([0.0, 1.0]),  # here: whether it lives where it wants to go
     ),
     max_size=40,
 )
@@ -37,7 +37,7 @@ def lines_of(requests: list[Waiting]) -> Lines:
     for number, waiting in enumerate(sorted(requests, key=lambda each: each.since_s)):
         waiting.number = number
         step = step_of(waiting.compute_ms)
-        waiting.group = Group(waiting.item, True, waiting.rank, step, bool(waiting.weight))
+        waiting.group = Group(waiting.item, True, waiting.rank, step, waiting.session is not None)
         lines.add(waiting)
     lines.note_late(NOW_S)
     return lines
@@ -53,7 +53,7 @@ def place(waiting: Waiting) -> tuple[Any, ...]:
     return True, waiting.rank, step_of(waiting.compute_ms), waiting.number
 
 
-@given(requests=_requests, full=st.sets(st.sampled_from([A, B, None])))
+@given(requests=_requests, full=st.sets(_candidates))
 def test_they_go_in_order_whatever_groups_they_stand_in(
     requests: list[Waiting], full: set[CandidateId | None]
 ) -> None:
@@ -106,9 +106,6 @@ def test_the_order_holds_while_others_leave_and_move(
     assert {waiting.number for waiting in went} >= unmoved & in_turn
 
 
-_candidates = st.sampled_from([A, B, None])
-
-
 @given(requests=_requests)
 def test_the_end_of_a_line_has_all_of_it_in_front(requests: list[Waiting]) -> None:
     ends, lines_ms = lines_of(requests).ends((A, None, B))
@@ -136,4 +133,5 @@ def test_late_ones_go_by_arrival_where_their_groups_differ() -> None:
     new = one(99.0, is_batch=False, compute_ms=1.0)
     lines = lines_of([long, batch, short, new])
     assert list(lines.in_order((), (), behind=False)) == [long, batch, short, new]
-    assert [lines.num_there(A, is_batch=each) for each in (False, True)] == [3, 1]
+    num_interactive = lines.num_there(A, for_batch=False)
+    assert [num_interactive, lines.num_there(A, for_batch=True) - num_interactive] == [3, 1]
