@@ -57,7 +57,7 @@ _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
     ),
 }
 """The tiny model, and one of its kind whose prefill is dear beside what a request costs."""
-_SILENCE_S: Final = 120.0
+_SILENCE_S: Final = 360.0  # more than `queue.max_wait_s`, as clients have to wait
 _OTHER_READY_S: Final = 60.0
 
 
