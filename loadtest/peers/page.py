@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -119,7 +120,13 @@ def _placing(runs: Sequence[GridRun]) -> str:
             run for run in runs if run.cell.prefill == prefill and run.cell.has_pool is has_pool
         ]
         if of_group:
-            parts += [f"### {title}", sum_table(of_group, BASELINE)]
+            pace = fmean(run.pace for run in of_group)
+            parts += [
+                f"### {title}",
+                f"A prompt took these engines {pace:.1f} times as long as those that the "
+                "simulator's were fitted to.",
+                sum_table(of_group, BASELINE),
+            ]
     others = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm not in _NO_RIVALS]
     if others and any(run.arm == DEFAULT for run in runs):
         parts += [
