@@ -30,6 +30,7 @@ from loadtest.runner.stack import start_router
 from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES, Prefill
 from loadtest.studies.grid_run import pace_of
 from router.roles import Role
+from router.scheduling.waiting import QueueRules
 
 SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
@@ -57,7 +58,7 @@ _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
     ),
 }
 """The tiny model, and one of its kind whose prefill is dear beside what a request costs."""
-_SILENCE_S: Final = 360.0  # more than `queue.max_wait_s`, as clients have to wait
+_SILENCE_S: Final = 60.0 + QueueRules().max_wait_s  # a client has to wait for longer than that
 _OTHER_READY_S: Final = 60.0
 
 
