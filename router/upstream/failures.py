@@ -44,7 +44,7 @@ def unreachable(exc: aiohttp.ClientConnectorError, replica: str, what: str) -> U
     cause = exc.os_error
     if isinstance(cause, socket.gaierror):
         reason = cause.strerror or "unknown"
-        return HostUnknown(replica, f"{what}: its host {exc.host!r} does not resolve ({reason})")
+        return HostUnknown(replica, f"{what}: its host name does not resolve ({reason})")
     if cause.errno in _NO_ROUTE:
         return UpstreamUnreachable(replica, f"{what} cannot be reached: {cause.strerror}")
     return UpstreamUnreachable(replica, f"{what} refused the connection")

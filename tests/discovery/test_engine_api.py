@@ -584,7 +584,9 @@ async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
 
 
 async def test_a_host_that_does_not_resolve_is_not_one_that_refuses(api: EngineApi) -> None:
-    with pytest.raises(HostUnknown, match=r"its host 'engine.invalid' does not resolve"):
+    with pytest.raises(
+        HostUnknown, match=r"//engine.invalid:8000/v1/models: its host name does not resolve"
+    ):
         await api.models("r1", "http://engine.invalid:8000")
     with pytest.raises(UpstreamUnreachable, match="refused the connection"):
         await api.models("r1", f"http://127.0.0.1:{free_port()}")
