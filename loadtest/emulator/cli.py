@@ -20,6 +20,7 @@ from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from loadtest.emulator.script import Script
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from router.contracts import ALGORITHMS
+from router.listening import why_not
 
 DEFAULTS = EmulatorOptions()
 
@@ -227,7 +228,13 @@ def emulate(
     try:
         uvloop.run(_run(options, pool_port, pool_bytes))
     except* (OSError, zmq.ZMQError) as errors:
-        raise click.ClickException(str(errors.exceptions[0])) from errors
+        raise click.ClickException(_why_not(errors.exceptions[0], options)) from errors
+
+
+def _why_not(exc: Exception, options: EmulatorOptions) -> str:
+    if isinstance(exc, OSError) and exc.filename is None:
+        return f"cannot listen on {options.host}: {why_not(options.host, exc)}"
+    return str(exc)
 
 
 def _options(

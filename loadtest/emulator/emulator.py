@@ -14,6 +14,8 @@ from loadtest.emulator.app import App, make_request
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.replica import Replica
+from router.addresses import own_url_host
+from router.listening import BACKLOG, listen
 
 PORT_PATIENCE_S = 5.0
 
@@ -42,13 +44,12 @@ class Emulator:
         self._group = asyncio.TaskGroup()
         self._server: web.Server
         self._runner: web.ServerRunner
-        self._site: web.TCPSite | None = None
+        self._sites: list[web.SockSite] = []
 
     @property
     def url(self) -> str:
         """The base URL, without a trailing slash; its port changes if a restart says so."""
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
-        return f"http://{host}:{self.port}"
+        return f"http://{own_url_host(self.options.host)}:{self.port}"
 
     async def __aenter__(self) -> Self:
         self.replica = Replica(self.options)
@@ -97,20 +98,19 @@ class Emulator:
                         rank.publisher.serve_replays(), name=f"emulator-replay-{number}"
                     )
                 )
-        self._site = web.TCPSite(
-            self._runner, self.options.host, self.port, reuse_address=True, backlog=1024
-        )
-        await self._site.start()
-        sockets = self._site._server.sockets  # type: ignore[union-attr]
+        sockets = listen(self.options.host, self.port)
+        self._sites = [web.SockSite(self._runner, one, backlog=BACKLOG) for one in sockets]
+        for site in self._sites:
+            await site.start()
         self.port = sockets[0].getsockname()[1]
         self.num_lives += 1
         self.changed.set()
 
     async def _close(self) -> list[tuple[int, int]]:
         """Stop listening, cut all connections, end the ranks; return their event ports."""
-        if self._site is not None:
-            await self._site.stop()
-            self._site = None
+        for site in self._sites:
+            await site.stop()
+        self._sites.clear()
         for connection in list(self._server.connections):
             transport = connection.transport
             if transport is not None:

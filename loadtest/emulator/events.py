@@ -8,11 +8,13 @@ every buffered batch from there on and an end marker with sequence -1.
 from __future__ import annotations
 
 from collections import deque
+from socket import AF_INET, SOCK_STREAM, getaddrinfo
 
 import zmq
 import zmq.asyncio
 from msgspec import Struct
 
+from router.addresses import unbracketed
 from router.kv_events.wire import END_OF_REPLAY, EventBatch, KvEvent, WireShape, encode
 
 HIGH_WATER_MARK = 100_000
@@ -155,7 +157,12 @@ class EventPublisher:
 
 
 def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> int:
-    address = "*" if host in ("0.0.0.0", "::", "") else host
+    host = unbracketed(host)
+    if host not in ("", "::", "0.0.0.0"):  # ZeroMQ binds no names; by a name it connects to IPv4
+        found = getaddrinfo(host, None, type=SOCK_STREAM)
+        host = str(min(found, key=lambda each: each[0] != AF_INET)[4][0])
+    socket.setsockopt(zmq.IPV6, int(":" in host))
+    address = {"": "*", "::": "*", "0.0.0.0": "*"}.get(host, f"[{host}]" if ":" in host else host)
     socket.bind(f"tcp://{address}:{port or '*'}")
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)

@@ -15,6 +15,9 @@ from typing import Any, Literal, Self
 import orjson
 from aiohttp import web
 
+from router.addresses import own_url_host
+from router.listening import BACKLOG, listen
+
 PoolFault = Literal["none", "hang", "garbage", "error", "half"]
 
 
@@ -105,7 +108,7 @@ class PoolMaster:
 
     @property
     def url(self) -> str:
-        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '') else self.host}:{self.port}"
+        return f"http://{own_url_host(self.host)}:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -127,8 +130,8 @@ class PoolMaster:
             max_line_size=1 << 22, max_field_size=1 << 22,
         )  # fmt: skip
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
-        await site.start()
+        for one in listen(self.host, self.port):
+            await web.SockSite(self._runner, one, backlog=BACKLOG).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

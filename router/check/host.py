@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import Final
 import httpx
 from msgspec import Struct
 
+from router.addresses import host_port, own_url_host
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.replica import ReplicaSeen
 from router.config import Config
 from router.config.secrets import read_secret
 from router.errors import ConfigError
+from router.listening import listen, why_not
 from router.tls import system_tls
 
 _ASK_S: Final = 2.0
@@ -85,19 +86,10 @@ async def _port(key: str, host: str, port: int, deadline: Deadline) -> tuple[Por
 def why_not_free(host: str, port: int) -> str | None:
     """Return why a server cannot listen on a port, by trying for a moment; None: it can."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError):
-        return "unknown host"
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                one.bind(address)
-                one.listen(1)
-            except OSError as exc:
-                return exc.strerror or type(exc).__name__
+        for one in listen(host, port):
+            one.close()
+    except OSError as exc:
+        return why_not(host, exc)
     return None
 
 
@@ -108,13 +100,11 @@ async def ask_router(key: str, host: str, port: int, *, timeout_s: float) -> str
         key: Which of a router's ports it may be, "listen" or "admin".
         host: As it is configured to listen on: a wildcard is asked on loopback.
     """
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    host = f"[{host}]" if ":" in host else host
     try:
         async with httpx.AsyncClient(
             timeout=timeout_s, trust_env=False, verify=system_tls()
         ) as client:
-            answer = await client.get(f"http://{host}:{port}{_PATHS[key]}")
+            answer = await client.get(f"http://{own_url_host(host)}:{port}{_PATHS[key]}")
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     # The admin port may want a token: its refusal is enough to recognize it.
@@ -197,7 +187,7 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
 
 
 def _judge_port(port: PortSeen) -> Finding:
-    where = f"{port.host}:{port.port}" if port.port else f"{port.host}, any port"
+    where = host_port(port.host, port.port) if port.port else f"{port.host}, any port"
     about = f"{port.key} port"
     if port.error is None:
         return _ROUTER.ok(about, f"{where} is free")

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from policies.policy import Policy
 from policies.registry import create
+from router.addresses import unbracketed
 from router.api.clients import network
 from router.api.routes import check_pattern
 from router.config.discovery import check_discovery
@@ -20,6 +21,8 @@ from router.config.routing import ShadowConfig
 from router.config.tree import Config
 from router.errors import ConfigError
 from router.experiments.definition import KnownReplica, check_all, check_replicas
+
+_OWN_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 _LAYOUT_FIELD = re.compile(
     r"((tp_rank|pp_rank|group|store_tp|store_pp):|pcp|dcp)[0-9]+(-[0-9]+)?"
@@ -38,7 +41,7 @@ def check(config: Config) -> None:
     _check_pools(config)
     names = config.mooncake.names
     check_roles(config.replicas, config.prefill, names, may_grow=config.may_grow)
-    if config.admin.host not in ("127.0.0.1", "::1", "localhost") and config.admin.open:
+    if config.admin.open and unbracketed(config.admin.host) not in _OWN_HOSTS:
         raise ConfigError(
             f"admin.open: not where others can reach the port (admin.host: {config.admin.host!r})",
             param="admin.open",

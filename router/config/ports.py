@@ -21,9 +21,14 @@ _ClientAuthority = Annotated[
 
 
 class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    host: Annotated[str, Meta(description="address to listen on", extra={"flag": "host"})] = (
-        "0.0.0.0"
-    )
+    host: Annotated[
+        str,
+        Meta(
+            description="address or name to listen on; 0.0.0.0 is every IPv4 address, :: every "
+            "IPv4 and IPv6 address",
+            extra={"flag": "host"},
+        ),
+    ] = "0.0.0.0"
     port: Annotated[
         Port, Meta(description="port to listen on (0: any)", extra={"flag": "port"})
     ] = 8080

@@ -27,11 +27,12 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
+from router.addresses import host_port, own_url_host
 from router.api.failures import error_body, error_headers
 from router.config import LimitsConfig
 from router.errors import ConfigError, Overloaded
 from router.http.connection import Connection, Handler, Request
-from router.http.sockets import BACKLOG, bound
+from router.listening import BACKLOG, listen, why_not
 from router.metrics import Metrics
 from router.tls import ServerTls
 
@@ -98,19 +99,12 @@ class Listener:
             ConfigError: it cannot be had.
         """
         try:
-            found = socket.getaddrinfo(
-                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                if self._sockets and port == 0:  # all addresses of a name have the same port
-                    address = (address[0], self._port, *address[2:])
-                self._sockets.append(bound(family, kind, protocol, address, shared=shared))
+            self._sockets += listen(host, port, shared=shared)
         except OSError as exc:
-            self._close_sockets()
-            raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-        shown = f"[{shown}]" if ":" in shown else shown
-        return f"{'https' if self._tls is not None else 'http'}://{shown}:{self._port}"
+            where = host_port(host, port)
+            raise ConfigError(f"cannot listen on {where}: {why_not(host, exc)}") from exc
+        scheme = "https" if self._tls is not None else "http"
+        return f"{scheme}://{own_url_host(host)}:{self._port}"
 
     @property
     def _port(self) -> int:
