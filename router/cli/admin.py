@@ -36,7 +36,7 @@ class Admin(NamedTuple):
         try:
             if token_file is not None:
                 headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-            url = f"{self.url}/admin/{path}"
+            url = f"{self.url.rstrip('/')}/admin/{path}"
             answer = httpx.request(method, url, content=content, headers=headers, timeout=timeout_s)
             fields = answer.json()
             failed = None if answer.is_success else str(fields["error"]["message"])
@@ -62,7 +62,7 @@ def admin_options(command: Any) -> Any:
     def with_admin(
         *args: Any, admin: str, token_file: Path | None, as_json: bool, **options: Any
     ) -> Any:
-        return command(*args, admin=Admin(admin.rstrip("/"), token_file, as_json), **options)
+        return command(*args, admin=Admin(admin, token_file, as_json), **options)
 
     decorated = click.option("--json", "as_json", is_flag=True, help="the raw answer")(with_admin)
     decorated = click.option(

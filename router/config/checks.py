@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from datetime import date
 from urllib.parse import urlsplit
 
+from msgspec.structs import fields
+
 from policies.policy import Policy
-from policies.registry import create
+from policies.registry import POLICIES, create
 from router.addresses import unbracketed
 from router.api.clients import network
 from router.api.routes import check_pattern
@@ -17,7 +19,7 @@ from router.config.hosts import HostRules
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig, pool_of
-from router.config.routing import ShadowConfig
+from router.config.routing import PolicyConfig, ShadowConfig
 from router.config.tree import Config
 from router.errors import ConfigError
 from router.experiments.definition import KnownReplica, check_all, check_replicas
@@ -59,6 +61,7 @@ def check(config: Config) -> None:
     if config.index.mode == "redis" and not config.redis.is_configured:
         raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
     _check_dates(config.tokens.start_dates)
+    _check_policy(config.policy)
     _check_shadows(config.shadow)
     _check_experiments(config)
 
@@ -178,8 +181,8 @@ def check_replica(replica: ReplicaConfig, key: str = "") -> None:
             f"{key}replay: name one endpoint per entry of {key}events, or none",
             param=f"{key}replay",
         )
-    fields = [] if replica.pool_layout is None else replica.pool_layout.split("@")
-    for field in fields:
+    layout = [] if replica.pool_layout is None else replica.pool_layout.split("@")
+    for field in layout:
         if not _LAYOUT_FIELD.fullmatch(field):
             raise ConfigError(
                 f"{key}pool_layout: {field!r} is no field of a layout; write e.g. tp_rank:0-3, or "
@@ -243,6 +246,17 @@ def _check_dates(dates: dict[str, str]) -> None:
             date.fromisoformat(text)
         except ValueError as exc:
             raise ConfigError(f"{key}: {text!r} is not YYYY-MM-DD", param=key) from exc
+
+
+def _check_policy(choice: PolicyConfig) -> None:
+    try:
+        create(choice.name, choice.params)
+    except ValueError as exc:
+        known = POLICIES.get(choice.name)
+        names = [field.name for field in fields(known)] if known is not None else []
+        wrong = next((f".{name}" for name in choice.params if name not in names), "")
+        key = f"policy.params{wrong}" if known is not None else "policy.name"
+        raise ConfigError(f"policy: {exc}", param=key) from exc
 
 
 def _check_shadows(shadow: ShadowConfig) -> None:

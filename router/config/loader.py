@@ -23,6 +23,17 @@ from router.experiments.definition import Experiment
 _SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
 """What is on or off, which YAML reads as true or false where it is not in quotes."""
 
+_PREFIX: Final = "WARMROUTE_"
+_OTHERS: Final = re.compile(
+    rf"{_PREFIX}(CONFIG|REDIS_PASSWORD|KEY|VLLM_PYTHON|KIMI_CODE|FUZZ_SECONDS|TEST_\w*)"
+)
+"""Variables that other programs, tests and clients read."""
+_SERVICE: Final = re.compile(
+    rf"{_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+_SERVICE_PORT: Final = re.compile(rf"{_PREFIX}(\w+_)?PORT")
+_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
+
 _NAMED: Final = re.compile(r"([A-Za-z0-9._-]{1,64})=")
 
 
@@ -34,15 +45,25 @@ def load(
     """Read the configuration.
 
     Raises:
-        ConfigError: unreadable file, unknown key, value of the wrong type or range; the message
-            names the key and what is allowed.
+        ConfigError: unreadable file, unknown key or variable, value of the wrong type or range;
+            the message names where it was given, the key and what is allowed.
     """
+    variables = _variables(environ or {})
     tree: dict[str, Any] = read_yaml(file) if file is not None else {}
+    try:
+        return _load(tree, variables, flags or {})
+    except ConfigError as exc:
+        raise _placed(exc, file, variables, flags or {}) from exc
+
+
+def _load(
+    tree: dict[str, Any], variables: Mapping[str, str], flags: Mapping[tuple[str, ...], Any]
+) -> Config:
     for option in options():
-        text = (environ or {}).get(option.variable)
+        text = variables.get(option.variable)
         if text is not None:
             _put(tree, option.path, _from_text(option, text))
-        value = (flags or {}).get(option.path)
+        value = flags.get(option.path)
         if value is not None:
             _put(tree, option.path, value)
     for section, key in _SWITCHES:
@@ -62,7 +83,7 @@ def load(
             tree["replicas"][i] = {"url": replica}
     _read_pools(tree.get("mooncake"))
     _expand(tree, "shadow", "policies", _shadow)
-    _expand(tree, "experiment", "definitions", lambda text, _: read_yaml(Path(text), Experiment))
+    _expand(tree, "experiment", "definitions", _experiment)
     try:
         config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
@@ -71,6 +92,58 @@ def load(
         raise ConfigError(f"{exc.object!r}: a value must be UTF-8") from exc
     check(config)
     return config
+
+
+def _placed(
+    error: ConfigError,
+    file: Path | None,
+    variables: Mapping[str, str],
+    flags: Mapping[tuple[str, ...], Any],
+) -> ConfigError:
+    """Name where a wrong value was given: its flag or variable, or file and line."""
+    key = error.param or ""
+    for option in options():
+        path = ".".join(option.path)
+        if key == path or key.startswith((f"{path}.", f"{path}[")):
+            if flags.get(option.path) is not None:
+                return ConfigError(f"--{option.flag}: {error.message}", param=key)
+            if option.variable in variables:
+                return ConfigError(f"{option.variable}: {error.message}", param=key)
+    if file is None or not key:
+        return error
+    try:
+        data = yaml_file.read(file)
+    except ConfigError:
+        return error
+    is_there = yaml_file.line_of(data, key) is not None
+    return yaml_file.placed(error, file, data) if is_there else error
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are settings.
+
+    Kubernetes sets others in every pod, for a Service whose name begins with `warmroute`:
+    `WARMROUTE_SERVICE_HOST`, `WARMROUTE_ADMIN_PORT=tcp://10.0.0.1:8081` and more.
+
+    Raises:
+        ConfigError: one is neither a setting nor anything else that is known.
+    """
+    found: dict[str, str] = {}
+    known = {option.variable: option for option in options()}
+    for name, text in environ.items():
+        if not name.startswith(_PREFIX) or _OTHERS.fullmatch(name):
+            continue
+        if _SERVICE.fullmatch(name) or (_SERVICE_PORT.fullmatch(name) and _LINK.match(text)):
+            continue
+        if name not in known:
+            by_flag = {_PREFIX + o.flag.replace("-", "_").upper(): o.variable for o in options()}
+            near = difflib.get_close_matches(name, [*known, *by_flag], n=1)
+            meant = f"did you mean {by_flag.get(near[0], near[0])}? " if near else ""
+            raise ConfigError(
+                f"unknown variable {name}: {meant}`warmroute options` lists all", param=name
+            )
+        found[name] = text
+    return found
 
 
 def experiment_of(tree: Mapping[str, Any]) -> Experiment:
@@ -236,6 +309,18 @@ def _shadow(text: str, key: str) -> dict[str, Any]:
     except ValueError as exc:
         raise ConfigError(f"{key}: {exc}", param=key) from exc
     return {"name": name, "params": params}
+
+
+def _experiment(text: str, key: str) -> dict[str, Any]:
+    """Read an experiment's definition from a file of its own."""
+    file = Path(text)
+    tree = read_yaml(file, Experiment)
+    try:
+        experiment_of(tree)
+    except ConfigError as exc:
+        message = yaml_file.placed(exc, file, yaml_file.read(file)).message
+        raise ConfigError(message, param=key) from exc
+    return tree
 
 
 def _path(kind: type, value: Any) -> Any:

@@ -71,6 +71,34 @@ def parse(data: bytes) -> Any:
         raise ConfigError(f"not YAML ({type(exc).__name__})") from None
 
 
+def placed(error: ConfigError, file: Path, data: bytes) -> ConfigError:
+    """Name the file, and the line of the key that is wrong, before an error's message."""
+    line = line_of(data, error.param) if error.param is not None else None
+    where = f"{file}:{line}" if line is not None else str(file)
+    return ConfigError(f"{where}: {error.message}", param=error.param)
+
+
+def line_of(data: bytes, key: str) -> int | None:
+    """Find the line of a key, e.g. `replicas[0].url`, or of what it would be in; None: neither."""
+    try:
+        node = yaml.compose(data.decode(), _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    line = None
+    for step in re.findall(r"[^.\[\]]+", key):
+        found = None
+        if isinstance(node, yaml.MappingNode):
+            found = next((pair for pair in node.value if pair[0].value == step), None)
+        elif isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
+            found = (node.value[int(step)],) * 2
+        elif isinstance(node, yaml.SequenceNode) and line is None:
+            continue  # a list that stands for a mapping with one key
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
 def _wrong(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 

@@ -60,11 +60,12 @@ class ReplicaFile:
             is_new = await loop.run_in_executor(self._files, watched.has_changed)
 
     def _read(self) -> tuple[Found, ...]:
+        data = b""
         try:
             data = yaml_file.read(self._path)
             return tuple(Found(replica=replica) for replica in parse(data))
         except ConfigError as exc:
-            raise DiscoveryError(f"{self._path}: {exc.message}") from exc
+            raise DiscoveryError(yaml_file.placed(exc, self._path, data).message) from exc
 
 
 class _Content(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -73,10 +73,12 @@ def read(path: Path) -> TenantsFile:
         ConfigError: it cannot be read, or something in it is wrong. The message quotes no key,
             digest, salt or secret.
     """
+    data = b""
     try:
-        return parse(yaml_file.read(path))
+        data = yaml_file.read(path)
+        return parse(data)
     except ConfigError as exc:
-        raise ConfigError(f"{path}: {exc.message}", param=exc.param) from exc
+        raise yaml_file.placed(exc, path, data) from exc
 
 
 def parse(data: bytes) -> TenantsFile:

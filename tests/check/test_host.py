@@ -64,7 +64,7 @@ def judged(seen: HostSeen, **settings: object) -> list[Finding]:
 def test_an_ipv6_host_is_written_with_brackets() -> None:
     port = replace(FREE, host="::")
 
-    assert [f.text for f in judged(HostSeen(ports=(port,)))][0] == "[::]:8080 is free"
+    assert next(f.text for f in judged(HostSeen(ports=(port,)))) == "[::]:8080 is free"
 
 
 def test_free_ports_and_good_files_are_well() -> None:

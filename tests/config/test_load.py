@@ -51,9 +51,11 @@ def test_a_switch_needs_no_quotes(tmp_path: Path, text: str) -> None:
 
 def test_mappings_come_as_pairs() -> None:
     """NAME=VALUE pairs keep numbers as numbers."""
-    loaded = load(environ={"WARMROUTE_POLICY_PARAMS": "alpha=1.5,mode=x"})
+    environ = {"WARMROUTE_POLICY_PARAMS": "alpha=1.5", "WARMROUTE_TOKENS_MODELS": "a=x,b=y"}
+    loaded = load(environ=environ)
 
-    assert loaded.policy.params == {"alpha": 1.5, "mode": "x"}
+    assert loaded.policy.params == {"alpha": 1.5}
+    assert loaded.tokens.models == {"a": "x", "b": "y"}
 
 
 @pytest.mark.parametrize(
@@ -429,3 +431,135 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
     assert config.load(file).mooncake.master == "http://a:1,http://b:2"
     by_variable = load(environ={"WARMROUTE_MOONCAKE_MASTER": "http://a:1,http://b:2"})
     assert by_variable.mooncake.master == "http://a:1,http://b:2"
+
+
+# -- where what is wrong was given ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "number", "said"),
+    [
+        (
+            ["listen:", "  host: '::'", "  prot: 1"],
+            3,
+            "unknown key 'listen.prot': did you mean 'port'",
+        ),
+        (["log: {}", "lissen: {}"], 2, "unknown key 'lissen': did you mean 'listen'"),
+        (["listen:", "  # a comment", "  port: 99999"], 3, "listen.port: Expected `int` <= 65535"),
+        (["listen:", "  port: many"], 2, "listen.port: Expected `int`, got `str`"),
+        (["replicas:", "  - http://a:1", "  - url: http://b:1", "    evnts: []"], 4, "'events'"),
+        (["replicas:", "  - http://a:1", "  - ftp://b"], 3, "replicas[1].url: 'ftp://b'"),
+        (["replicas:", "  - http://a:1", "  - http://a:1"], 3, "is replicas[0].url, too"),
+        (["policy:", "  name: kv_awre"], 2, "did you mean 'kv_aware'"),
+        (["policy:", "  params:", "    alpa: 2"], 3, "did you mean 'alpha'"),
+        (["policy:", "  params:", "    alpha: x"], 2, "policy 'kv_aware'"),
+        (["shadow:", "  policies:", "    - random", "    - nope"], 4, "shadow.policies[1]"),
+        (["redis:", "  lease_s: 0.1"], 2, "redis.lease_s"),
+        (["tokens:", "  start_dates:", "    a/b.c: soon"], 2, "is not YYYY-MM-DD"),
+        (["admin:", "  open: true", "  host: 0.0.0.0"], 2, "admin.open"),
+    ],
+)
+def test_what_is_wrong_in_the_file_has_its_line(
+    tmp_path: Path, lines: list[str], number: int, said: str
+) -> None:
+    file = tmp_path / "warmroute.yaml"
+    file.write_text("\n".join(lines))
+
+    with pytest.raises(ConfigError) as error:
+        load(file)
+
+    assert error.value.message.startswith(f"{file}:{number}: ")
+    assert said in error.value.message
+
+
+def test_yaml_that_is_none_has_its_line_too(tmp_path: Path) -> None:
+    file = tmp_path / "warmroute.yaml"
+    for text, said in (
+        ("a: 1\nb: [", "line 2: not YAML"),
+        ("log: {}\nlog: {}", "line 2: not YAML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load(file)
+        assert error.value.message.startswith(f"{file}: {said}")
+
+
+def test_what_is_wrong_in_a_variable_or_a_flag_names_it(tmp_path: Path) -> None:
+    """Not the line of the file that it overrules."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text("listen: {port: 1}\nreplicas: [http://a:1]")
+
+    with pytest.raises(ConfigError, match=r"^WARMROUTE_LISTEN_PORT: listen\.port: Expected"):
+        load(file, environ={"WARMROUTE_LISTEN_PORT": "99999"})
+    with pytest.raises(ConfigError, match=r"^--replica: replicas\[0\]\.url: 'b' is not a base URL"):
+        load(file, flags={("replicas",): ["b"]})
+
+
+def test_a_definition_in_a_file_of_its_own_has_its_line(tmp_path: Path) -> None:
+    own, file = tmp_path / "experiment.yaml", tmp_path / "warmroute.yaml"
+    own.write_text("name: a\ndesing: session\n")
+    file.write_text(f"experiment:\n  definitions: [{own}]\n")
+
+    with pytest.raises(ConfigError, match=rf"{own}:2: unknown key 'desing': did you mean"):
+        load(file)
+
+
+# -- variables -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("WARMROUTE_LISTEN_PROT", "WARMROUTE_LISTEN_PORT"),
+        ("WARMROUTE_PORT", "WARMROUTE_LISTEN_PORT"),  # as the flag is called
+        ("WARMROUTE_POLICY", "WARMROUTE_POLICY_NAME"),
+        ("WARMROUTE_REPLICA", "WARMROUTE_REPLICAS"),
+        ("WARMROUTE_REDIS", "WARMROUTE_REDIS_URL"),
+        ("WARMROUTE_LOG_LEVLE", "WARMROUTE_LOG_LEVEL"),
+        ("WARMROUTE_REDIS_PASWORD_FILE", "WARMROUTE_REDIS_PASSWORD_FILE"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown variable {name}: did you mean {meant}"):
+        load(environ={name: "8080"})
+
+
+def test_a_variable_like_no_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"WARMROUTE_XYZZY1234567890XX: `warmroute options"):
+        load(environ={"WARMROUTE_XYZZY1234567890XX": "1", "PATH": "/bin", "WARM": "x"})
+
+
+def test_variables_of_other_programs_are_left_to_them() -> None:
+    environ = {
+        "WARMROUTE_CONFIG": "warmroute.yaml",
+        "WARMROUTE_REDIS_PASSWORD": "s3cret",
+        "WARMROUTE_KEY": "wr-1",
+        "WARMROUTE_VLLM_PYTHON": "/venv/bin/python",
+        "WARMROUTE_FUZZ_SECONDS": "60",
+        "WARMROUTE_TEST_REQUIRE_SERVERS": "1",
+    }
+
+    assert load(environ=environ) == load()
+
+
+@pytest.mark.parametrize("service", ["WARMROUTE", "WARMROUTE_ADMIN", "WARMROUTE_LISTEN"])
+def test_what_kubernetes_sets_for_a_service_is_no_setting(service: str) -> None:
+    """Every pod has these of each Service in its namespace, one called `warmroute` among them."""
+    environ = {
+        f"{service}_SERVICE_HOST": "10.96.0.9",
+        f"{service}_SERVICE_PORT": "8080",
+        f"{service}_SERVICE_PORT_HTTP": "8080",
+        f"{service}_PORT": "tcp://10.96.0.9:8080",
+        f"{service}_PORT_8080_TCP": "tcp://10.96.0.9:8080",
+        f"{service}_PORT_8080_TCP_PROTO": "tcp",
+        f"{service}_PORT_8080_TCP_PORT": "8080",
+        f"{service}_PORT_8080_TCP_ADDR": "10.96.0.9",
+    }
+
+    assert load(environ=environ) == load()
+
+
+def test_a_setting_stays_one_beside_a_service() -> None:
+    environ = {"WARMROUTE_ADMIN_SERVICE_HOST": "10.96.0.9", "WARMROUTE_ADMIN_PORT": "9000"}
+
+    assert load(environ=environ).admin.port == 9000
