@@ -8,6 +8,7 @@ token is ever a field.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ _STANDARD: Final = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dic
     "taskName",
 }
 _MAX_WAITING: Final = 50_000  # lines; more are dropped, the loop is not held
+_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # of terminals, and line ends
 _PAUSE_S: Final = 0.02
 _AT_ONCE: Final = 32  # lines formatted without giving up the GIL: half a millisecond
 
@@ -55,7 +57,9 @@ class TextFormatter(logging.Formatter):
         for key, value in _fields(record).items():
             text = str(value)
             parts.append(f'{key}="{text}"' if " " in text else f"{key}={text}")
-        line = " ".join(parts).replace("\n", "\\n")
+        line = " ".join(parts)
+        if not line.isprintable():
+            line = _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], line)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

@@ -32,6 +32,15 @@ def test_text_is_one_line_with_fields() -> None:
     assert line.endswith('info    routed replica=r1 why="two words" evil=a\\nb')
 
 
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    """Neither the end of a line nor an escape sequence: a client's words may be in a field."""
+    path = "/a\r\n12:00 info ok\x1b[2J\x9b1m\u2028/b"
+    line = logs.TextFormatter().format(record("refused", path=path))
+
+    assert line.isprintable()
+    assert r"/a\r\n12:00 info ok\x1b[2J\x9b1m\u2028/b" in line
+
+
 def test_json_is_one_object() -> None:
     """Fields are keys beside time, level and message."""
     entry = json.loads(logs.JsonFormatter().format(record("routed", tokens=3)))

@@ -79,11 +79,13 @@ _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations
 # Source: RFC 3986, `pchar` without ";"; escapes only of what may not stand there as it is, and of
 # none of these: what separates (/ \ ; ? #), the escape itself, controls. No space at the end, which
 # some readers drop.
+_SHOWN: Final = 200  # of what a client has made up
 _SEGMENT: Final = re.compile(
     r"(?!\.{1,2}$)(?!.*%20$)"
     r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]"
     r"|%(?:2[02]|3[CEce]|5[BDEbde]|60|7[B-Db-d]|[89A-Fa-f][0-9A-Fa-f]))+"
 )
+_WORD: Final = re.compile(r"|v[0-9]{1,2}|[a-z._-]{1,24}")
 _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/\S*)")
 
 
@@ -150,8 +152,8 @@ class Routes:
         if methods:
             raise MethodNotAllowed(f"{path} takes {', '.join(sorted(methods))}, not {method!a}")
         raise UnknownRoute(
-            f"{method[:20]!a} {raw_path[:200]!a} is not served here; an operator can add a route "
-            "to `forward.routes`, and engines are controlled through the admin API"
+            f"'{shown(method)}' '{shown(raw_path)}' is not served here; an operator can add a "
+            "route to `forward.routes`, and engines are controlled through the admin API"
         )
 
     def _is_below_a_prefix(self, method: str, path: str) -> bool:
@@ -160,6 +162,17 @@ class Routes:
             if path.startswith(prefix) and path != prefix and wanted in (None, method):
                 return is_canonical(path)
         return False
+
+
+def shown(text: str) -> str:
+    """Write a method or a path that a client has made up: bounded, without control characters."""
+    return ascii(text[:_SHOWN])[1:-1]
+
+
+def loggable(path: str) -> str:
+    """Write a path for the log: what may be a name, a key or a text in it becomes `*`."""
+    segments = shown(path).split("/")
+    return "/".join(part if _WORD.fullmatch(part) else "*" for part in segments)
 
 
 def _route(path: str) -> Route:

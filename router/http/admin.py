@@ -34,6 +34,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.api.apis import APIS
+from router.api.routes import shown
 from router.config import Config, ReplicaConfig, experiment_of
 from router.data_path.explain import Explainer
 from router.data_path.job import Inbound
@@ -140,7 +141,8 @@ class AdminApp:
             return await handler(request)
         except RouterError as error:
             if isinstance(error, AdminRefused):
-                fields = {"address": request.remote, "why": error.param, "path": request.path}
+                path = shown(request.path)
+                fields = {"address": request.remote, "why": error.param, "path": path}
                 logger.warning("admin request refused", extra=fields)
             return error_answer(error, request.path)
 

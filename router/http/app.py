@@ -20,7 +20,7 @@ from router.api.apis import REALTIME, api_of
 from router.api.clients import Clients
 from router.api.encodings import AsSent, decoded
 from router.api.failures import error_event
-from router.api.routes import Route, Routes
+from router.api.routes import Route, Routes, loggable, shown
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
 from router.data_path.job import Inbound
@@ -30,11 +30,13 @@ from router.discovery.readiness import Readiness
 from router.errors import (
     BadRequest,
     ClientError,
+    MethodNotAllowed,
     NoReplicaAvailable,
     OriginRefused,
     RouterError,
     ShuttingDown,
     UnknownModel,
+    UnknownRoute,
 )
 from router.http.answers import InternalError, error_answer, metrics_answer, without_message
 from router.http.connection import Handler
@@ -251,6 +253,8 @@ class DataApp:
             return response if exchange.is_stream or exchange.is_socket else exchange.abort()
         # A client error's message may quote the request (a template's does): not for the log.
         why = error.code if isinstance(error, ClientError) else error.message
+        of_route = isinstance(error, UnknownRoute | MethodNotAllowed)
+        request = exchange.request
         logger.warning(
             "refused",
             extra={
@@ -260,6 +264,8 @@ class DataApp:
                 "status": error.status,
                 "why": why,
                 "param": error.param,
+                "method": shown(request.method) if of_route else None,
+                "path": loggable(request.raw_path.partition("?")[0]) if of_route else None,
             },
         )
         headers = {"x-warmroute-request-id": exchange.request_id}

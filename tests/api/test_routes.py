@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.api.routes import Route, Routes, check_pattern
+from router.api.routes import Route, Routes, check_pattern, loggable
 from router.errors import MethodNotAllowed, UnknownRoute
 
 SERVED = [
@@ -117,3 +117,24 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
 def test_patterns(pattern: str) -> None:
     """Exact, below a prefix, everything."""
     assert check_pattern(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [
+        ("/v1/embedings", "/v1/embedings"),
+        ("/api/tags", "/api/tags"),
+        ("/favicon.ico", "/favicon.ico"),
+        ("/v1/", "/v1/"),
+        ("//v1/chat", "//v1/chat"),
+        ("/v1/files/file-3fa9", "/v1/files/*"),
+        ("/sk-Abc/v1/models", "/*/v1/models"),
+        ("/a%0ab/c", "/*/c"),
+        ("/\x1b[2J\n", "/*"),
+        ("/" + "a" * 300, "/*"),
+        ("/tell me a secret", "/*"),
+        ("*", "*"),
+    ],
+)
+def test_a_path_in_the_log_has_no_word_of_a_client_but_plain_ones(path: str, logged: str) -> None:
+    assert loggable(path) == logged

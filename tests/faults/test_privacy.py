@@ -74,6 +74,7 @@ async def test_no_output_holds_what_clients_sent(tmp_path: Path) -> None:
         assert all(SECRET.encode() not in page.body for page in pages)
         assert '"message":"routed"' in stage.log
         assert '"message":"refused"' in stage.log
+        assert '"method":"POST","path":"/not/served/*"' in stage.log
     assert len(records.read_bytes().splitlines()) >= 8
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import Engines, chat, on_stage
+from tests.faults.stage import SECRET, Engines, chat, on_stage
 from tests.ports import free_port
 
 QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
@@ -70,3 +70,23 @@ async def test_a_base_url_may_end_as_clients_write_it(suffix: str) -> None:
 
         assert (await stage.ask(chat("a"))).status == 200
         assert listed[0]["url"] == engine.url
+
+
+# -- unknown routes ------------------------------------------------------------------------------
+
+
+async def test_an_unknown_route_is_logged_with_method_and_path() -> None:
+    """Without its query; what may be a key or a name in it is not shown."""
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        await stage.ask(None, f"/api/tags?key={SECRET}", method="GET")
+        await stage.ask({}, f"/{SECRET}/v1/chat/complete")
+        await stage.ask(None, "/v1/chat/completions", method="GET")
+
+        for method, path, why in (
+            ("GET", "/api/tags", "unknown_route"),
+            ("POST", "/*/v1/chat/complete", "unknown_route"),
+            ("GET", "/v1/chat/completions", "method_not_allowed"),
+        ):
+            (line,) = [x for x in stage.log.splitlines() if f'"path":"{path}"' in x]
+            assert f'"method":"{method}"' in line
+            assert f'"why":"{why}"' in line
