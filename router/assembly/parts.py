@@ -25,6 +25,7 @@ from router.config.secrets import read_secret
 from router.data_path.shadow import Shadows
 from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
+from router.discovery.event_owners import FleetEventOwners
 from router.discovery.find import build_sources
 from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
@@ -111,6 +112,7 @@ class Parts:
         )
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
         self.caches = CacheView(BlockIndex())
+        self.event_owners = FleetEventOwners(self.fleet)
         self.fleet.layout_of = self.caches.index.groups_of
         self.sessions = Sessions(
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
@@ -239,6 +241,7 @@ class Parts:
             streams=RankStreams(
                 self.config,
                 caches=self.caches,
+                why_foreign=self.event_owners.why_foreign,
                 pools=self.pools,
                 sharing=self.sharing,
                 media_stored=self.media_learner.observe,

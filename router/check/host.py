@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +18,23 @@ from router.addresses import host_port, own_url_host
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.replica import ReplicaSeen
-from router.config import Config
+from router.config import AdminConfig, Config, ListenConfig
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 from router.listening import listen, why_not
-from router.tls import system_tls
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
+_AUDIT: Final = re.compile(
+    r'^warmroute_audited_total\{replica="([^"]*)",result="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE
+)
+_TRUST: Final = re.compile(
+    r'^warmroute_trust_ratio\{replica="([^"]*)"\} ([0-9.e+-]+)$', re.MULTILINE
+)
 _SIGNS: Final = ("warmroute_", '"replicas"', "admin token")
 _PATHS: Final = {"listen": "/metrics", "admin": "/admin/replicas"}
+_FEW: Final = 5  # wrong predictions: fewer show nothing
+_WELL, _ASTRAY = 0.9, 0.5  # share of right ones: below, something is wrong; something is very wrong
 _ENOUGH: Final = 20  # answers: fewer without cached tokens show nothing
 _ROUTER: Final = Subject("router")
 
@@ -48,6 +57,22 @@ class PortSeen(Struct, frozen=True, kw_only=True):
     is_router: bool = False  # a warmroute listens there
 
 
+class AuditSeen(Struct, frozen=True, kw_only=True):
+    """What became of a running router's predictions for one replica, or one rank of it."""
+
+    replica: str
+    num_right: int = 0
+    num_over: int = 0  # more was predicted than the engine had
+    num_under: int = 0
+    recent_ratio: float = 1.0  # of the last ones, those that were right
+
+    @property
+    def ratio(self) -> float:
+        """The share that was right since the router started; 1.0 where none was checked."""
+        num_wrong = self.num_over + self.num_under
+        return self.num_right / (self.num_right + num_wrong) if num_wrong else 1.0
+
+
 class HostSeen(Struct, frozen=True, kw_only=True):
     """This machine, and what a router that runs here already reports."""
 
@@ -55,31 +80,51 @@ class HostSeen(Struct, frozen=True, kw_only=True):
     files: tuple[FileSeen, ...] = ()
     num_answered: int | None = None  # requests of the running router with a usage; None: none runs
     num_audited: int | None = None  # of them those whose usage had cached tokens
+    audits: tuple[AuditSeen, ...] = ()
 
 
 # -- look ----------------------------------------------------------------------------------------
 
 
-async def look(config: Config, deadline: Deadline) -> HostSeen:
-    """Try the ports and the files that the configuration names."""
+async def look(config: Config, deadline: Deadline, *, admin_token: str | None = None) -> HostSeen:
+    """Try the ports and the files that the configuration names.
+
+    Args:
+        admin_token: Of a router that may run here, so that it has no intruder to log.
+    """
     files = tuple(_files(config))
-    listen, page = await _port("listen", config.listen.host, config.listen.port, deadline)
-    admin, _ = await _port("admin", config.admin.host, config.admin.port, deadline)
+    listen, page = await _port("listen", config.listen, None, deadline)
+    if listen.is_router and admin_token is None and not config.admin.open:
+        admin = PortSeen(
+            key="admin",
+            host=config.admin.host,
+            port=config.admin.port,
+            error=why_not_free(config.admin.host, config.admin.port),
+            is_router=True,
+        )
+    else:
+        admin, _ = await _port("admin", config.admin, admin_token, deadline)
     return HostSeen(
         ports=(listen, admin),
         files=files,
         num_answered=None if page is None else total(page, "warmroute_requests_total"),
         num_audited=None if page is None else total(page, "warmroute_audited_total"),
+        audits=audits_of(page or ""),
     )
 
 
-async def _port(key: str, host: str, port: int, deadline: Deadline) -> tuple[PortSeen, str | None]:
+async def _port(
+    key: str, section: ListenConfig | AdminConfig, token: str | None, deadline: Deadline
+) -> tuple[PortSeen, str | None]:
     """Look at a port, and get the page of the router that has it, if one has."""
+    host, port = section.host, section.port
     error = why_not_free(host, port) if port else None
     page = None
     if error is not None:
+        scheme = "https" if section.tls_cert is not None else "http"
+        url = f"{scheme}://{own_url_host(host)}:{port}{_PATHS[key]}"
         with deadline.waiting("ports"):
-            page = await ask_router(key, host, port, timeout_s=deadline.at_most(_ASK_S))
+            page = await ask_router(url, token=token, timeout_s=deadline.at_most(_ASK_S))
     return PortSeen(key=key, host=host, port=port, error=error, is_router=page is not None), page
 
 
@@ -93,23 +138,51 @@ def why_not_free(host: str, port: int) -> str | None:
     return None
 
 
-async def ask_router(key: str, host: str, port: int, *, timeout_s: float) -> str | None:
+async def ask_router(url: str, *, token: str | None = None, timeout_s: float) -> str | None:
     """Get the page by which a router is recognized; None: no router answers there.
 
     Args:
-        key: Which of a router's ports it may be, "listen" or "admin".
-        host: As it is configured to listen on: a wildcard is asked on loopback.
+        url: A page of this machine, whose certificate has other names.
+        token: Of the admin port.
     """
+    headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     try:
         async with httpx.AsyncClient(
-            timeout=timeout_s, trust_env=False, verify=system_tls()
+            timeout=timeout_s, trust_env=False, verify=_any_tls()
         ) as client:
-            answer = await client.get(f"http://{own_url_host(host)}:{port}{_PATHS[key]}")
+            answer = await client.get(url, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     # The admin port may want a token: its refusal is enough to recognize it.
     is_ours = answer.status_code in (200, 401) and any(sign in answer.text for sign in _SIGNS)
     return answer.text if is_ours else None
+
+
+@cache
+def _any_tls() -> ssl.SSLContext:
+    """Return the context that asks a server of this machine, whoever signed its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def audits_of(page: str) -> tuple[AuditSeen, ...]:
+    """Read what a router says in its metrics of the predictions for each replica."""
+    results: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for name, result, value in _AUDIT.findall(page):
+        results[name][result] = round(float(value))
+    recent = {name: float(value) for name, value in _TRUST.findall(page)}
+    return tuple(
+        AuditSeen(
+            replica=name,
+            num_right=counts.get("exact", 0),
+            num_over=counts.get("over", 0),
+            num_under=counts.get("under", 0),
+            recent_ratio=recent.get(name, 1.0),
+        )
+        for name, counts in results.items()
+    )
 
 
 def total(page: str, name: str) -> int:
@@ -207,12 +280,32 @@ def _audit(seen: HostSeen) -> Iterator[Finding]:
         )
     elif seen.num_audited:
         yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions checked so far")
+        for audit in seen.audits:
+            yield from _predictions(audit)
     elif seen.num_answered >= _ENOUGH:
         yield _ROUTER.warning(
             "audit",
             f"{seen.num_answered:,} answers, and none reported cached tokens",
             "--enable-prompt-tokens-details for each engine",
         )
+
+
+def _predictions(audit: AuditSeen) -> Iterator[Finding]:
+    """Judge whether what was predicted for a replica is what its engine reported."""
+    num_wrong = audit.num_over + audit.num_under
+    ratio = min(audit.ratio, audit.recent_ratio)
+    if num_wrong < _FEW or ratio >= _WELL:
+        return
+    recent = f", {audit.recent_ratio:.0%} of the last ones" if audit.recent_ratio < _WELL else ""
+    subject = Subject(f"replica {audit.replica}")
+    create = subject.error if ratio < _ASTRAY else subject.warning
+    yield create(
+        "predictions",
+        f"{audit.ratio:.0%} of {audit.num_right + num_wrong:,} were right{recent} (cached tokens: "
+        f"{audit.num_over:,} predicted too high, {audit.num_under:,} too low)",
+        "does it publish its events where the router listens for them? Compare `events` and "
+        "`replay` with the engine's --kv-events-config and the port mapping of its container",
+    )
 
 
 def _shared(config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:

@@ -34,19 +34,21 @@ async def check(
     config: Config,
     *,
     redis_password: str | None = None,
+    admin_token: str | None = None,
     wait_s: float = 10.0,
     on_waiting: Callable[[list[str]], None] = lambda awaited: None,
 ) -> Report:
     """Look at all that a router would use; the package describes what others see of it.
 
     Args:
+        admin_token: Of a router that may run here.
         wait_s: What has not answered by then is reported as silent.
         on_waiting: Takes what is awaited, after two seconds and whenever it changes.
     """
     deadline = Deadline(wait_s)
     async with asyncio.TaskGroup() as tg:
         progress = tg.create_task(_report_progress(deadline, on_waiting), name="progress")
-        looking = tg.create_task(host.look(config, deadline), name="host")
+        looking = tg.create_task(host.look(config, deadline, admin_token=admin_token), name="host")
         names = config.mooncake.names
         registry = Registry(
             config.replicas, hosts=HostRules(config.admin.replica_hosts), pools=names

@@ -151,7 +151,8 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         return
     for rank in replica["ranks"]:
         status = rank["status"]
-        reason = f": {rank['reason']}" if rank["reason"] else ""
+        reason = rank["reason"] or replica.get("warning") or ""
+        reason = f": {reason}" if reason else ""
         yield (
             status["id"],
             url,

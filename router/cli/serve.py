@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from policies.registry import POLICIES, create
+from policies.registry import POLICIES
 from router import config as configuration
+from router.config.secrets import read_secret
 from router.errors import ConfigError
 
 _WIDE = 160  # columns, where the width of the screen is not known
@@ -115,11 +116,9 @@ def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) 
     try:
         config = _load(config_file, flags)
         _require_replicas(config)
-        create(config.policy.name, config.policy.params)
         password = _redis_password(config)
-    except (ConfigError, ValueError) as error:
-        text = error.message if isinstance(error, ConfigError) else f"policy: {error}"
-        click.echo(f"warmroute: {text}", err=True)
+    except ConfigError as error:
+        click.echo(f"warmroute: {error.message}", err=True)
         sys.exit(2)
     import asyncio  # late, as in `serve`
     import logging
@@ -134,7 +133,13 @@ def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) 
     logging.getLogger("router").addHandler(logging.NullHandler())  # the report says it all
     try:
         report = asyncio.run(
-            checking.check(config, redis_password=password, wait_s=wait_s, on_waiting=waiting)
+            checking.check(
+                config,
+                redis_password=password,
+                admin_token=_admin_token(config),
+                wait_s=wait_s,
+                on_waiting=waiting,
+            )
         )
     except KeyboardInterrupt:
         sys.exit(130)
@@ -151,6 +156,16 @@ def _redis_password(config: configuration.Config) -> str | None:
     """Read the password of Redis; what is wrong with its file is a finding of the check."""
     try:
         return configuration.redis_password(config.redis, os.environ)
+    except ConfigError:
+        return None
+
+
+def _admin_token(config: configuration.Config) -> str | None:
+    """Read the token of a router that may run here; it is not made here."""
+    from router.http.admin_token import default_file
+
+    try:
+        return read_secret(config.admin.token_file or default_file(os.environ), "admin.token_file")
     except ConfigError:
         return None
 

@@ -38,6 +38,7 @@ from router.errors import (
 )
 from router.kv_events.subscriber import EventSource
 from router.replicas.engine_key import NO_KEY, EngineKey
+from router.replicas.event_ports import EventPorts
 from router.replicas.replica import ServedModel
 from router.roles import Role
 from router.shortage import shortage
@@ -115,6 +116,14 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
             rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
             for rank, endpoint in enumerate(replica.events)
         }
+
+    def event_ports(self, name: str, config: EventsConfig, replica: ReplicaConfig) -> EventPorts:
+        """Pair the endpoints that are used with those that the replica reports."""
+        used, reported = (
+            {rank: (each.endpoint, each.replay_endpoint) for rank, each in sources.items()}
+            for sources in (self.endpoints(config, replica), self.event_sources)
+        )
+        return EventPorts.of(name, replica.url, used, reported)
 
 
 class RankLoads(Struct, frozen=True, kw_only=True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
+from policies.view import CandidateId
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig
@@ -23,11 +26,14 @@ from router.supervisor import keep_running
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S: Final = 1.0  # between two looks whether an endpoint is another replica's
+
 
 class RankStreams:
     """Makes and follows them.
 
     Args:
+        why_foreign: Returns why a candidate's events are another replica's; None: they are not.
         sharing: What several routers share; None: there is only this one.
         media_stored: See `RankBlocks`.
         count_failure: Takes the kind of a follower that failed.
@@ -38,6 +44,7 @@ class RankStreams:
         config: Config,
         *,
         caches: CacheView,
+        why_foreign: Callable[[CandidateId], str | None],
         pools: Mapping[str, Pool],
         sharing: Sharing | None,
         media_stored: MediaStored | None,
@@ -45,6 +52,7 @@ class RankStreams:
     ) -> None:
         self._config = config
         self._caches = caches
+        self._why_foreign = why_foreign
         self._pools = pools
         self._sharing = sharing
         self._media_stored = media_stored
@@ -129,22 +137,49 @@ class RankStreams:
         )
 
     async def _follow_once(self, source: CandidateSource) -> None:
+        """Follow a candidate, except while its endpoint is known to be another replica's."""
+        candidate = source.candidate
         try:
-            if self._sharing is not None:
-                await self._sharing.following.follow(source)
-                return
-            stream = self._caches.stream(source.candidate)
-            assert isinstance(stream, RankStream)
-            await follow(stream, source.events())
-        except ConfigError as exc:  # its endpoint is none: that stays so until it restarts
-            logger.warning(
-                "event stream not usable: routing to it is approximate",
-                extra={"candidate": source.candidate, "reason": str(exc)},
-            )
+            while True:
+                if (reason := self._why_foreign(candidate)) is not None:
+                    _log_unusable(candidate, reason)
+                    self._forget_blocks(source, reason)
+                    await _until(lambda: self._why_foreign(candidate) is None)
+                async with asyncio.TaskGroup() as tg:
+                    following = tg.create_task(
+                        self._follow_stream(source), name=f"stream {candidate}"
+                    )
+                    await _until(lambda: self._why_foreign(candidate) is not None)
+                    following.cancel()
+        except* ConfigError as group:  # its endpoint is none: that stays so until it restarts
+            _log_unusable(candidate, str(group.exceptions[0]))
+
+    async def _follow_stream(self, source: CandidateSource) -> None:
+        if self._sharing is not None:
+            await self._sharing.following.follow(source)
+            return
+        stream = self._caches.stream(source.candidate)
+        assert isinstance(stream, RankStream)
+        await follow(stream, source.events())
 
     def _restart_stream(self, source: CandidateSource, reason: str) -> None:
         """Forget a candidate's blocks: its follower failed, perhaps in the middle of a change."""
+        self._forget_blocks(source, f"its follower failed: {reason}")
+
+    def _forget_blocks(self, source: CandidateSource, reason: str) -> None:
         stream = source.rank_stream()
-        stream.failed(f"its follower failed: {reason}")
+        stream.failed(reason)
         self._caches.hand_over(source.candidate, stream)
         self._caches.index.clear(source.candidate)
+
+
+def _log_unusable(candidate: CandidateId, reason: str) -> None:
+    logger.warning(
+        "event stream not usable: routing to it is approximate",
+        extra={"candidate": candidate, "reason": reason},
+    )
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 (nothing says when a replica is up, or another one is)
+        await asyncio.sleep(_LOOK_S)

@@ -188,6 +188,8 @@ class Status:
                 entry_info["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
             else:
                 entry_info["replica"] = replica
+                ports = replica.event_ports
+                entry_info["warning"] = ports.why_doubtful() if ports is not None else None
                 entry_info["ranks"] = [
                     self._describe_rank(statuses[c.id]) for c in candidates_of(replica)
                 ]

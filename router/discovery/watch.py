@@ -148,6 +148,7 @@ class ReplicaWatch:
             bootstrap=bootstrap_of(self._replica) if has_bootstrap else None,
             seems=facts.seems,
             pool=self._members.pool_of(self._replica),
+            event_ports=facts.event_ports(name, self._config.events, self._replica),
         )
         self._fleet.add(replica)
         self._fleet.probe_ok(name, time.monotonic())
@@ -173,6 +174,11 @@ class ReplicaWatch:
             logger.warning(
                 "replica seems to have another role: set replicas[].role",
                 extra={"replica": name, "role": replica.role, "seems": facts.seems},
+            )
+        if replica.event_ports is not None and (why := replica.event_ports.why_doubtful()):
+            logger.warning(
+                "event endpoint differs from what the engine reports: is it another engine's?",
+                extra={"replica": name, "reason": why},
             )
         if facts.prefix_caching is False:
             logger.warning("prefix caching is off", extra={"replica": name})

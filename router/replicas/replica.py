@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.replicas.event_ports import EventPorts
 from router.roles import Role, Transfer
 
 
@@ -46,6 +47,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     transfer: Transfer = "store"  # of a prefill or decode replica
     bootstrap: str | None = None  # base URL; None: it has none
     seems: Role | None = None  # what role it shows; None: it shows none
+    event_ports: EventPorts | None = None  # None: it has no events
     pool: str | None = None  # name of its Mooncake pool, "" of the only one; None: it is in none
 
     def __post_init__(self) -> None:

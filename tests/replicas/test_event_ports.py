@@ -1,0 +1,132 @@
+"""router.replicas.event_ports: whose endpoints a replica's are, by what engines report."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.replicas.event_ports import EventOwners, EventPorts
+
+Ports = tuple[int, int]
+
+
+def ports(name: str, used: Ports, reported: Ports | None, *, host: str = "h") -> EventPorts:
+    """A replica with one rank: its event and replay port."""
+    own = {} if reported is None else {0: _endpoints("*", reported)}
+    return EventPorts.of(name, f"http://{host}:8000", {0: _endpoints(host, used)}, own)
+
+
+def _endpoints(host: str, numbers: Ports) -> tuple[str, str]:
+    return f"tcp://{host}:{numbers[0]}", f"tcp://{host}:{numbers[1]}"
+
+
+def foreign(*replicas: EventPorts) -> dict[str, str]:
+    owners = EventOwners(replicas)
+    found = {each.replica: owners.why_foreign(each.replica, 0) for each in replicas}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        [ports("a", (1, 2), (1, 2)), ports("b", (3, 4), (3, 4))],
+        [ports("a", (1, 2), None), ports("b", (3, 4), None)],
+        # on two machines, with the ports that both have by default
+        [ports("a", (1, 2), (1, 2), host="x"), ports("b", (1, 2), (1, 2), host="y")],
+        # containers whose ports are mapped; one is as inside
+        [ports("a", (11, 12), (1, 2)), ports("b", (21, 22), (1, 2))],
+        [ports("a", (1, 2), (1, 2)), ports("b", (21, 22), (1, 2))],
+        # mapped to what another one, which is mapped, too, has inside
+        [ports("a", (11, 12), (1, 2)), ports("b", (2, 3), (5, 6))],
+    ],
+)
+def test_endpoints_of_their_own_are_followed(replicas: list[EventPorts]) -> None:
+    assert foreign(*replicas) == {}
+
+
+def test_who_uses_anothers_endpoint_is_not_followed_and_the_owner_is() -> None:
+    owner, slip = ports("a", (1, 2), (1, 2)), ports("b", (1, 2), (3, 4))
+
+    assert foreign(owner, slip) == {"b": "events[0]: h:1 is an event endpoint of a, too"}
+
+
+def test_a_replay_endpoint_counts_as_well() -> None:
+    owner, slip = ports("a", (1, 2), (1, 2)), ports("b", (3, 2), (3, 4))
+
+    assert foreign(owner, slip) == {"b": "replay[0]: h:2 is an event endpoint of a, too"}
+
+
+def test_events_where_another_one_replays_are_foreign() -> None:
+    owner, slip = ports("a", (1, 2), (1, 2)), ports("b", (2, 3), (5, 6))
+
+    assert foreign(owner, slip) == {"b": "events[0]: h:2 is an event endpoint of a, too"}
+
+
+@pytest.mark.parametrize("reported", [None, (1, 2)])
+def test_where_nobody_knows_whose_it_is_neither_is_followed(reported: Ports | None) -> None:
+    """Two containers that both report their inner port, or engines that report none."""
+    assert set(foreign(ports("a", (1, 2), reported), ports("b", (1, 2), reported))) == {"a", "b"}
+
+
+def test_exchanged_endpoints_are_foreign() -> None:
+    found = foreign(ports("a", (3, 4), (1, 2)), ports("b", (1, 2), (3, 4)))
+
+    assert found == {
+        "a": "events[0]: h:3 is an event endpoint of b",
+        "b": "events[0]: h:1 is an event endpoint of a",
+    }
+
+
+def test_three_that_are_shifted_are_foreign() -> None:
+    shifted = [ports("a", (3, 4), (1, 2)), ports("b", (5, 6), (3, 4)), ports("c", (1, 2), (5, 6))]
+
+    assert set(foreign(*shifted)) == {"a", "b", "c"}
+
+
+def test_a_replica_that_is_gone_has_no_endpoint() -> None:
+    """A new one on the same machine may have its ports."""
+    owners = EventOwners([ports("old", (1, 2), (1, 2)), ports("new", (1, 2), (1, 2))])
+
+    assert owners.why_foreign("new", 0, lambda name: name != "old") is None
+    assert owners.why_foreign("new", 0) is not None
+    assert owners.why_foreign("stranger", 0) is None
+
+
+def test_only_the_rank_that_is_wrong_is_foreign() -> None:
+    two = EventPorts.of(
+        "two",
+        "http://h:1",
+        {0: ("tcp://h:5557", None), 1: ("tcp://h:1", None)},
+        {0: ("tcp://*:5557", None), 1: ("tcp://*:5558", None)},
+    )
+    owners = EventOwners([two, ports("a", (1, 2), (1, 2))])
+
+    assert owners.why_foreign("two", 0) is None
+    assert owners.why_foreign("two", 1) == "events[1]: h:1 is an event endpoint of a, too"
+
+
+@pytest.mark.parametrize(
+    ("used", "reported", "said"),
+    [
+        ((1, 2), (1, 2), None),
+        ((1, 2), None, None),
+        ((1, 2), (3, 2), "events[0] is h:1, and its engine reports port 3"),
+        ((1, 2), (1, 4), "replay[0] is h:2, and its engine reports port 4"),
+    ],
+)
+def test_another_port_than_the_engine_reports_is_doubtful(
+    used: Ports, reported: Ports | None, said: str | None
+) -> None:
+    assert ports("a", used, reported).why_doubtful() == said
+
+
+def test_ranks_in_another_order_are_doubtful_and_paths_are_not() -> None:
+    order = EventPorts.of(
+        "a",
+        "http://h:1",
+        {0: ("tcp://h:2", None), 1: ("tcp://h:1", None)},
+        {0: ("tcp://*:1", None), 1: ("tcp://*:2", None)},
+    )
+    path = EventPorts.of("a", "http://h:1", {0: ("ipc:///x", None)}, {0: ("ipc:///y", None)})
+
+    assert order.why_doubtful() == "events[0] is h:2, and its engine reports port 1"
+    assert path.why_doubtful() is None
