@@ -62,6 +62,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     num_blocks: int = 0  # that it holds by them
     num_pooled: int = 0  # blocks that it reported as written to the pool
     groups: tuple[KvGroup, ...] = ()  # of a model with several KV groups
+    foreign: str | None = None  # why its endpoint is another replica's; None: it is not
 
 
 class Publisher(Struct, frozen=True):
@@ -269,6 +270,9 @@ def _rank(subject: Subject, seen: EventsSeen, rank: RankSeen) -> Iterator[Findin
 
 def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
     """Return what is wrong with an endpoint, and what to do; None: a publisher answers there."""
+    if rank.foreign is not None:
+        hint = "engines on one machine need different ports in --kv-events-config; see `events` and"
+        return rank.foreign, f"{hint} `replay` of the replica in the configuration"
     if rank.reach == "not an address":
         text = rank.reason or f"{rank.reported!r} is not tcp://HOST:PORT or ipc://PATH"
         return text, _endpoint_hint(seen)

@@ -290,6 +290,16 @@ def _audit(seen: HostSeen) -> Iterator[Finding]:
         )
 
 
+def proven(seen: HostSeen) -> frozenset[str]:
+    """Name the replicas of which a running router's predictions are right."""
+    enough = [each for each in seen.audits if each.num_right >= _ENOUGH]
+    return frozenset(
+        each.replica.partition("#")[0]
+        for each in enough
+        if min(each.ratio, each.recent_ratio) >= _WELL
+    )
+
+
 def _predictions(audit: AuditSeen) -> Iterator[Finding]:
     """Judge whether what was predicted for a replica is what its engine reported."""
     num_wrong = audit.num_over + audit.num_under

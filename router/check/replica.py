@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ from router.check import events, tokenizer
 from router.check.deadline import Deadline
 from router.check.events import EventsSeen, Publisher
 from router.check.finding import Finding, Subject
+from router.check.reach import resolved
 from router.check.tokenizer import ModelSeen, Tokenizers
 from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi, EngineFacts
@@ -30,6 +31,7 @@ from router.errors import (
 from router.kv_events.subscriber import EventSource
 from router.pool.catalog import PoolCatalog
 from router.pool.keys import names_in_keys
+from router.replicas.event_ports import EventOwners, EventPorts
 from router.replicas.registry import Entry
 from router.roles import Role, Transfer
 
@@ -69,6 +71,8 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     drops_last: bool | None = None  # the last block of a hit, by its own word; None: it says none
     weights: Mapping[str, str] = {}  # which they are, by its own word; empty: it says none
     key_head: str | None = None  # [PREFIX@]MODEL of its keys in a pool, by its own word
+    places: frozenset[str] = frozenset()  # ADDRESS:PORT behind its URL
+    event_ports: EventPorts | None = None  # None: it has not answered
     is_late: bool = False  # it has a page about its configuration, which did not come in time
     bootstrap: str | None = None  # where its bootstrap server should be; None: it needs none
     has_bootstrap: bool = False  # it answers there
@@ -111,12 +115,17 @@ async def look(
                 facts = await api.facts(entry.name, url)
                 publishers = await api.event_publishers(entry.name, url)
                 bootstrap, has_bootstrap = await _bootstrap(entry, config, api)
+                places = await resolved(url)
         except UpstreamError as exc:
             return replace(seen, error=exc.message, failure=_failure(exc))
         except TimeoutError:
             return replace(seen, error=f"{url} was silent", failure="no answer")
     seen = replace(
-        _with_facts(seen, facts, publishers), bootstrap=bootstrap, has_bootstrap=has_bootstrap
+        _with_facts(seen, facts, publishers),
+        bootstrap=bootstrap,
+        has_bootstrap=has_bootstrap,
+        places=places,
+        event_ports=facts.event_ports(entry.name, config.events, entry.replica),
     )
     pool_stored = None
     pool = pools.get(seen.pool) if seen.pool is not None else None
@@ -396,41 +405,69 @@ def _capacity(subject: Subject, seen: ReplicaSeen) -> Finding:
 # -- judge several -------------------------------------------------------------------------------
 
 
-def judge_together(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """Judge what only several replicas can have wrong."""
-    yield from _twins(replicas)
-    yield from _publishers_shared(replicas)
+def with_owners(replicas: Sequence[ReplicaSeen]) -> tuple[ReplicaSeen, ...]:
+    """Note of each rank whether its endpoints are another replica's."""
+    twins = {twin.name for _, twin in _twins(replicas)}  # what they have is the same anyway
+    owners = EventOwners(
+        each.event_ports
+        for each in replicas
+        if each.event_ports is not None and each.name not in twins
+    )
+    return tuple(
+        replace(
+            each,
+            ranks=tuple(
+                replace(rank, foreign=owners.why_foreign(each.name, rank.rank))
+                for rank in each.ranks
+            ),
+        )
+        for each in replicas
+    )
+
+
+def judge_together(
+    replicas: Sequence[ReplicaSeen], proven: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Judge what only several replicas can have wrong, or a running router shows.
+
+    Args:
+        proven: Replicas of which a running router predicts what their engines report.
+    """
+    for first, twin in _twins(replicas):
+        yield _REPLICAS.error(
+            "addresses",
+            f"{first.name} and {twin.name} are the same engine",
+            "name it once: its load would be counted in halves",
+        )
+    for seen in replicas:
+        why = seen.event_ports.why_doubtful() if seen.event_ports is not None else None
+        is_foreign = any(rank.foreign for rank in seen.ranks)
+        if why is not None and not is_foreign and seen.name not in proven:
+            yield Subject(f"replica {seen.name}").warning(
+                "event ports",
+                why,
+                "another engine's? A port that is mapped (a container) is proven by predictions: "
+                "check again beside a router that has served some",
+            )
     yield from _contracts(replicas)
 
 
-def _twins(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """Find one engine behind two addresses: it started in the same millisecond with all alike."""
+def _twins(replicas: Sequence[ReplicaSeen]) -> Iterator[tuple[ReplicaSeen, ReplicaSeen]]:
+    """Find one engine behind two addresses: it started in the same moment, and is at one place.
+
+    A place alone may be a proxy's, and several engines start in one moment.
+    """
     seen: dict[tuple[object, ...], ReplicaSeen] = {}
     for replica in replicas:
-        if replica.error is not None or not replica.ranks or replica.started_s is None:
+        if replica.error is not None or replica.started_s is None:
             continue
-        mark = (replica.started_s, replica.version, replica.ranks[0].endpoint)
-        first = seen.setdefault(mark, replica)
-        if first is not replica:
-            yield _REPLICAS.error(
-                "addresses",
-                f"{first.name} and {replica.name} are the same engine",
-                "name it once: its load would be counted in halves",
-            )
-
-
-def _publishers_shared(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    owner: dict[str, ReplicaSeen] = {}
-    for replica in replicas:
-        for rank in replica.ranks:
-            first = owner.setdefault(rank.endpoint, replica)
-            if first is not replica and first.started_s != replica.started_s:
-                yield _REPLICAS.error(
-                    "events",
-                    f"{first.name} and {replica.name} have the same event endpoint, "
-                    f"{rank.endpoint}: one would be credited with the other's cache",
-                    "engines on one machine need different ports in --kv-events-config",
-                )
+        places = {*replica.places, *(rank.endpoint for rank in replica.ranks[:1])}
+        marks = [(replica.started_s, replica.version, place) for place in sorted(places)]
+        first = next((seen[mark] for mark in marks if mark in seen), None)
+        for mark in marks:
+            seen.setdefault(mark, replica)
+        if first is not None:
+            yield first, replica
 
 
 def _contracts(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:

@@ -61,7 +61,8 @@ async def check(
             registry.apply(records)
         found = await sources.look(config.discovery, registry, names, deadline)
         catalogs = {name: PoolCatalog() for name in names}
-        replicas = await _look_at_replicas(registry.entries, config, catalogs, deadline)
+        seen = await _look_at_replicas(registry.entries, config, catalogs, deadline)
+        replicas = replica.with_owners(seen)
         async with asyncio.TaskGroup() as pool_tg:  # last: replicas report what is theirs in them
             looking_at_pools = [
                 pool_tg.create_task(
@@ -122,7 +123,7 @@ def _judge(
     yield from sources.judge(found)
     for seen in replicas:
         yield from replica.judge(seen)
-    yield from replica.judge_together(replicas)
+    yield from replica.judge_together(replicas, host.proven(here))
     if store is not None:
         yield from redis.judge(store, config=config.redis, index=config.index, replicas=replicas)
     for pool in pools:

@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from router.check.events import Publisher
 from router.check.finding import Level
-from router.check.replica import ReplicaSeen, judge, judge_together
+from router.check.replica import ReplicaSeen, judge, judge_together, with_owners
+from router.replicas.event_ports import EventPorts
 from tests.check.samples import RANK, REPLICA, model, rank, wrong
 
+PLACES = frozenset({"10.0.0.5:8000"})
 LOCAL = replace(REPLICA, url="http://127.0.0.1:8000")
 CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (
@@ -228,19 +230,46 @@ def test_replicas_that_have_nothing_to_do_with_each_other_are_well() -> None:
 def test_one_engine_under_two_addresses_is_found() -> None:
     """It started when the other did, and publishes where the other does."""
     twin = replace(REPLICA, name="r2", url="http://localhost:8000")
+    alias = replace(twin, ranks=(replace(RANK, endpoint="tcp://alias:5557"),), places=PLACES)
 
-    (found,) = judge_together([REPLICA, twin])
+    for first, second in ((REPLICA, twin), (replace(REPLICA, places=PLACES), alias)):
+        (found,) = judge_together([first, second])
+        assert found.level == "error"
+        assert "r1 and r2 are the same engine" in found.text
 
-    assert found.level == "error"
-    assert "r1 and r2 are the same engine" in found.text
+
+def test_two_engines_behind_one_proxy_are_two() -> None:
+    """They are at one place, and started at different times."""
+    one, other = replace(REPLICA, places=PLACES), replace(OTHER, places=PLACES)
+
+    assert list(judge_together([one, other])) == []
 
 
 def test_two_engines_with_one_event_endpoint_are_found() -> None:
-    """One would be credited with the other's cache."""
-    (found,) = judge_together([REPLICA, replace(OTHER, ranks=(RANK,))])
+    """One would be credited with the other's cache; whose it is, the engines say, or nobody."""
+    used, other = {"events[0]": "h:5557"}, {"events[0]": "h:5560"}
+    slip = replace(OTHER, event_ports=EventPorts("r2", used, other))
+    owner = replace(REPLICA, event_ports=EventPorts("r1", used, used))
+    unsaid = replace(REPLICA, event_ports=EventPorts("r1", used))
 
-    assert found.level == "error"
-    assert "same event endpoint" in found.text
+    for first, wrong_ones in ((owner, ["r2"]), (unsaid, ["r1", "r2"])):
+        seen = with_owners([first, slip])
+        found = [f for each in seen for f in judge(each) if f.level == "error"]
+        assert [f.subject for f in found] == [f"replica {name}" for name in wrong_ones]
+        assert all("is an event endpoint of" in f.text for f in found)
+        assert all(f.text.startswith("BLIND: ") for f in found)
+        assert list(judge_together(seen)) == []
+
+
+def test_another_port_than_the_engine_reports_is_not_well_until_it_is_proven() -> None:
+    ports = EventPorts("r1", {"events[0]": "h:5557"}, {"events[0]": "h:5560"})
+    (seen,) = with_owners([replace(REPLICA, event_ports=ports)])
+
+    (found,) = judge_together([seen])
+
+    assert (found.level, found.subject, found.about) == ("warning", "replica r1", "event ports")
+    assert found.text == "events[0] is h:5557, and its engine reports port 5560"
+    assert list(judge_together([seen], proven={"r1"})) == []
 
 
 def test_different_hashes_of_one_model_are_noted() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import TINY_MODEL
@@ -239,6 +240,7 @@ async def test_endpoints_that_are_configured_wrongly_are_reported() -> None:
             )
             found.append(await check(tree, wait_s=PATIENCE_S))
 
+    assert finding(found[0], "replica r1", "event ports").level == "warning"
     assert "nothing listens at" in finding(found[0], "replica r1", "events").text
     assert "no event publisher" in finding(found[1], "replica r1", "events").text
     assert finding(found[2], "replica r1", "replay").text.startswith("none: ")
@@ -352,6 +354,108 @@ async def test_a_port_in_use_is_reported_and_a_router_there_is_known() -> None:
     assert finding(known, "router", "admin port").text.endswith("a router runs there already")
     assert finding(known, "router", "audit").text == "1 predictions checked so far"
     assert finding(taken, "router", "listen port").level == "error"
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "admin-token"
+    file.write_text("s3same")
+    return file
+
+
+async def test_a_router_has_nothing_to_log_of_a_check_beside_it(token: Path) -> None:
+    """Neither with its admin token nor without, where its public port shows what it is."""
+    async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
+        ports = [int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url)]
+        tree = settings(*engines, listen__port=ports[0], admin__port=ports[1])
+        logged = len(stage.log)
+        reports = [
+            await check(tree, admin_token=admin_token, wait_s=PATIENCE_S)
+            for admin_token in ("s3same", None)
+        ]
+
+        assert '"level":"warning"' not in stage.log[logged:]
+    for report in reports:
+        for port in ("listen port", "admin port"):
+            assert finding(report, "router", port).text.endswith("a router runs there already")
+
+
+def endpoints(engine: Emulator) -> dict[str, list[str]]:
+    """Configure an engine's event endpoints."""
+    publisher = engine.replica.ranks[0].publisher
+    assert publisher is not None
+    events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
+    return {"events": [events], "replay": [replay]}
+
+
+async def test_events_of_another_replica_are_reported() -> None:
+    """One that has them by mistake, and two that have each other's; not as EXACT."""
+    async with Engines(2) as (first, second):
+        await prompted(first)
+        await prompted(second)
+        slip = [{"url": first.url}, {"url": second.url} | endpoints(first)]
+        exchanged = [
+            {"url": first.url} | endpoints(second),
+            {"url": second.url} | endpoints(first),
+        ]
+        one, both = [
+            await check(settings(replicas=replicas), wait_s=PATIENCE_S)
+            for replicas in (slip, exchanged)
+        ]
+
+    assert [(subject, about) for subject, about, _ in wrong(one)] == [("replica r2", "events")]
+    assert "is an event endpoint of r1, too" in finding(one, "replica r2", "events").text
+    assert finding(one, "replica r1", "state").text.startswith("EXACT: ")
+    assert [(subject, about) for subject, about, _ in wrong(both)] == [
+        ("replica r1", "events"),
+        ("replica r2", "events"),
+    ]
+
+
+def in_a_container(engine: Emulator) -> None:
+    """Have it report the ports that it has inside; outside they are mapped to others."""
+    publisher = engine.replica.ranks[0].publisher
+    assert publisher is not None
+    publisher.config = replace(
+        publisher.config, endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558"
+    )
+
+
+async def beside_a_router(replicas: list[dict[str, Any]]) -> Report:
+    """Check beside a router that has served a conversation."""
+    flags = {
+        "replicas": replicas,
+        "listen__port": free_port(),
+        "admin__port": free_port(),
+        "admin__open": True,
+    }
+    async with on_stage(**flags) as stage:
+        text = words(1)
+        for turn in range(24):
+            text += " " + words(100 + turn, 20)
+            await stage.ask(chat(text))
+        return await check(settings(**flags), wait_s=PATIENCE_S)
+
+
+async def test_predictions_prove_a_mapped_port_or_show_that_it_is_anothers() -> None:
+    """Where engines report their containers' ports, nothing else tells."""
+    async with Engines(2) as (first, second):
+        for engine in (first, second):
+            in_a_container(engine)
+        mapped = {"url": first.url} | endpoints(first)
+        before = await check(settings(replicas=[mapped]), wait_s=PATIENCE_S)
+        right = await beside_a_router([mapped])
+        slip = await beside_a_router(
+            [{"url": first.url} | endpoints(second), {"url": second.url} | endpoints(first)]
+        )
+
+    assert [(subject, about) for subject, about, _ in wrong(before)] == [
+        ("replica r1", "event ports")
+    ]
+    assert wrong(right) == []
+    bad = [f for f in slip.findings if f.about == "predictions"]
+    assert bad
+    assert {f.level for f in bad} <= {"error", "warning"}
 
 
 async def test_files_are_tried(tmp_path: Path) -> None:

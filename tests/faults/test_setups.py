@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest.emulator.emulator import Emulator
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import SECRET, Engines, chat, on_stage
+from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, words
 from tests.ports import free_port
 
 QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
@@ -90,3 +91,78 @@ async def test_an_unknown_route_is_logged_with_method_and_path() -> None:
             (line,) = [x for x in stage.log.splitlines() if f'"path":"{path}"' in x]
             assert f'"method":"{method}"' in line
             assert f'"why":"{why}"' in line
+
+
+# -- event endpoints of another replica ----------------------------------------------------------
+
+
+def endpoints(engine: Emulator) -> dict[str, list[str]]:
+    """Configure an engine's event endpoints."""
+    publisher = engine.replica.ranks[0].publisher
+    assert publisher is not None
+    events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
+    return {"events": [events], "replay": [replay]}
+
+
+async def reasons(stage: Stage) -> dict[str, str]:
+    """Read what the admin port says of each replica's cache."""
+    listed = (await stage.admin("/admin/replicas")).json()["replicas"]
+    return {
+        replica["name"]: f"{rank['cache']}: {rank['reason']}"
+        for replica in listed
+        for rank in replica["ranks"]
+    }
+
+
+async def test_events_of_another_replica_are_not_followed() -> None:
+    """Only engines can say whose they are: their owner's count, the other is blind."""
+    async with Engines(2) as (first, second):
+        slip = {"url": second.url} | endpoints(first)
+        async with on_stage(ready=False, replicas=[first.url, slip]) as stage:
+            await stage.until(lambda: "is an event endpoint of r1, too" in stage.log)
+            for number in range(4):
+                await stage.ask(chat(words(number)))
+            await stage.until(lambda: stage.state("r1") == "exact")
+
+            said = await reasons(stage)
+            assert said["r1"] == "exact: "
+            assert said["r2"].startswith("blind: events[0]: localhost:")
+            assert said["r2"].endswith(" is an event endpoint of r1, too")
+            assert "event endpoint differs from what the engine reports" in stage.log
+
+
+async def test_exchanged_event_endpoints_are_not_followed() -> None:
+    async with Engines(2) as (first, second):
+        one, other = {"url": first.url}, {"url": second.url}
+        replicas = [one | endpoints(second), other | endpoints(first)]
+        async with on_stage(ready=False, replicas=replicas) as stage:
+            await stage.until(lambda: stage.log.count("event stream not usable") >= 2)
+            said = await reasons(stage)
+
+    assert said["r1"].endswith(" is an event endpoint of r2")
+    assert said["r2"].endswith(" is an event endpoint of r1")
+
+
+async def test_a_replica_whose_endpoint_was_anothers_is_followed_when_that_one_goes() -> None:
+    """As on a machine where a new engine has the ports of an old one."""
+    async with Engines(1) as (engine,), FakeEngine() as old:
+        sources = {"endpoint": endpoints(engine)["events"][0], "replay_endpoint": None}
+        old.pages["/kv_event_sources"] = {"0": {"enable_kv_cache_events": True} | sources}
+        async with on_stage(engine, ready=False, admin__replica_hosts=["loopback"]) as stage:
+            await stage.admin("/admin/replicas", {"url": old.url, "name": "old"})
+            await stage.until(lambda: stage.log.count("event stream not usable") >= 2)
+            await stage.admin("/admin/replicas/old?now=1", method="DELETE")
+            await stage.ask(chat(words(1)))
+
+            await stage.until(lambda: stage.state("r1") == "exact")
+
+
+async def test_a_port_that_the_engine_does_not_report_is_a_warning() -> None:
+    """It may be mapped, so it is followed."""
+    async with Engines(2) as (first, second):
+        replica = {"url": first.url} | endpoints(second)
+        async with on_stage(replicas=[replica]) as stage:
+            listed = (await stage.admin("/admin/replicas")).json()["replicas"]
+
+        assert "and its engine reports port" in listed[0]["warning"]
+        assert "event endpoint differs from what the engine reports" in stage.log
