@@ -257,7 +257,11 @@ class Consumed(Struct, frozen=True, array_like=True, tag="consumed"):
     usages: tuple[TenantUsage, ...]
 
 
-Note = Began | Answered | Ended | Alive | Suspected | Registered | Consumed
+class Left(Struct, frozen=True, array_like=True, tag="left"):
+    """The router has ended, its requests before it. The last thing that it says."""
+
+
+Note = Began | Answered | Ended | Alive | Suspected | Registered | Consumed | Left
 
 
 class Notes(Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@
     answered   its first token came     our queue, our cost model
     ended      it is given back         all of it
     alive      a heartbeat              ends what was lost on the way
+    left       it has ended             ends what it had left open
 
 Each note changes the same fleet, caches and sessions that our own requests do. What must not live
 here: how and when notes travel (redis_store, loops), our own (outbox). A note may be late, lost or
@@ -29,6 +30,7 @@ from router.messages import (
     Began,
     Consumed,
     Ended,
+    Left,
     Load,
     Notes,
     Registered,
@@ -109,6 +111,9 @@ class Peers:
         """Apply another router's notes to our state; our own are passed over."""
         if notes.router == self.name:
             return
+        if any(isinstance(note, Left) for note in notes.notes):
+            self._left(notes.router, now_s)
+            return
         peer = self._peer(notes.router, now_s)
         if peer is None:
             return
@@ -174,6 +179,12 @@ class Peers:
             )
             self.forget(router, now_s)
         return silent
+
+    def _left(self, router: str, now_s: float) -> None:
+        self._count("left")
+        if router in self._peers:
+            logger.info("router left", extra={"router": router})
+            self.forget(router, now_s)
 
     def forget(self, router: str, now_s: float) -> None:
         """Drop what another router has in flight: it is gone. Nothing of it counts as computed."""

@@ -38,7 +38,7 @@ from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
 from router.errors import StoreError
 from router.index.cache_view import CacheView
-from router.messages import Delta, StreamId
+from router.messages import Delta, Left, StreamId
 from router.metrics import SharingState
 from router.supervisor import described, ignore
 from router.tenants import Accounts
@@ -179,12 +179,13 @@ class Sharing:
         self._peers.expire(time.monotonic())
 
     async def _leave(self) -> None:
-        """Give our leases back, so that no router has to wait for them to expire."""
+        """Give our leases back, so that no router waits for them to expire, or misses us."""
         try:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     if self.link.is_up:
                         await self._store.leave(self.keeper.held)
+                        await self._store.publish((Left(),))
         finally:
             await self._store.close()
 

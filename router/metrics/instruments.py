@@ -154,8 +154,8 @@ class Metrics:
         "Models that gave up fastokens for tokenizers, by reason: sample (other ids for a prompt), "
         "failed (it broke down)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
-        "Received from other routers, by kind: began, answered, ended, alive, doubted, registered; "
-        "unknown_feed: about a replica that is unknown here, malformed: not understood")]
+        "Received from other routers, by kind: began, answered, ended, alive, left, doubted, "
+        "registered; unknown_feed: about a replica that is unknown here, malformed: not understood")]
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that fell silent: their leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",

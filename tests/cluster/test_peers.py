@@ -14,6 +14,7 @@ from router.messages import (
     Answered,
     Began,
     Ended,
+    Left,
     Load,
     Notes,
     OpenLease,
@@ -358,6 +359,24 @@ def test_a_silent_router_is_forgotten() -> None:
     assert b.leftovers() == []
     assert b.metrics.registry.get_sample_value("warmroute_peers_forgotten_total") == 1.0
     b.peers.forget("a", 9.0)
+
+
+def test_a_router_that_ends_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no loss to warn of; what it had left open is ended. One that nobody knew is none."""
+    a, b = Node("a"), Node("b")
+    chain = chain_of(1, 10)
+    a.begin("r1", chain, 0.0)
+    b.receive(a, now_s=0.0)
+    with caplog.at_level("INFO", logger="router"):
+        for name in ("a", "stranger"):
+            b.peers.apply(Notes(name, (Left(),)), 1.0)
+
+    assert b.peers.routers == ()
+    assert b.held("r1", chain) == 0
+    assert b.leftovers() == []
+    assert b.peers.expire(2.1 + LEASE_S) == ()
+    assert b.metrics.registry.get_sample_value("warmroute_peers_forgotten_total") == 0.0
+    assert [(r.levelname, r.message) for r in caplog.records] == [("INFO", "router left")]
 
 
 def test_one_that_was_forgotten_in_vain_comes_back_whole() -> None:

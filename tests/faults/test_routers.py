@@ -249,6 +249,9 @@ async def test_a_router_that_ends_gives_its_leases_back(start_redis: Start) -> N
 
             assert other.metric("warmroute_routers") == 1
             assert exact([await other.ask(chat(words(1)))])
+            await other.until(lambda: "router left" in other.log)
+            assert other.metric("warmroute_peers_forgotten_total") == 0
+            assert "router forgotten" not in other.log
 
 
 @pytest.mark.parametrize("down_s", [0.0, 0.3])
