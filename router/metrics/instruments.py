@@ -155,7 +155,8 @@ class Metrics:
         "failed (it broke down)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
         "Received from other routers, by kind: began, answered, ended, alive, left, doubted, "
-        "registered; unknown_feed: about a replica that is unknown here, malformed: not understood")]
+        "registered; unknown_feed: about a replica that is unknown here, malformed: not "
+        "understood")]
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that fell silent: their leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",

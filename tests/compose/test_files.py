@@ -237,3 +237,14 @@ def test_routers_get_the_time_to_drain(file: Path) -> None:
         grace_s = read(file).services[name].stop_grace_s
         assert grace_s >= listen.drain_grace_s + listen.drain_s + 5
     assert listen.drain_grace_s > int(check[1]) * int(check[2]) + int(check[1])
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_what_a_stack_needs_of_docker_is_written_down(name: str) -> None:
+    """`start_interval` is new in Engine 25; before, the file is refused."""
+    text = (ROOT / "docker" / name).read_text()
+    page = (ROOT / "docs/deploy.md").read_text()
+
+    assert "start_interval" in text
+    assert "Docker Engine 25" in text
+    assert re.search(rf"`docker/{re.escape(name)}`.*Docker Engine 25", page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,46 @@ def test_the_role_is_what_discovery_needs(configured: Config) -> None:
     assert binding["subjects"][0]["name"] == pod("warmroute")["serviceAccountName"]
     assert port in [p["name"] for p in named("Service", name)["spec"]["ports"]]
     assert pod("warmroute").get("automountServiceAccountToken", True)
+
+
+def test_the_example_for_another_namespace_gives_the_same_right_to_the_routers() -> None:
+    """Role and binding are in the engines' namespace, and the account is in the routers'."""
+    text = (FOLDER / "rbac.yaml").read_text()
+    lines = [line[4:] for line in text.splitlines() if line.startswith("#   ")]
+    role, binding = yaml.safe_load_all("\n".join(lines))
+    (subject,) = binding["subjects"]
+    (engines,) = re.findall(r'kubernetes: \["([a-z]+)/vllm:http"\]', text)
+
+    for manifest in (role, binding):
+        schema = {**SCHEMA, "$ref": f"#/$defs/{KINDS[manifest['kind']]}"}
+        assert list(Draft202012Validator(schema).iter_errors(manifest)) == []
+        assert manifest["metadata"]["namespace"] == engines
+    assert role["rules"] == named("Role", "warmroute")["rules"]
+    assert binding["roleRef"] == named("RoleBinding", "warmroute")["roleRef"]
+    assert subject["name"] == pod("warmroute")["serviceAccountName"]
+    assert subject["namespace"] not in ("", engines)
+
+
+def test_variables_of_the_services_are_no_settings() -> None:
+    """Kubernetes sets them in every pod; a router that took them for settings would not start."""
+    environ: dict[str, str] = {}
+    for each in objects("Service"):
+        name = each["metadata"]["name"].upper().replace("-", "_")
+        port = each["spec"]["ports"][0]["port"]
+        link = f"tcp://10.96.0.9:{port}"
+        environ |= {
+            f"{name}_SERVICE_HOST": "10.96.0.9",
+            f"{name}_SERVICE_PORT": str(port),
+            f"{name}_SERVICE_PORT_HTTP": str(port),
+            f"{name}_PORT": link,
+            f"{name}_PORT_{port}_TCP": link,
+            f"{name}_PORT_{port}_TCP_PROTO": "tcp",
+            f"{name}_PORT_{port}_TCP_PORT": str(port),
+            f"{name}_PORT_{port}_TCP_ADDR": "10.96.0.9",
+        }
+
+    assert "WARMROUTE_PORT" in environ
+    assert config.load(environ=environ) == config.load()
 
 
 @pytest.mark.parametrize("name", ["warmroute", "warmroute-redis"])
