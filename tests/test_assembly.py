@@ -12,7 +12,6 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from router import config
-from router.assembly import Router
 from router.errors import ConfigError
 from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine
@@ -189,7 +188,5 @@ async def test_two_routers_fit_in_one_process() -> None:
 
 def test_an_unknown_policy_is_refused_before_anything_runs() -> None:
     """The error names the nearest known one."""
-    loaded = config.load(flags={("policy", "name"): "kv_awar"})
-
     with pytest.raises(ConfigError, match="did you mean 'kv_aware'"):
-        Router(loaded)
+        config.load(flags={("policy", "name"): "kv_awar"})
