@@ -124,4 +124,5 @@ class CandidateSource:
             replay_endpoint,
             topic=self._endpoint.topic,
             replay_timeout_s=self._replay_timeout_s,
+            connects=self._endpoint.connects,
         )
