@@ -231,7 +231,13 @@ class Observer:
         metrics.reported_tokens.inc(reported)
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if result != "evicted" and (not is_pooled or error == 0):
-            changed = self._caches.audit(name, placement.num_cached_tokens, reported, claim)
+            changed = self._caches.audit(
+                name,
+                placement.num_cached_tokens,
+                reported,
+                claim,
+                num_cpu_tokens=placement.num_cpu_tokens,
+            )
             if changed is not None:
                 self._metrics.last_block_changes.labels(name).inc()
                 text = "its answers show what becomes of the last block of a hit (EAGLE, MTP)"

@@ -156,6 +156,7 @@ class Status:
                 events=_event_counts(stream) if stream is not None else {},
                 cost_error_ms=status.cost.error_ms,
                 trust=self._caches.trust(status.id),
+                cpu_trust=self._caches.cpu_trust(status.id),
                 drops_last=last_block.is_dropped if last_block is not None else None,
                 num_sessions=working_sets.at(status.id).num_sessions,
                 footprint_ratio=num_live_tokens / capacity if capacity else None,

@@ -44,7 +44,7 @@ class BlockMatch(Struct, frozen=True, gc=False):
     """How many leading blocks of a chain one candidate has; 0 <= stored <= gpu <= cpu.
 
     `num_gpu_blocks` includes blocks that requests in flight there are computing (claims),
-    `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts blocks in either tier.
+    `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts the cpu tier's behind those, too.
     """
 
     num_gpu_blocks: int

@@ -393,8 +393,17 @@ class CacheView:
         num_predicted_tokens: int,
         num_reported_tokens: int,
         claim: Claim | None = None,
+        *,
+        num_cpu_tokens: int = 0,
     ) -> LastBlock | None:
         """Note a prediction's outcome; what it rests on is charged if it was wrong.
+
+        Args:
+            candidate: The one that answered.
+            num_predicted_tokens: Of all tiers.
+            num_reported_tokens: By its engine.
+            claim: Of the request; None: not known, it is all the GPU's.
+            num_cpu_tokens: What the prediction counted of the cpu tier.
 
         Returns:
             What is expected of the last block from now on, if that is another thing; else None.
@@ -402,11 +411,14 @@ class CacheView:
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
             return None
-        if claim is not None and claim.num_tier_blocks > claim.num_held_blocks:
+        if claim is not None:
             size = stream.contract.block_size
-            self._audit_cpu(candidate, trust, claim.num_tier_blocks * size == num_reported_tokens)
-            if num_reported_tokens >= claim.num_held_blocks * size:
-                return None  # what the GPU has is as predicted
+            num_gpu_tokens = claim.num_held_blocks * size
+            num_tier_tokens = max(claim.num_tier_blocks * size, num_gpu_tokens + num_cpu_tokens)
+            if num_tier_tokens > num_gpu_tokens:
+                self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
+                if num_reported_tokens >= num_gpu_tokens:
+                    return None  # what the GPU has is as predicted
         last_block = self.index.last_blocks.get(candidate)
         if last_block is not None:
             layout, size = self.index.groups_of(candidate), stream.contract.block_size

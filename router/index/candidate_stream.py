@@ -95,14 +95,14 @@ class CandidateStream(ABC):
         """Whether its matches do not count until history is read again."""
 
     @property
-    @abstractmethod
     def unknown(self) -> Collection[str]:
         """Kinds of prompts whose blocks are not found here (router.kv_events.unknown_keys)."""
+        return ()
 
     @property
-    @abstractmethod
     def removes_all_copies(self) -> bool:
         """Whether one removal stands for all copies of a block."""
+        return False
 
     @property
     def state(self) -> StreamState:

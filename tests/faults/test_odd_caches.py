@@ -67,6 +67,7 @@ async def test_a_cpu_tier_that_gives_nothing_loses_its_credit_alone() -> None:
             assert num_wrong(replies[30:]) == 0
             assert stage.state("r1") == "exact"
             assert stage.metric("warmroute_trust_ratio") == 1.0
+            assert stage.metric("warmroute_cpu_trust_ratio") < 0.6
             assert stage.metric("warmroute_kv_events_total", kind="replays") <= num_replays + 1
             assert "history is read again" not in stage.log
             assert stage.log.count("its cpu tier does not count any more") == 2  # in both forms
