@@ -521,6 +521,7 @@ class BlockIndex:
         end, first, holdings_of = NO_END, chain[0], self._holdings.get
         num_blocks, last, following, before_last, before_that = end
         short: Sequence[BlockKey] = ()
+        walks = self._walks
         for candidate in candidates:
             holdings = holdings_of(candidate)
             if holdings is None:
@@ -542,7 +543,7 @@ class BlockIndex:
                     end = ends[0]
                     num_blocks, last, following, before_last, before_that = end
                     short = chain[:num_blocks] if num_blocks <= MAX_SHORT else ()
-            if candidate in self._walks:
+            if walks and candidate in walks:
                 stored = self._walked(candidate, chain, gpu, stored)
             if holdings.computing or holdings.cpu:
                 next_key = chain[stored] if stored < len(chain) else None

@@ -433,7 +433,9 @@ class CacheView:
             claim, stream, num_predicted_tokens, num_reported_tokens
         ):
             if trust.observe_copies():
-                stream.mark_suspect(StreamReason.COPIES)
+                is_all = stream.removes_all_copies
+                reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
+                stream.mark_suspect(reason)
                 trust.forgive()
                 return None
         elif num_predicted_tokens > num_reported_tokens:

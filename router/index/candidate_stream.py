@@ -48,7 +48,8 @@ class StreamReason(StrEnum):
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed, translated"
     UNVERIFIED = "hash contract not verified yet"
-    COPIES = "its removals of blocks that it has twice were misread"
+    ALL_COPIES = "one removal stands for all copies of a block, and was read as one copy's"
+    EACH_COPY = "each copy of a block has a removal, and one was read as all copies'"
     GROUPS = "a KV group is of a kind, window or block size that is not understood"
 
 

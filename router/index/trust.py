@@ -27,6 +27,8 @@ all of a session's turns."""
 GOOD_FROM: Final = 0.9
 """Share of right predictions from which on it is as if there never was a doubt."""
 
+_CPU_DECAY: Final = 0.95  # a tier is mostly right, or mostly wrong
+_CPU_AUDITS: Final = 10
 _MAX_NEEDED: Final = 64 * MIN_AUDITS
 _RUN: Final = 3  # answers that speak for the other way of counting copies
 _MAX_RUN: Final = 384
@@ -37,16 +39,18 @@ class Account(Struct):
 
     ratio: float = 1.0
     num_audits: int = 0
+    decay: float = TRUST_DECAY
+    num_needed: int = MIN_AUDITS  # nothing is concluded from fewer
 
     def observe(self, right: bool) -> None:
         """Note a prediction's outcome."""
-        self.ratio = TRUST_DECAY * self.ratio + (1 - TRUST_DECAY) * right
+        self.ratio = self.decay * self.ratio + (1 - self.decay) * right
         self.num_audits += 1
 
     @property
     def is_bad(self) -> bool:
         """Whether enough predictions were seen, and too many of them were wrong."""
-        return self.num_audits >= MIN_AUDITS and self.ratio < SUSPECT_BELOW
+        return self.num_audits >= self.num_needed and self.ratio < SUSPECT_BELOW
 
 
 class Trust:
@@ -56,7 +60,7 @@ class Trust:
 
     def __init__(self) -> None:
         self.gpu = Account()
-        self.cpu = Account()
+        self.cpu = Account(decay=_CPU_DECAY, num_needed=_CPU_AUDITS)
         self.counts_cpu = True
         self._num_needed = MIN_AUDITS  # answers before history is read again
         self._run = 0

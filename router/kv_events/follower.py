@@ -80,6 +80,7 @@ class _Follower:
         "_backoff",
         "_clock",
         "_has_publisher",
+        "_has_replayed",
         "_logged",
         "_pace",
         "_quiet_at_s",
@@ -100,6 +101,7 @@ class _Follower:
         self._pace = pace
         self._clock = clock
         self._has_publisher = False  # it has answered once
+        self._has_replayed = True  # the last replay was answered
         self._logged = _status(stream)
         stream.opened(has_replay=source.has_replay)
         self._quiet_at_s = float("inf")  # not before it is connected
@@ -145,7 +147,7 @@ class _Follower:
                 while messages := await replies.receive():
                     await self._apply(messages, self._stream.replayed)
                 is_complete = replies.is_complete
-            if not is_complete:
+            if not is_complete and self._has_replayed:
                 raise ValueError("no answer in time")
         except (UpstreamError, ConfigError, ValueError) as exc:
             logger.warning(
@@ -154,6 +156,7 @@ class _Follower:
             )
         finally:
             self._stream.end_replay(is_complete=is_complete)
+        self._has_replayed = is_complete
         if is_complete:
             self._backoff.reset()
         else:

@@ -314,8 +314,8 @@ class RankStream(CandidateStream):
         # Where there is no history to read, everything is forgotten at once. A second suspicion
         # while it is being read does not begin it again: several routers may have the same one.
         is_reading = self._suspicion is not None and self._history.wanted is not None
-        if reason == StreamReason.COPIES and self._suspicion != reason:
-            self._blocks.removes_all_copies = not self._blocks.removes_all_copies
+        if reason in (StreamReason.ALL_COPIES, StreamReason.EACH_COPY):
+            self._blocks.removes_all_copies = reason == StreamReason.ALL_COPIES
         self._suspicion = reason
         if not is_reading:
             self._why_again = reason

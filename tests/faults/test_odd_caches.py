@@ -62,9 +62,9 @@ async def test_a_cpu_tier_that_gives_nothing_loses_its_credit_alone() -> None:
             num_replays = stage.metric("warmroute_kv_events_total", kind="replays")
             replies = [await asked(stage, engine, words(number % 4)) for number in range(84)]
 
-            assert replies[0].reported == replies[20].reported == 0 < replies[20].predicted
-            assert num_wrong(replies) <= 30
-            assert num_wrong(replies[30:]) == 0
+            assert replies[0].reported == replies[9].reported == 0 < replies[9].predicted
+            assert num_wrong(replies) == 10
+            assert num_wrong(replies[20:]) == 0
             assert stage.state("r1") == "exact"
             assert stage.metric("warmroute_trust_ratio") == 1.0
             assert stage.metric("warmroute_cpu_trust_ratio") < 0.6
