@@ -77,6 +77,7 @@ class Job(Struct, kw_only=True):
     way: str = "unknown"  # local | media | prefix | engine | unknown | continued: where from
     num_tokens: int = 0
     num_rest_tokens: int = 0  # of these, estimated behind what is known of the prompt's
+    num_more_tokens: int = 0  # of a batch's prompts behind the first
     num_head_tokens: int = 0  # in front of the first image or sound, where that is known
     num_named_tokens: int = 0  # in front of the first of which no engine's name is known
     unseen: Unseen | None = None  # items of which no event has shown the name; None: none
@@ -125,6 +126,11 @@ class Job(Struct, kw_only=True):
     def is_known(self) -> bool:
         """Whether the tokens are known to the prompt's end."""
         return self.tokens is not None and not self.num_rest_tokens
+
+    @property
+    def num_prompts(self) -> int:
+        """Count the prompts of a request: several if it is a batch of completions."""
+        return len(self.completion.prompts) if self.completion is not None else 1
 
     def is_predicted(self, candidate: CandidateId) -> bool:
         """Return whether what a candidate reuses of the prompt is more than a guess."""

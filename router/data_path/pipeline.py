@@ -48,6 +48,7 @@ from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
 from router.discovery.served_models import ServedModels
 from router.errors import (
+    ConnectTimeout,
     NoReplicaAvailable,
     OutOfConnections,
     ResponseNotFound,
@@ -299,7 +300,7 @@ def _last_word(job: Job, error: UpstreamError) -> RouterError:
 
     But the response that a replica had issued will not.
     """
-    if not isinstance(error, UpstreamUnreachable):
+    if not isinstance(error, UpstreamUnreachable | ConnectTimeout):
         return error
     if job.owner is not None and job.response_id is not None:
         return ResponseNotFound(job.response_id)

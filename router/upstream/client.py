@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 import aiohttp
+from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -25,6 +26,9 @@ _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 _STALE_S: Final = 1.0
 """A closed connection from the pool is noticed within a round trip; a request that fails later had
 reached the replica."""
+
+
+_Request = tuple[str, str, CIMultiDict[str], bytes | None]  # URL, method, headers, body
 
 
 class _Watch:
@@ -81,7 +85,7 @@ class Upstream:
         self._sockets = aiohttp.ClientSession(
             connector=fresh,
             connector_owner=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=None),
+            timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_read=None),
             skip_auto_headers=SKIPPED,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
@@ -127,7 +131,8 @@ class Upstream:
 
         Raises:
             Overdue: `patience` returned None.
-            UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
+            UpstreamUnreachable, ConnectTimeout: nothing was sent.
+            UpstreamTimeout, UpstreamBroken: nothing of an answer came.
             OutOfConnections: no connection can be made here, to any replica.
         """
         if self._num_open >= self._max_connections:
@@ -139,11 +144,20 @@ class Upstream:
         waiting[deadline] = may_move_on
         self._num_open += 1
         watch = _Watch(patience, patience_s, deadline) if patience is not None else None
+        assert self._kept is not None
+        assert self._fresh is not None
+        is_sent = False
         try:
             async with deadline:
-                response, first = await self._send(url, method, headers, body, may_resend)
+                session = self._kept if may_resend else self._fresh
+                connection, is_kept = await session.connect(url)
+                is_sent = True
+                request = (url, method, headers, body)
+                response, first = await self._send(session, connection, is_kept, request)
         except BaseException as exc:
             self._closed()
+            if not is_sent and isinstance(exc, TimeoutError):
+                raise upstream_error(aiohttp.ConnectionTimeoutError(), replica, "") from exc
             if watch is not None and watch.is_over and isinstance(exc, TimeoutError):
                 raise Overdue(replica, f"replica {replica} was overdue") from exc
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
@@ -197,29 +211,18 @@ class Upstream:
             raise
 
     async def _send(
-        self,
-        url: str,
-        method: str,
-        headers: CIMultiDict[str],
-        body: bytes | None,
-        may_resend: bool,
+        self, session: Session, connection: Connection, is_kept: bool, request: _Request
     ) -> tuple[Response, bytes]:
-        assert self._kept is not None
         assert self._fresh is not None
-        request = (url, method, headers, body)
-        if not may_resend:
-            connection, _ = await self._fresh.connect(url)
-            return await self._fresh.exchange(connection, *request)
-        connection, is_kept = await self._kept.connect(url)
         begun_s = time.monotonic()
         try:
-            return await self._kept.exchange(connection, *request)
+            return await session.exchange(connection, *request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not is_kept or time.monotonic() - begun_s >= _STALE_S:
                 raise
         try:
-            connection, _ = await self._fresh.connect(url)
-        except aiohttp.ClientConnectorError as exc:
+            connection, _ = await self._fresh.connect(request[0])
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             if shortage(exc) is not None:
                 raise
             # It died with the request: that one was sent, so this is no plain refusal.

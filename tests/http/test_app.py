@@ -277,7 +277,7 @@ async def test_a_compressed_body_is_not_touched() -> None:
     async with FakeEngine() as engine, on_stage(engine) as stage:
         for path, policy in (
             ("/v1/chat/completions", "kv_aware"),
-            ("/v1/embeddings", "session_sticky"),
+            ("/v1/embeddings", "least_loaded"),
         ):
             reply = await stage.ask(body, path, headers={"Content-Encoding": "gzip"})
             received = engine.received.pop()
@@ -456,7 +456,7 @@ async def test_a_route_that_the_operator_added_is_passed_through() -> None:
 
             assert reply.status == 200
             assert (got.method, got.target, got.body) == (method, "/v1/files/7?x", b"any bytes")
-            assert reply.headers["x-warmroute-policy"] == "session_sticky"
+            assert reply.headers["x-warmroute-policy"] == "least_loaded"
 
 
 async def test_models_are_the_union_of_all_replicas() -> None:
