@@ -32,6 +32,7 @@ from tests.docs_blocks import (
     MODEL,
     REDIS_PORT,
     ROOT,
+    VLLM_FLAGS,
     Block,
     Shell,
     blocks,
@@ -49,33 +50,6 @@ BLOCKS = [
 ]
 RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in blocks(text))]
 
-# Source: vllm serve --help, 0.32.0
-VLLM_FLAGS = frozenset(
-    {
-        "--anthropic-disabled-thinking-effort",
-        "--api-key",
-        "--chat-template",
-        "--tokenizer-mode",
-        "--data-parallel-external-lb",
-        "--data-parallel-hybrid-lb",
-        "--data-parallel-size",
-        "--mm-hasher-algorithm",
-        "--media-io-kwargs",
-        "--enable-prompt-tokens-details",
-        "--enable-scale-out",
-        "--kv-events-config",
-        "--speculative-config",
-        "--mm-processor-cache-gb",
-        "--kv-transfer-config",
-        "--num-gpu-blocks-override",
-        "--port",
-        "--tensor-parallel-size",
-        "--disable-log-stats",
-        "--prefix-caching-hash-algo",
-        "--trust-remote-code",
-        "--trust-request-chat-template",
-    }
-)
 # Source: mooncake_master --help, 0.3.13; redis-server takes its directives as flags
 MASTER_FLAGS = frozenset(
     {
@@ -398,7 +372,7 @@ def test_tables_are_complete() -> None:
     for name in (*kinds, *(outcome.value for outcome in Outcome), *logged):
         assert f"`{name}`" in listed, name
     for name in POLICIES:
-        assert f"`{name}`" in DOCUMENTS["README.md"], name
+        assert f"`{name}`" in DOCUMENTS["docs/policies.md"], name
 
 
 def test_the_formula_is_the_policys() -> None:
