@@ -256,6 +256,34 @@ async def test_a_silent_tool_call_is_waited_for(first: bytes) -> None:
         assert stage.metric("warmroute_requests_total", outcome="ok") == 1
 
 
+@pytest.mark.parametrize("keep_alive_s", [0.0, 0.05])
+async def test_an_emulated_tool_call_that_is_held_back_is_waited_for(keep_alive_s: float) -> None:
+    """As with the real engine's parsers, with and without its comments."""
+    tool = {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    }
+    tools = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+    options = {"hold_tool_calls": True, "tool_call_ratio": 1.0}
+    async with (
+        Engines(
+            1,
+            time_model=TimeModel(base_ms=100.0),
+            sse_keep_alive_interval=keep_alive_s,
+            **options,
+        ) as (engine,),
+        on_stage(engine, forward__idle_timeout_s=0.3) as stage,
+    ):
+        reply = await stage.ask(streamed(chat(words(1), max_tokens=100, **tools)))
+
+        calls = [e for e in reply.events[:-1] if "tool_calls" in str(e)]
+        assert calls
+        assert reply.events[-1] == "[DONE]"
+        assert (b": keep-alive" in reply.body) == bool(keep_alive_s)
+        assert stage.metric("warmroute_requests_total", outcome="ok") == 1
+        assert num_running(engine) == 0
+
+
 @pytest.mark.parametrize("comment", [b"", COMMENT])
 async def test_a_stream_of_an_engine_that_hangs_is_cut(comment: bytes) -> None:
     """Comments are no sign of work, nor are requests that it says are running."""
