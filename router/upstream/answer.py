@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import aiohttp
 
@@ -12,6 +13,8 @@ from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response
 from router.upstream.tap import tapped
+
+_MOST_HELD_BYTES: Final = 16 * 1024  # of keep-alives in front of a stream
 
 
 class Answer:
@@ -79,25 +82,19 @@ class Answer:
         return self._response.content.at_eof()
 
     async def begin(self) -> None:
-        """Read on until more than keep-alives has come.
+        """Read on until more than keep-alives has come; `first` begins with those.
 
-        A stream's comments before that are dropped: they were for this connection. White space
-        before another body is a part of it.
+        Of a stream's many keep-alives the oldest are dropped.
 
         Raises:
             aiohttp.ClientError, OSError: the answer broke off.
         """
-        held, content = b"", self._response.content
-        while not self._note(self.first):
-            if self._keep_alives is None:
-                held += self.first
-            else:
-                held = self._keep_alives.unfinished
-            if self.complete:
-                self.first = b""
-                break
-            self.first = await content.readany()
-        self.first = held + self.first
+        content, keep_alives, piece = self._response.content, self._keep_alives, self.first
+        while not self._note(piece) and not self.complete:
+            if keep_alives is not None and len(self.first) > _MOST_HELD_BYTES:
+                self.first = keep_alives.unfinished
+            piece = await content.readany()
+            self.first += piece
 
     async def gather(self, limit_bytes: int) -> None:
         """Read the rest of the body into `first`, up to about `limit_bytes`.

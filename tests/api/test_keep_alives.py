@@ -47,7 +47,7 @@ def test_an_event_is_told_by_the_end_of_its_first_line(event: bytes, step: int) 
     told = KeepAlives()
     pieces = [event[at : at + step] for at in range(0, len(event), step)]
 
-    assert not all([told.are_all(piece) for piece in pieces])
+    assert False in [told.are_all(piece) for piece in pieces]
 
 
 def test_the_rest_of_an_event_is_no_comment() -> None:
