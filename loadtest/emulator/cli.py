@@ -182,6 +182,17 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option("--reply-tokens", "reply_tokens", "Median natural length of a reply.")
 @option("--reply-sigma", "reply_sigma", "Spread of it (log-normal); 0: always the median.")
 @option("--tool-call-ratio", "tool_call_ratio", "Share of requests with tools that call one.")
+@option(
+    "--hold-tool-calls",
+    "hold_tool_calls",
+    "Send the arguments of a call at its end: some parsers hold them back.",
+    is_flag=True,
+)
+@option(
+    "--sse-keep-alive-interval",
+    "sse_keep_alive_interval",
+    "Seconds of silence after which a stream has a comment; 0: never. Chat and completions.",
+)
 @click.option(
     "--script",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -136,8 +136,16 @@ class Generate:
             writer = writer_of(head, params, choices, asked)
             if params.stream:
                 has_usage = params.continuous_usage and api in ("chat", "completion")
+                has_comments = api in ("chat", "completion")
                 answered = await send_stream(
-                    request, writer, choices, ready, api=api, has_usage=has_usage, fault=fault
+                    request,
+                    writer,
+                    choices,
+                    ready,
+                    api=api,
+                    has_usage=has_usage,
+                    fault=fault,
+                    keep_alive_s=replica.options.sse_keep_alive_interval if has_comments else 0.0,
                 )
             else:
                 answered = await send_whole(request, writer, choices, ready, api=api, fault=fault)
@@ -203,7 +211,8 @@ class Generate:
             reply = msgspec.structs.replace(
                 reply, texts=[before + reply.texts[0], *reply.texts[1:]]
             )
-        return Choice(prompt, reply, generation)
+        holds_call = self._replica.options.hold_tool_calls
+        return Choice(prompt, reply, generation, holds_call=holds_call)
 
     async def _answer_instantly(
         self,

@@ -74,6 +74,10 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reply_tokens: int = 128  # median of the natural length, where max_tokens does not cut it
     reply_sigma: float = 0.0  # spread of the natural length (log-normal); 0.0: always the median
     tool_call_ratio: float = 0.0  # share of requests with tools that are answered by a call
+    hold_tool_calls: bool = False  # a call's arguments are sent at its end, as some parsers do
+    sse_keep_alive_interval: float = (
+        0.0  # seconds; chat and completions, as in vLLM; 0: no comments
+    )
     script: Path | None = None  # what is said to requests with tools, step by step
     tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
     seed: int = 0

@@ -159,7 +159,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             shadows=parts.shadows,
         ),
     )
-    return Pipeline(steps)
+    return Pipeline(steps, early_stream_s=config.forward.early_stream_s)
 
 
 def _policy(config: PolicyConfig) -> Policy:

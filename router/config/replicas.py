@@ -197,9 +197,28 @@ def pool_of(replica: ReplicaConfig, names: Sequence[str]) -> str | None:
 class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     connect_timeout_s: Annotated[Seconds, Meta(description="time to connect to a replica")] = 2.0
     first_byte_timeout_s: Annotated[
-        Seconds, Meta(description="time to the first byte of the answer")
+        Seconds,
+        Meta(
+            description="time to the first byte of the answer, keep-alive comments not counted; a "
+            "replica that is seen at work is waited for"
+        ),
     ] = 600.0
-    idle_timeout_s: Annotated[Seconds, Meta(description="longest silence inside an answer")] = 120.0
+    idle_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="longest silence inside an answer; a replica that is seen at work is "
+            "waited for"
+        ),
+    ] = 120.0
+    early_stream_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="after so many silent seconds a stream's client gets status 200 and a "
+            "keep-alive comment, then a comment after each further silence: for proxies in front "
+            "that drop silent connections (docs/failures.md); default: a stream begins with its "
+            "first token"
+        ),
+    ] = None
     max_tries: Annotated[
         int, Meta(ge=1, description="replicas tried before a client sees a failure")
     ] = 3

@@ -112,34 +112,39 @@ class Forwarder:
             may_resend=not job.has_side_effects,
             patience=partial(self._patience.wait_s, job, placement) if overdue_s else None,
             patience_s=overdue_s or 0.0,
+            hold=partial(self._hold, job),
         )
         job.handed = None  # an answer takes minutes
+        if answer.error_status is not None:
+            name, status = placement.candidate.replica.name, str(answer.error_status)
+            self._metrics.first_event_errors.labels(name, status).inc()
         try:
-            answer.first_s = monotonic()
             if not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
                 answer.first_s = monotonic()
-            elif answer.status == 200:
-                await self._hold(job, placement, answer)
         except BaseException:
             answer.close()
             raise
         return answer
 
-    async def _hold(self, job: Job, placement: Placement, answer: Answer) -> None:
+    async def _hold(self, job: Job, answer: Answer) -> None:
         """Keep a stream's beginning here until something was generated, or generating failed."""
-        assert answer.first_s is not None
+        if not answer.is_event_stream:
+            return
+        answer.first_s = begun_s = monotonic()
+        if answer.status != 200:
+            return
         api = job.inbound.api
-        until_s = answer.first_s + api.hold_s
+        # A client that gets our comments meanwhile can wait for the first token.
+        is_patient = api.starts_early and job.keepalive_s is not None and not job.has_side_effects
+        until_s = None if is_patient else begun_s + api.hold_s
         opening, most = Opening(), MAX_OPENING_BYTES + api.repeats * len(job.inbound.body or b"")
         while (said := opening.read(answer.first)) is Begun.NOT_YET:
             if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
                 break
-            if not await answer.read_on(until_s - monotonic()):
+            if not await answer.read_on(None if until_s is None else until_s - monotonic()):
                 break
         if api.starts_early:
             answer.first_s = None if said is Begun.NOT_YET else monotonic()
         if isinstance(said, int):
             answer.error_status = said
-            name = placement.candidate.replica.name
-            self._metrics.first_event_errors.labels(name, str(said)).inc()

@@ -63,6 +63,7 @@ class Job(Struct, kw_only=True):
     request_id: str
     model: str | None = None
     streams: bool = False
+    keepalive_s: float | None = None  # how often its client gets a comment; None: never
     response_id: str | None = None  # of an earlier response that it is about, or goes on from
     owner: str | None = None  # the replica that issued it: no other has it
     is_kept: bool = False  # its engine may keep the response, so others may ask for it

@@ -54,7 +54,7 @@ class Reply(Protocol):
         """Begin an answer of unknown length."""
 
     async def keep_alive(self, every_s: float) -> None:
-        """Write comments to the client of a stream until it gets something to read; runs on."""
+        """Write a comment to a stream's client after each silence of so long; runs on."""
 
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once; wait for a client that is behind."""

@@ -39,6 +39,7 @@ from router.errors import (
 from router.kv_events.subscriber import EventSource
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
+from router.replicas.signs import Figures
 from router.roles import Role
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
@@ -58,6 +59,11 @@ _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
 _PATIENCE: Final = 3  # a whole answer may take so many times as long as its next bytes
 _MOST_CONNECTIONS: Final = 256
 _KEPT_S: Final = 4.0  # less than the 5 s after which an engine's server closes one that is idle
+_PROGRESS: Final = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:kv_cache_usage_perc",
+)
 _JSON: Final = {"Content-Type": "application/json"}
 
 
@@ -124,6 +130,7 @@ class RankLoads(Struct, frozen=True, kw_only=True):
     kv_usage: dict[int, float] = {}  # share of blocks that running requests use
     token_s: dict[int, float] = {}  # times between tokens since it started, summed
     num_tokens: dict[int, int] = {}  # how many
+    figures: Figures | None = None  # of its work, all ranks together; None: it shows none
     sleep: SleepState | None  # None: not known: it did not say whether it is paused
     rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
     cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # as of EngineFacts
@@ -316,6 +323,7 @@ class EngineApi:
             rank_numbers=_numbers(sources, running) if sources is not None else (),
             sleep=sleep,
             cache_shapes=page.cache_shapes(),
+            figures=_figures(page, running, waiting),
         )
 
     async def tokenize(self, replica: str, url: str, body: bytes, *, timeout_s: float) -> list[int]:
@@ -478,6 +486,21 @@ async def _read(
     if len(body) > max_bytes:
         raise _OddAnswer(f"answered more than {max_bytes} bytes")
     return bytes(body)
+
+
+def _figures(
+    page: pages.Metrics, running: Mapping[int, int], waiting: Mapping[int, int]
+) -> Figures | None:
+    """Read what shows that an engine works: tokens computed, and the cache in use.
+
+    A long prompt counts when it has been computed; meanwhile it takes blocks. Source: vLLM 0.32
+    v1/metrics/loggers.py, set after each step.
+    """
+    if not running:
+        return None
+    totals = [page.sums_by_rank(name) for name in _PROGRESS]
+    progress = tuple(sum(ranks.values()) for ranks in totals)
+    return Figures(num_requests=sum(running.values()) + sum(waiting.values()), progress=progress)
 
 
 def _is_recent(version: str | None) -> bool:

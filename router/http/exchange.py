@@ -27,6 +27,7 @@ logging.getLogger("aiohttp.websocket").setLevel(logging.CRITICAL)
 _LAST_WORD_S: Final = 0.5
 _RESTARTS: Final = 1012  # close code, IANA's registry: service restart
 _COMMENT: Final = b": no token yet\n\n"
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _AT_ONCE_BYTES: Final = 32 * 1024  # for which an empty write buffer has room
 _BEHIND_BYTES: Final = 64 * 1024  # waiting for a client: as much as a transport takes by default
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -50,8 +51,10 @@ class Exchange:
     __slots__ = (
         "_is_chunked",
         "_is_early",
+        "_last",
         "_socket",
         "_transport",
+        "_written_s",
         "arrived_s",
         "client",
         "request",
@@ -70,6 +73,8 @@ class Exchange:
         self.response: web.StreamResponse | None = None
         self._is_chunked = False
         self._is_early = False
+        self._last = b""  # the last piece of an answer
+        self._written_s = self.arrived_s  # when it was written
         self._socket: Socket | None = None  # None: it is no WebSocket (yet)
         self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
@@ -112,6 +117,7 @@ class Exchange:
         """Send the next piece, at once."""
         assert self.response is not None
         if chunk:
+            self._last, self._written_s = chunk, time.monotonic()
             await self.response.write(chunk)
 
     def put(self, chunk: bytes) -> bool:
@@ -125,6 +131,7 @@ class Exchange:
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
+        self._last, self._written_s = chunk, time.monotonic()
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
         return transport.get_write_buffer_size() <= _BEHIND_BYTES
 
@@ -133,13 +140,18 @@ class Exchange:
         await self.request.writer.drain()
 
     async def keep_alive(self, every_s: float) -> None:
-        """Write comments to the client of a stream until it gets something to read; runs on.
+        """Write a comment to a stream's client after each silence of `every_s`; runs on.
 
-        With the first one its answer begins: what goes wrong from there on comes as an event.
+        With a comment before the first token the answer begins: what goes wrong from there on
+        comes as an event. Inside an answer comments stand between events.
         """
+        self._written_s = time.monotonic()
         with suppress(ConnectionError):  # found out by who writes the answer
             while True:
-                await asyncio.sleep(every_s)
+                left_s = self._written_s + every_s - time.monotonic()
+                if left_s > 0.0:
+                    await asyncio.sleep(left_s)
+                    continue
                 if self.response is None:
                     headers = {
                         "Content-Type": "text/event-stream; charset=utf-8",
@@ -148,8 +160,15 @@ class Exchange:
                     }
                     await self.start(200, CIMultiDict(headers))
                     self._is_early = True
-                if self._is_early:
+                if self._is_early or self._is_between_events():
                     self.put(_COMMENT)
+                else:
+                    await asyncio.sleep(every_s)
+
+    def _is_between_events(self) -> bool:
+        """Return whether a comment may be written into a stream now."""
+        is_plain = self.response is not None and "Content-Encoding" not in self.response.headers
+        return is_plain and self.is_stream and self._last.endswith(_EVENT_ENDS)
 
     @property
     def is_early(self) -> bool:

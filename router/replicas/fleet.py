@@ -32,6 +32,7 @@ from router.replicas.health import Health, HealthRules, HealthState, ProbeFailur
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+from router.replicas.signs import Signs
 from router.replicas.working_sets import WorkingSets
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
@@ -68,6 +69,7 @@ class Fleet:
         "_replicas",
         "_restricted",
         "_rules",
+        "_signs",
         "_speeds",
         "_states",
         "is_split",
@@ -87,6 +89,7 @@ class Fleet:
         self._prior = prior
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
+        self._signs: dict[str, Signs] = {}
         self._states: dict[CandidateId, CandidateState] = {}
         self._classes: dict[tuple[str, str], list[CostClass]] = {}  # by model and label
         self._speeds: dict[str, Speed] = {}
@@ -125,6 +128,7 @@ class Fleet:
         if known is None or known.url != replica.url:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
+            self._signs[replica.name] = Signs()
         else:
             replica = replace(
                 replica,
@@ -153,7 +157,7 @@ class Fleet:
         """Forget a replica; its open leases end without effect. False if it was unknown."""
         if self._replicas.pop(name, None) is None:
             return False
-        del self._health[name]
+        del self._health[name], self._signs[name]
         self._speeds.pop(name).leave()
         self._restricted.discard(name)
         for state in self._states_of(name):
@@ -209,6 +213,14 @@ class Fleet:
     def is_idle(self, name: str) -> bool:
         """Return whether this router has nothing in flight at a replica."""
         return all(state.is_idle for state in self._states_of(name))
+
+    def signs(self, name: str) -> Signs:
+        """Return the signs of a replica's work; of one that is gone there are none."""
+        return self._signs.get(name) or Signs()
+
+    def num_sent(self, name: str) -> int:
+        """Count the requests that routers have in flight at a replica."""
+        return sum(state.ledger.num_requests for state in self._states_of(name))
 
     def has(self, candidate: CandidateId) -> bool:
         """Return whether a candidate is known."""
@@ -466,6 +478,11 @@ class Fleet:
             health.probe_failed(failure, now_s, jitter)
             self._watch(name)
             self.on_change()
+
+    def probe_excused(self, name: str) -> None:
+        """Note that a probe got no answer from a replica that shows life otherwise."""
+        if (health := self._health.get(name)) is not None:
+            health.probe_excused()
 
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""

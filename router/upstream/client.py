@@ -6,7 +6,7 @@ import asyncio
 import resource
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
 import aiohttp
@@ -16,6 +16,7 @@ from yarl import URL
 
 from router.config import ForwardConfig
 from router.errors import HandshakeRefused, OutOfConnections, Overdue
+from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
 from router.upstream.failures import upstream_error
@@ -58,11 +59,22 @@ class _Watch:
 
 
 class Upstream:
-    """The pooled client to all replicas. Use as an async context manager."""
+    """The pooled client to all replicas. Use as an async context manager.
 
-    def __init__(self, config: ForwardConfig, tls: ssl.SSLContext | None = None) -> None:
+    Args:
+        signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
+            the deadlines say.
+    """
+
+    def __init__(
+        self,
+        config: ForwardConfig,
+        tls: ssl.SSLContext | None = None,
+        signs_of: Callable[[str], Signs] = lambda name: Signs(),
+    ) -> None:
         self._config = config
         self._tls = tls
+        self._signs_of = signs_of
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
@@ -113,8 +125,11 @@ class Upstream:
         may_resend: bool = True,
         patience: Callable[[], float | None] | None = None,
         patience_s: float = 0.0,
+        hold: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
+
+        Keep-alive comments of a stream, and white space before another body, are not among them.
 
         Where a kept connection turns out to have been closed, the request is sent on a new one.
 
@@ -128,6 +143,7 @@ class Upstream:
             patience: Asked while nothing came, first after `patience_s`: how long to wait before it
                 is asked again; None: leave now.
             patience_s: See there.
+            hold: Reads on until what has come of an answer says enough, under the same deadline.
 
         Raises:
             Overdue: `patience` returned None.
@@ -140,12 +156,19 @@ class Upstream:
                 f"{self._max_connections} requests are at replicas (forward.max_connections)."
             )
         waiting = self._first_bytes.setdefault(replica, {})
-        deadline = asyncio.timeout(self._config.first_byte_timeout_s)
+        deadline = asyncio.timeout(None)
         waiting[deadline] = may_move_on
         self._num_open += 1
-        watch = _Watch(patience, patience_s, deadline) if patience is not None else None
+        signs, limit_s = self._signs_of(replica), self._config.first_byte_timeout_s
+        begun_s = time.monotonic()
+        watches = [
+            _Watch(lambda: signs.wait_s(begun_s, limit_s, time.monotonic()), limit_s, deadline)
+        ]
+        if patience is not None:
+            watches.append(_Watch(patience, patience_s, deadline))
         assert self._kept is not None
         assert self._fresh is not None
+        answer: Answer | None = None
         is_sent = False
         try:
             async with deadline:
@@ -154,20 +177,29 @@ class Upstream:
                 is_sent = True
                 request = (url, method, headers, body)
                 response, first = await self._send(session, connection, is_kept, request)
+                answer = Answer(
+                    replica, response, first, self._config.idle_timeout_s, signs, self._closed
+                )
+                await answer.begin()
+                if hold is not None:
+                    await hold(answer)
         except BaseException as exc:
-            self._closed()
+            if answer is not None:
+                answer.close()
+            else:
+                self._closed()
             if not is_sent and isinstance(exc, TimeoutError):
                 raise upstream_error(aiohttp.ConnectionTimeoutError(), replica, "") from exc
-            if watch is not None and watch.is_over and isinstance(exc, TimeoutError):
+            if patience is not None and watches[1].is_over and isinstance(exc, TimeoutError):
                 raise Overdue(replica, f"replica {replica} was overdue") from exc
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
                 raise upstream_error(exc, replica, "before its first byte") from exc
             raise
         finally:
             del waiting[deadline]
-            if watch is not None:
+            for watch in watches:
                 watch.stop()
-        return Answer(replica, response, first, self._config.idle_timeout_s, self._closed)
+        return answer
 
     async def connect(
         self, replica: str, url: str, *, headers: CIMultiDict[str], max_bytes: int
