@@ -18,8 +18,9 @@ from aiohttp import web
 
 from router.api.apis import REALTIME, api_of
 from router.api.clients import Clients
-from router.api.encodings import AsSent, decoded
+from router.api.encodings import AsSent, decoded, utf8
 from router.api.failures import error_event
+from router.api.forms import SMALL_BYTES
 from router.api.routes import Route, Routes
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
@@ -194,14 +195,12 @@ class DataApp:
         own_limit = tenant.body_bytes if tenant is not None else None
         body = await held.read(request, own_limit)
         as_sent = None
-        encoding = request.headers.get("Content-Encoding", "identity").lower()
-        if body and encoding != "identity" and route.takes != "any":
-            view = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
-            held.count(len(view))
-            as_sent = AsSent(body, view)
-            body = view
-        if body and route.takes == "form":
-            self._withheld.check_form(body, request.headers.get("Content-Type", ""))
+        if body and route.takes != "any":
+            view = await self._readable(request, route, body)
+            if view is not body:
+                held.count(len(view))
+                as_sent = AsSent(body, view)
+                body = view
         query = request.raw_path.partition("?")[2]
         return Inbound(
             api=api_of(request.method, route.path),
@@ -217,6 +216,24 @@ class DataApp:
             as_sent=as_sent,
             client=exchange.client,
         )
+
+    async def _readable(self, request: web.BaseRequest, route: Route, body: bytes) -> bytes:
+        """Decode a body; `body` itself, if it is plain. A form is checked.
+
+        Raises:
+            ClientError: it is not what it says, or has what clients must not send.
+        """
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            body = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
+        if route.takes == "json":
+            return utf8(body)
+        kind = request.headers.get("Content-Type", "")
+        if len(body) <= SMALL_BYTES:
+            self._withheld.check_form(body, kind)
+        else:
+            await asyncio.to_thread(self._withheld.check_form, body, kind)
+        return body
 
     def _tenant(self, request: web.BaseRequest) -> Tenant | None:
         """Find whose request it is; None: clients are not told apart.
