@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -25,6 +26,11 @@ class AsSent(Struct, frozen=True):
 
     body: bytes
     view: bytes
+
+
+def is_encoded(headers: Mapping[str, str]) -> bool:
+    """Return whether an answer's body is compressed; `headers` are found by any spelling."""
+    return headers.get("Content-Encoding", "").strip().lower() not in ("", "identity")
 
 
 def decoded(body: bytes, encoding: str, limit_bytes: int) -> bytes:

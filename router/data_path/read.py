@@ -18,8 +18,8 @@ from router.api import forms
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import KnownMessages
 from router.api.model_names import named_model
-from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.not_json import why_not_json
+from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
 from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.sessions import session_hash, session_of
