@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Source: orjson 3.11 and msgspec 0.20; the first that a message contains goes.
+# Source: orjson 3.13 and msgspec 0.22; the first that a message contains goes.
 _REASONS: Final = (
     ("depth", "the body is nested deeper than 1,024"),
     ("recursion", "the body is nested deeper than 1,024"),
@@ -31,6 +31,6 @@ def why_not_json(reason: str) -> str:
     for part, words in _REASONS:
         if part in reason:
             return f"{words}: {reason}"
-    if "expected a JSON value" in reason:
+    if "expected a JSON value" in reason or "no digit after sign" in reason:
         return f"the body is not JSON (which has no NaN and no Infinity): {reason}"
     return f"the body is not JSON: {reason}"

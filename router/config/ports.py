@@ -61,8 +61,8 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     allowed_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description="web pages that may read answers, by origin (https://host[:port]); "
-            "*: all, as vLLM's --allowed-origins"
+            description="web pages that may read answers, by origin (https://HOST[:PORT]); "
+            "*: all, as in vLLM"
         ),
     ] = ("*",)
     tls_cert: _Certificate = None

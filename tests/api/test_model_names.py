@@ -34,6 +34,16 @@ def form(*parts: str) -> bytes:
         (form(FILE, field("model", "whisper")), "whisper"),
         (form(field("model", "whisper"), FILE), "whisper"),
         (form(field("model", "a"), field("language", "en"), field("model", "b")), "b"),
+        (form(part("Content-Disposition: form-data; name=model", "a")), "a"),
+        (form(FILE, part("content-disposition:x;filenam=1;name=model", "a")), "a"),
+        (
+            form(
+                part("Content-Disposition: form-data; name=file; filename*=utf-8''a", "x"),
+                field("model", "a"),
+            ),
+            "a",
+        ),
+        (form(part('Content-Disposition: form-data; x=";name=b"; name=model', "a")), "a"),
         (form(FILE), None),
         (form(field("model", "")), None),
         (form(), None),
