@@ -6,6 +6,7 @@ generated, another replica can answer instead.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -24,6 +25,8 @@ from router.errors import Overdue, UpstreamError, UpstreamUnreachable
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.upstream import Answer, Upstream
+
+logger = logging.getLogger(__name__)
 
 RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
@@ -71,6 +74,7 @@ class Forwarder:
         self._patience = patience
         self._handing = handing
         self._metrics = metrics
+        self._compress: set[str] = set()  # replicas that answered compressed
 
     async def send(self, job: Job, placement: Placement) -> Attempt:
         """Send one try.
@@ -118,14 +122,25 @@ class Forwarder:
         if answer.error_status is not None:
             name, status = placement.candidate.replica.name, str(answer.error_status)
             self._metrics.first_event_errors.labels(name, status).inc()
+        if answer.is_encoded:
+            self._note_encoded(placement.candidate.replica.name)
         try:
-            if not answer.is_event_stream:
+            if answer.is_encoded and answer.streams:  # not read, so not held either
+                answer.first_s = None if job.inbound.api.starts_early else monotonic()
+            elif not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
                 answer.first_s = monotonic()
         except BaseException:
             answer.close()
             raise
         return answer
+
+    def _note_encoded(self, replica: str) -> None:
+        """Log, once for each replica, that what answers there compresses without being asked."""
+        if replica not in self._compress:
+            self._compress.add(replica)
+            hint = "streams are passed on unread: no usage, no other replica after the first byte"
+            logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
 
     async def _hold(self, job: Job, answer: Answer) -> None:
         """Keep a stream's beginning here until something was generated, or generating failed."""

@@ -103,7 +103,8 @@ class Pipeline:
         """
         job = await self.prepare(inbound, request_id)  # 1, 2, and of 3 what may wait
         if job.num_counted_tokens is not None:
-            await reply.send(200, counted_headers(job), counted_body(job.num_counted_tokens))
+            body = counted_body(job.num_counted_tokens)
+            await reply.send(200, counted_headers(job), body, is_own=True)
             self.steps.observer.counted(job)
             return
         job.drop_content()

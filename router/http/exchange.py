@@ -15,9 +15,11 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.api.clients import Client
+from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
 from router.api.realtime import error_text
 from router.errors import BadRequest, ShuttingDown, UpstreamBroken
+from router.http.cors import Origins
 from router.tenants import Tenant
 from router.upstream.socket import CLOSE_S, Socket
 
@@ -46,12 +48,14 @@ class Exchange:
 
     Args:
         ids: Where its id is from, if the client has given it none.
+        origins: Which web pages may read its answer.
     """
 
     __slots__ = (
         "_is_chunked",
         "_is_early",
         "_last",
+        "_origins",
         "_socket",
         "_transport",
         "_written_s",
@@ -63,7 +67,9 @@ class Exchange:
         "tenant",
     )
 
-    def __init__(self, request: web.BaseRequest, client: Client, ids: Iterator[str]) -> None:
+    def __init__(
+        self, request: web.BaseRequest, client: Client, ids: Iterator[str], origins: Origins
+    ) -> None:
         given = request.headers.get("X-Request-Id", "")
         self.arrived_s = time.monotonic()
         self.request = request
@@ -71,6 +77,7 @@ class Exchange:
         self.client = client
         self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
         self.response: web.StreamResponse | None = None
+        self._origins = origins
         self._is_chunked = False
         self._is_early = False
         self._last = b""  # the last piece of an answer
@@ -78,18 +85,33 @@ class Exchange:
         self._socket: Socket | None = None  # None: it is no WebSocket (yet)
         self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
-    async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send a whole answer.
+    @property
+    def own_headers(self) -> dict[str, str]:
+        """The headers of every answer that no engine gave."""
+        return {
+            "x-warmroute-request-id": self.request_id,
+            **self._origins.headers(self.request.headers),
+        }
+
+    async def send(
+        self, status: int, headers: CIMultiDict[str], body: bytes, *, is_own: bool = False
+    ) -> None:
+        """Send a whole answer; `is_own`: no engine gave it.
 
         A small one at once, without waiting: booking the request out and recording it, which comes
         next, would keep it back for 0.1 to 0.3 ms. A large one when the handler returns it.
         """
         if self._is_early:
+            if is_encoded(headers):
+                raise UpstreamBroken("", "the answer is compressed, which was not asked for")
             self._is_early = False
             if status != 200:
                 body = engine_error_event(body, self.request.path)
             self.put(body)
             return
+        if is_own:
+            headers.update(self.own_headers)
+        self._origins.restrict(self.request.headers, headers)
         self.response = response = web.Response(status=status, headers=headers, body=body)
         if len(body) <= _AT_ONCE_BYTES:
             with suppress(ConnectionError):  # aiohttp finds out by itself
@@ -103,11 +125,15 @@ class Exchange:
             UpstreamBroken: its client takes a stream for begun, and it is an error.
         """
         if self._is_early:
+            if is_encoded(headers):
+                replica = headers.get("x-warmroute-replica", "")
+                raise UpstreamBroken(replica, "the answer is compressed, which was not asked for")
             if status != 200:
                 replica = headers.get("x-warmroute-replica", "")
                 raise UpstreamBroken(replica, f"replica {replica} answered with status {status}")
             self._is_early = False
             return
+        self._origins.restrict(self.request.headers, headers)
         self.response = web.StreamResponse(status=status, headers=headers)
         await self.response.prepare(self.request)
         self._is_chunked = "Transfer-Encoding" in self.response.headers
@@ -156,7 +182,7 @@ class Exchange:
                     headers = {
                         "Content-Type": "text/event-stream; charset=utf-8",
                         "Cache-Control": "no-cache",
-                        "x-warmroute-request-id": self.request_id,
+                        **self.own_headers,
                     }
                     await self.start(200, CIMultiDict(headers))
                     self._is_early = True
@@ -178,7 +204,11 @@ class Exchange:
     @property
     def is_stream(self) -> bool:
         """Whether the answer has begun and takes events."""
-        return self.response is not None and self.response.content_type == "text/event-stream"
+        return (
+            self.response is not None
+            and self.response.content_type == "text/event-stream"
+            and not is_encoded(self.response.headers)
+        )
 
     async def upgrade(self, headers: CIMultiDict[str], max_bytes: int) -> Socket:
         """Make the connection a WebSocket, of messages of so many bytes at most.

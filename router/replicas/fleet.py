@@ -74,6 +74,7 @@ class Fleet:
         "_states",
         "is_split",
         "layout_of",
+        "may_come",
         "on_change",
         "working_sets",
     )
@@ -104,6 +105,8 @@ class Fleet:
         self.working_sets = WorkingSets()
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
+        self.may_come: Callable[[], bool] = bool
+        """Whether a replica is expected that was not found yet: it may serve any model."""
         self.on_change: Callable[[], None] = _ignore
         """Called when a candidate may have room that it had not: what waits may go."""
 
@@ -540,7 +543,8 @@ class Fleet:
     def _serving(self, model: str | None) -> tuple[Candidate, ...]:
         """List a model's candidates that may be offered; UnknownModel if no replica has it.
 
-        While some replica's models are not known yet, a model may be there: that is not unknown.
+        While some replica's models are not known yet, or it was not found, a model may be there:
+        that is not unknown.
         """
         known = self._by_model.get(model)
         if known is not None:
@@ -559,7 +563,8 @@ class Fleet:
                 "has a role. Set role: prefill there, and role: decode at the others."
             )
         if not replicas:
-            if model is not None and all(replica.models for replica in self._replicas.values()):
+            is_known = all(replica.models for replica in self._replicas.values())
+            if model is not None and is_known and not self.may_come():
                 raise self._unknown_model(model)
             return ()  # not kept: clients may ask for any name
         serving = self._by_model[model] = tuple(

@@ -8,13 +8,16 @@ from typing import Final
 
 import aiohttp
 
+from router.api.encodings import decoded, is_encoded
 from router.api.keep_alives import KeepAlives
+from router.errors import ClientError
 from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response
 from router.upstream.tap import tapped
 
 _MOST_HELD_BYTES: Final = 16 * 1024  # of keep-alives in front of a stream
+_MAX_DECODED_BYTES: Final = 4 * 1024 * 1024
 
 
 class Answer:
@@ -22,7 +25,9 @@ class Answer:
 
     A stream is silent while nothing but keep-alive comments comes.
 
-    is_event_stream: Whether its body is server-sent events.
+    is_event_stream: Whether its body is server-sent events that can be read.
+    streams: Whether its body is server-sent events, readable or not.
+    is_encoded: Its body is compressed, although that was not asked for: passed on as it comes.
     """
 
     __slots__ = (
@@ -40,8 +45,10 @@ class Answer:
         "first",
         "first_s",
         "headers",
+        "is_encoded",
         "is_event_stream",
         "status",
+        "streams",
     )
 
     def __init__(
@@ -68,13 +75,26 @@ class Answer:
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
         kind = response.headers.get("Content-Type", "").partition(";")[0]
-        self.is_event_stream = kind.strip().lower() == "text/event-stream"
+        self.is_encoded = is_encoded(response.headers)
+        self.streams = kind.strip().lower() == "text/event-stream"
+        self.is_event_stream = self.streams and not self.is_encoded
         self._keep_alives = KeepAlives() if self.is_event_stream else None
 
     @property
     def outcome_status(self) -> int:
         """The status of the outcome: a stream's own error, else HTTP's."""
         return self.error_status or self.status
+
+    @property
+    def readable(self) -> bytes:
+        """`first` without its compression, where that can be undone here; else nothing."""
+        if not self.is_encoded:
+            return self.first
+        try:
+            encoding = self.headers.get("Content-Encoding", "").strip().lower()
+            return decoded(self.first, encoding, _MAX_DECODED_BYTES)
+        except ClientError:
+            return b""
 
     @property
     def complete(self) -> bool:
