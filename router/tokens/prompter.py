@@ -135,7 +135,7 @@ class Tokens:
         return self._tree.json(self._path)
 
     def keys(self, contract: HashContract, extra: ExtraKeys = NO_EXTRA) -> Sequence[BlockKey]:
-        """List the keys of the full blocks, shape (num_tokens // block_size,), as an array("Q").
+        """List the keys of the full blocks, shape (num_blocks(num_tokens),), as an array("Q").
 
         Known parts are put together (some 15 µs for 100,000 tokens in a hundred segments), the
         rest is hashed (about 1.3 µs a block) and remembered.
