@@ -44,7 +44,8 @@ class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
 
     `token_ids` is empty where the decoder skips it, `lookahead_token_ids` is None then.
     `block_size` 0: not given (the offloading connector's placeholders). `medium` None means GPU
-    (old engines). `group_idx` None means the only group. As in vLLM the first seven are always written, the others if set.
+    (old engines). `group_idx` None means the only group. As in vLLM the first seven are always
+    written, the others if set.
     """
 
     block_hashes: list[ExternalHash]
