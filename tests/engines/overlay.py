@@ -11,7 +11,9 @@ made again only for another source. The wheel is some 340 MB and is not kept.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ PYTHON: Final = Path(os.environ.get("WARMROUTE_VLLM_PYTHON", ENGINES / "venv" / 
 NEWEST: Final = ENGINES / "newest"
 
 _DOWNLOAD_S: Final = 600.0
+_ADDED: Final = ("orjson",)  # what a newer release imports, from this interpreter's packages
 _KEPT: Final = frozenset({".py", ".json"})  # of the release; the rest is the CPU build's
 
 
@@ -46,6 +49,15 @@ def overlay(source: Path | None, into: Path = NEWEST) -> Path:
             return _make(wheel, into, version)
     named = f"{source.resolve()} {source.stat().st_mtime_ns}"
     return into if _made_from(into) == named else _make(source, into, named)
+
+
+def version_of(sources: Path | None) -> str:
+    """Read a release's version from its files; None: the installed one's."""
+    package = _installed() if sources is None else sources / "vllm"
+    found = re.search(r"__version__ = version = '([^']+)'", (package / "_version.py").read_text())
+    if found is None:
+        raise ValueError(f"{package}/_version.py has no version")
+    return found[1]
 
 
 def environment(sources: Path | None) -> dict[str, str]:
@@ -73,6 +85,10 @@ def _make(source: Path, into: Path, named: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # it may be a link to the installed one
         path.write_bytes(content)
+    for name in _ADDED:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations:
+            _link(next(iter(found.submodule_search_locations)), str(making / name))
     (making / "source").write_text(named)
     shutil.rmtree(into, ignore_errors=True)
     making.rename(into)
