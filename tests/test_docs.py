@@ -56,6 +56,7 @@ VLLM_FLAGS = frozenset(
         "--api-key",
         "--chat-template",
         "--tokenizer-mode",
+        "--reasoning-effort-map",
         "--data-parallel-external-lb",
         "--data-parallel-hybrid-lb",
         "--data-parallel-size",

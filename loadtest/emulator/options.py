@@ -11,6 +11,7 @@ from msgspec import Struct
 from loadtest.emulator.block_manager import HashForm
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.emulator.transfers import Connector
+from loadtest.emulator.wire import VERSION
 from router.contracts import DEFAULT_SEED, MAX_LOOKAHEAD, Algorithm, HashContract
 from router.kv_events.wire import WireShape
 
@@ -35,6 +36,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     served_model_names: tuple[str, ...] = ("tiny",)
     loras: tuple[tuple[str, str], ...] = ()  # (name, path)
     max_model_len: int | None = None
+    version: str = VERSION  # of vLLM; from 0.33 on its Responses route heeds the rank header
     # the cache
     block_size: int = 16
     num_gpu_blocks: int = 16384

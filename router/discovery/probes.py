@@ -68,6 +68,8 @@ class Probes:
                     names_sources=facts.names_sources,
                     shows_pause=facts.shows_pause,
                 )
+                if load is None:
+                    self._sleepers.look_again(name, asked_s)
                 if not was_up and (load is None or load.started_s is None):
                     return  # it may be another process: ask for everything
                 if load is not None:
