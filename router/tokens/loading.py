@@ -31,9 +31,9 @@ from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
 from router.tokens.renderers import WITHOUT_TEMPLATE
 
-# Model types for which the engine overrides the tokenizer's class.
+# Model types for which the engine overrides the tokenizer's class, of 0.33.0.
 _OTHER_TOKENIZER_CLASS = frozenset(
-    {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
+    {"internlm2", "step3_vl", "step3p7", "step5", "step5_vl", "unlimited-ocr", "unlimited_ocr"}
 )
 _BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
 _MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)

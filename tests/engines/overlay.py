@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-ENGINES: Final = Path(__file__).resolve().parents[2] / ".engines"
+ROOT: Final = Path(__file__).resolve().parents[2]
+ENGINES: Final = ROOT / ".engines"
 PYTHON: Final = Path(os.environ.get("WARMROUTE_VLLM_PYTHON", ENGINES / "venv" / "bin" / "python"))
-NEWEST: Final = ENGINES / "newest"
+NEWEST: Final = ROOT / "build" / "newest"
 
 _DOWNLOAD_S: Final = 600.0
 _ADDED: Final = ("orjson",)  # what a newer release imports, from this interpreter's packages
@@ -117,7 +118,7 @@ def _installed() -> Path:
     """Find the installed vLLM without importing it."""
     code = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
     answer = subprocess.run(
-        [PYTHON, "-P", "-c", code], stdout=subprocess.PIPE, check=True, cwd=ENGINES.parent
+        [PYTHON, "-P", "-c", code], stdout=subprocess.PIPE, check=True, cwd=ROOT
     )
     return Path(answer.stdout.decode().strip())
 
