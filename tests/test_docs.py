@@ -50,6 +50,8 @@ BLOCKS = [
 ]
 RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in blocks(text))]
 
+# Source: vllm serve --help, 0.33.0; the installed release does not have them
+NEWER_VLLM_FLAGS = frozenset({"--reasoning-effort-map"})
 # Source: mooncake_master --help, 0.3.13; redis-server takes its directives as flags
 MASTER_FLAGS = frozenset(
     {
@@ -303,7 +305,8 @@ def commands() -> Iterator[click.Command]:
 @cache
 def flags() -> frozenset[str]:
     """Every long flag of our commands, modules and of vLLM that a document may name."""
-    known = {"--help", "--version", *VLLM_FLAGS, *MASTER_FLAGS, *REDIS_FLAGS, *DOCKER_FLAGS}
+    known = {"--help", "--version", *VLLM_FLAGS, *NEWER_VLLM_FLAGS}
+    known |= {*MASTER_FLAGS, *REDIS_FLAGS, *DOCKER_FLAGS}
     for command in (*commands(), chaos):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))

@@ -23,7 +23,7 @@ from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.responses import ResponseStore, not_cancelled
 from loadtest.emulator.token_routes import TokenRoutes
-from loadtest.emulator.wire import VERSION, ApiError, invalid_type, parse_body
+from loadtest.emulator.wire import ApiError, invalid_type, parse_body
 from router.errors import ClientError
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -136,7 +136,7 @@ class App:
         return web.Response()
 
     async def _version(self, request: web.BaseRequest) -> web.StreamResponse:
-        return _json({"version": VERSION})
+        return _json({"version": self._replica.options.version})
 
     async def _load(self, request: web.BaseRequest) -> web.StreamResponse:
         return _json({"server_load": self._replica.num_in_flight})

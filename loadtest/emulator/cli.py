@@ -79,7 +79,16 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
     type=int,
 )
 @option("--window-groups", "num_window_groups", "KV groups of such layers.")
-@option("--eagle/--no-eagle", "eagle", "Drop the last block of each hit, as with EAGLE or MTP.")
+@option(
+    "--eagle/--no-eagle",
+    "eagle",
+    "Drop the last block of each hit, as with EAGLE or MTP until vLLM 0.32.",
+)
+@option(
+    "--lookahead",
+    "lookahead",
+    "Tokens after each block that its hash covers, as with EAGLE or MTP from vLLM 0.33.",
+)
 @option(
     "--enable-prefix-caching/--no-enable-prefix-caching",
     "enable_prefix_caching",

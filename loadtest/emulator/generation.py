@@ -42,6 +42,7 @@ from loadtest.emulator.wire import (
     parse_body,
     parse_generation,
 )
+from router.releases import V0_33, is_at_least
 
 
 class Generate:
@@ -96,8 +97,9 @@ class Generate:
         head = Head(id=id, created=int(time.time()), model=model, api=api)
         if not replica.options.tokenize:
             return await self._answer_instantly(request, head, params, len(raw), asked)
-        # As in vLLM, the Responses route does not heed the header.
-        named_rank = request.headers.get("X-data-parallel-rank") if asked is None else None
+        # As in vLLM until 0.32, the Responses route does not heed the header.
+        heeds_rank = asked is None or is_at_least(replica.options.version, V0_33)
+        named_rank = request.headers.get("X-data-parallel-rank") if heeds_rank else None
         rank = replica.choose(named_rank)
         prompts = await self._reader.prompts(body, api)
         for prompt in prompts:

@@ -26,8 +26,8 @@ from router.errors import MethodNotAllowed, UnknownRoute
 _POST: Final = frozenset({"POST"})
 _GET: Final = frozenset({"GET", "HEAD"})
 
-# Source: vLLM 0.32.0, every api_router.py below vllm/entrypoints. In OpenAI's API, but not (yet) in
-# vLLM: audio/speech, input_items, DELETE of a response.
+# Source: vLLM 0.32.0 and 0.33.0, every api_router.py below vllm/entrypoints. In OpenAI's API, but
+# not (yet) in vLLM: audio/speech, input_items, DELETE of a response.
 _KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/models": _GET,
     # generate
@@ -38,6 +38,7 @@ _KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/messages": _POST,
     "/v1/messages/count_tokens": _POST,
     "/v1/systemone": _POST,
+    "/v1/decisions": _POST,
     "/cohere/v2/chat": _POST,
     "/inference/v1/generate": _POST,
     "/invocations": _POST,

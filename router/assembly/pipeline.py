@@ -97,6 +97,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
     forwarder = Forwarder(
         parts.upstream,
         models=parts.served_models,
+        sleepers=parts.sleepers,
         headers=headers,
         retries=retries,
         patience=Patience(

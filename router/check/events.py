@@ -56,6 +56,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     algorithm: str = ""
     seed: str = ""
     block_size: int = 0
+    lookahead: int = 0  # tokens after each block that its hash covers
     is_verified: bool = False  # the contract was found in its events, not guessed
     num_batches: int = 0  # of history
     num_blocks: int = 0  # that it holds by them
@@ -186,6 +187,7 @@ async def _follow(
         algorithm=status.contract.algorithm,
         seed=status.contract.seed,
         block_size=status.contract.block_size,
+        lookahead=status.contract.lookahead,
         is_verified=status.is_verified,
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
@@ -345,7 +347,8 @@ def _state(subject: Subject, about: str, rank: RankSeen) -> Finding:
 
 def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
     seed = "" if rank.seed == DEFAULT_SEED else f", seed {rank.seed!r}"
-    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block"
+    ahead = f" and {rank.lookahead} after it" if rank.lookahead else ""
+    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block{ahead}"
     if rank.algorithm == "warmroute":
         return subject.note(about, "translated: the engine's own cannot be computed")
     if not rank.is_verified:

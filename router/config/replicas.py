@@ -40,8 +40,10 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool | None,
         Meta(
             description="whether it drops the last block of each hit: --speculative-config with "
-            "method eagle, eagle3, mtp, dflash or dspark, without disable_eagle_block_drop; "
-            "default: learned from its answers (docs/hashes.md)"
+            "method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and dspark), without "
+            "disable_eagle_block_drop. From vLLM 0.33 on only with a KV connector or "
+            "disable_lookahead_block_hashes; events that show such hashes overrule it. Default: "
+            "learned from its answers (docs/hashes.md)"
         ),
     ] = None
     hardware: Annotated[

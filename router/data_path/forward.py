@@ -19,8 +19,9 @@ from router.data_path.handing import Handing
 from router.data_path.headers import RequestHeaders
 from router.data_path.job import Job, Placement
 from router.data_path.overdue import Patience
-from router.data_path.retry import UNLOADED, Retries
+from router.data_path.retry import SET_ASIDE, UNLOADED, Retries
 from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
 from router.errors import Overdue, UpstreamError, UpstreamUnreachable
 from router.metrics import Metrics
 from router.records.outcome import Outcome
@@ -31,6 +32,15 @@ logger = logging.getLogger(__name__)
 RETRYABLE: Final = frozenset({500, 502, 503, 504})
 """An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
 pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+_SET_ASIDE: Final = (
+    b"Generation is paused.",
+    b"The model is currently scaling.",
+    b"This data-parallel rank has been retired",
+)
+"""What a 503 says of a replica that is well, and computes nothing for now: paused, or changed by
+elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v1/engine/core.py and
+entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
 
 _SMALL_ANSWER: Final = 1024 * 1024
 _MAX_HELD_BYTES: Final = 4 * 1024 * 1024
@@ -45,7 +55,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def outcome(self, placement: Placement) -> Outcome:
         """Return how a failed try ended, seen from its replica."""
-        if self.failure == UNLOADED:
+        if self.failure in (UNLOADED, SET_ASIDE):
             return Outcome.CLIENT_ERROR
         if isinstance(self.error, Overdue):
             return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
@@ -61,6 +71,7 @@ class Forwarder:
         upstream: Upstream,
         *,
         models: ServedModels,
+        sleepers: Sleepers,
         headers: RequestHeaders,
         retries: Retries,
         patience: Patience,
@@ -69,6 +80,7 @@ class Forwarder:
     ) -> None:
         self._upstream = upstream
         self._models = models
+        self._sleepers = sleepers
         self._headers = headers
         self._retries = retries
         self._patience = patience
@@ -94,6 +106,9 @@ class Forwarder:
             return Attempt(answer=answer, failure=UNLOADED)
         if answer.outcome_status not in RETRYABLE:
             return Attempt(answer=answer)
+        if answer.outcome_status == 503 and any(text in answer.first for text in _SET_ASIDE):
+            self._sleepers.set_aside(placement.candidate.replica.name, monotonic())
+            return Attempt(answer=answer, failure=SET_ASIDE)
         where = "status" if answer.error_status is None else "event"
         return Attempt(answer=answer, failure=f"{where}_{answer.outcome_status}")
 

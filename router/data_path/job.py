@@ -174,7 +174,9 @@ class Job(Struct, kw_only=True):
 
     def is_placed_at(self, candidate: Candidate) -> bool:
         """Return whether its engine computes it there, not at another of its ranks."""
-        return candidate.rank is None or self.inbound.api.honours_rank
+        if candidate.rank is None:
+            return True
+        return self.inbound.api.honours_rank(candidate.replica.version)
 
     def drop_content(self) -> None:
         """Let go of what was parsed of the prompt: its tokens are known, its bytes are kept.

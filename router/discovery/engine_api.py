@@ -13,7 +13,6 @@ so the lowest is its own 0; outside of this file ranks have local numbers.
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final, Self, TypeVar
@@ -37,6 +36,7 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.kv_events.subscriber import EventSource
+from router.releases import V0_32, is_at_least
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
 from router.replicas.signs import Figures
@@ -104,7 +104,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
         A connector that loads nothing is a producer's. What loads is a consumer's, or both's.
         Source: vllm/v1/metrics/loggers.py, 0.32.0.
         """
-        if self.has_pool_connector and not self.loads_kv and _is_recent(self.version):
+        if self.has_pool_connector and not self.loads_kv and is_at_least(self.version, V0_32):
             return "prefill"
         return None
 
@@ -501,12 +501,6 @@ def _figures(
     totals = [page.sums_by_rank(name) for name in _PROGRESS]
     progress = tuple(sum(ranks.values()) for ranks in totals)
     return Figures(num_requests=sum(running.values()) + sum(waiting.values()), progress=progress)
-
-
-def _is_recent(version: str | None) -> bool:
-    """Return whether a release is 0.32 or later."""
-    numbers = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 32)
 
 
 def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:

@@ -84,6 +84,8 @@ class Probes:
         load = await self._engine_api.load(
             name, replica.url, names_sources=facts.names_sources, shows_pause=facts.shows_pause
         )
+        if load is None:
+            self._sleepers.look_again(name, asked_s)
         figures = load.figures if load is not None else None
         num_sent = min(num_sent, fleet.num_sent(name))
         fleet.signs(name).read(figures, num_sent, time.monotonic())
