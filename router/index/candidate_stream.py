@@ -6,7 +6,7 @@ RankStream follows the engine itself; SharedStream follows another router that d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Literal
 
@@ -36,6 +36,7 @@ class StreamReason(StrEnum):
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed, translated"
     UNVERIFIED = "hash contract not verified yet"
+    COPIES = "its removals of blocks that it has twice were misread"
     GROUPS = "a KV group is of a kind, window or block size that is not understood"
 
 
@@ -80,6 +81,16 @@ class CandidateStream(ABC):
     @abstractmethod
     def is_suspect(self) -> bool:
         """Whether its matches do not count until history is read again."""
+
+    @property
+    @abstractmethod
+    def unknown(self) -> Collection[str]:
+        """Kinds of prompts whose blocks are not found here (router.kv_events.unknown_keys)."""
+
+    @property
+    @abstractmethod
+    def removes_all_copies(self) -> bool:
+        """Whether one removal stands for all copies of a block."""
 
     @property
     def state(self) -> StreamState:

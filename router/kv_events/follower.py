@@ -110,6 +110,7 @@ class _Follower:
         self._stream.counters.num_undecodable += received.num_odd
         self._note_link(received.is_up)
         await self._apply(received.messages, self._stream.receive)
+        self._log_notices()
         now_s = self._clock()
         if received.messages:
             self._quiet_at_s = now_s + self._pace.quiet_s
@@ -160,6 +161,10 @@ class _Follower:
             if self._clock() >= until_s:
                 await asyncio.sleep(0)
                 until_s = self._clock() + SLICE_S
+
+    def _log_notices(self) -> None:
+        for text, fields in self._stream.take_notices():
+            logger.warning(text, extra={"candidate": self._stream.candidate, **fields})
 
     def _log_change(self) -> None:
         status = _status(self._stream)
