@@ -314,6 +314,8 @@ class Parts:
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
+        self.fleet.no_replica = self.readiness.no_replica
+        self.fleet.absent = self.readiness.absent
         self.status = Status(
             self.registry,
             fleet=self.fleet,

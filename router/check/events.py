@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId
+from router.addresses import reachable_endpoint
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
@@ -26,7 +27,7 @@ from router.index.candidate_stream import StreamReason
 from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
-from router.kv_events.subscriber import EngineEvents, EventSource, Received, reachable_endpoint
+from router.kv_events.subscriber import EngineEvents, EventSource, Received
 from router.messages import KvGroup
 from router.replicas.registry import Entry
 

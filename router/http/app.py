@@ -361,7 +361,7 @@ class DataApp:
         tenant = self._tenant(request)
         models: list[dict[str, Any]] = self._fleet.models()
         if not models:
-            raise NoReplicaAvailable("no replica has answered yet")
+            raise NoReplicaAvailable(self._readiness.no_replica())
         if tenant is not None:
             models = [model for model in models if tenant.may_use(model["id"])]
         return models
