@@ -217,6 +217,13 @@ class CacheView:
             return max(0, num_left - 1)
         return num_left
 
+    def unbroken(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
+        """Count the leading blocks of a match that are there without a gap."""
+        num_left = self.index.unbroken(candidate, chain, num_blocks)
+        if num_left < num_blocks and self.index.drops_last(candidate):
+            return max(0, num_left - 1)
+        return num_left
+
     def has_room(self, chain: Sequence[BlockKey], candidate: CandidateId, num_tokens: int) -> bool:
         """Return whether a candidate has blocks for a prompt beside the requests that it has.
 

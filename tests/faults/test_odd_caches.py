@@ -1,4 +1,4 @@
-"""What becomes of predictions where an engine's cache is not as its events, read by the rule, say."""
+"""What becomes of predictions where an engine's cache is not what its events say by the rule."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
+from loadtest.emulator import replica
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.events import EventPublisher
+from router.contracts import ExtraKeys
 from router.kv_events.wire import BlockRemoved, BlockStored, KvEvent
 from tests.faults.stage import Engines, Reply, Stage, chat, on_stage, words
 
@@ -46,20 +49,10 @@ def num_wrong(replies: list[Reply]) -> int:
 
 def announced(events: list[KvEvent]) -> list[KvEvent]:
     """Announce all blocks as written to the CPU's memory, where they stay."""
-    copies: list[KvEvent] = []
-    for event in events:
-        if isinstance(event, BlockStored):
-            copies.append(
-                BlockStored(
-                    block_hashes=event.block_hashes,
-                    parent_block_hash=event.parent_block_hash,
-                    block_size=event.block_size,
-                    medium="CPU",
-                    group_idx=event.group_idx,
-                    kv_cache_spec_kind=event.kv_cache_spec_kind,
-                )
-            )
-    return [*events, *copies]
+    return [
+        *events,
+        *(structs.replace(e, medium="CPU") for e in events if isinstance(e, BlockStored)),
+    ]
 
 
 async def test_a_cpu_tier_that_gives_nothing_loses_its_credit_alone() -> None:
@@ -164,3 +157,43 @@ async def test_copies_of_blocks_are_counted_as_the_engine_does(
             assert stage.metric("warmroute_trust_ratio") == 1.0
             assert ("its event history is read again" in stage.log) == is_last
             await stage.knows(engine)
+
+
+# -- adapters ------------------------------------------------------------------------------------
+
+
+def with_new_keys(events: list[KvEvent]) -> list[KvEvent]:
+    """Write adapters' extra keys as no release that is known does."""
+    for event in events:
+        if isinstance(event, BlockStored) and event.lora_name is not None:
+            first, *later = event.extra_keys or [None]
+            key = ["lora_v2", event.lora_name, 3]
+            event.extra_keys = [[key, *(first or [])[1:]], *([key] for _ in later)]
+    return events
+
+
+async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exact() -> None:
+    """One line names the key; the base model is predicted as ever, and the adapter once known."""
+    with (
+        events_become(with_new_keys),
+        mock.patch.object(replica, "ExtraKeys", lambda lora, **_: ExtraKeys(lora=(lora[0], "3"))),
+    ):
+        async with (
+            Engines(1, loras=(("sql", "/l/1"),)) as (engine,),
+            on_stage(engine) as stage,
+        ):
+            await asked(stage, engine, words(0))
+            base, adapter = [], []
+            for number in range(42):
+                base += [await asked(stage, engine, words(number // 2))]
+                adapter += [await asked(stage, engine, words(number // 2), model="sql")]
+
+            assert num_wrong(base) == 0
+            assert {reply.predicted for reply in adapter} == {0}
+            assert max(reply.reported for reply in adapter) > 0
+            assert stage.state("r1") == "exact"
+            assert stage.metric("warmroute_trust_ratio") == 1.0
+            assert stage.metric("warmroute_audited_total", result="partial") >= 20
+            assert stage.log.count("('lora_v2', 'sql', int)") == 2  # in both forms
+            rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
+            assert rank["not_understood"] == ["adapter sql"]
