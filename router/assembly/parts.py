@@ -110,10 +110,6 @@ class Parts:
             pools=config.mooncake.names,
         )
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
-        self.fleet.may_come = lambda: (
-            not {entry.name for entry in self.registry.entries}
-            <= {replica.name for replica in self.fleet.replicas}
-        )
         self.caches = CacheView(BlockIndex())
         self.fleet.layout_of = self.caches.index.groups_of
         self.sessions = Sessions(

@@ -118,7 +118,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
             return self.event_sources
         replay = replica.replay or (None,) * len(replica.events)
         return {
-            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
+            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank], is_configured=True)
             for rank, endpoint in enumerate(replica.events)
         }
 

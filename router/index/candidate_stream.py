@@ -27,6 +27,18 @@ class StreamReason(StrEnum):
     """
 
     NO_EVENTS = "no events yet"
+    CONNECTS = (
+        "nobody publishes at its event endpoint: with a host, 0.0.0.0 too, vLLM connects instead "
+        'of binding; set "endpoint": "tcp://*:PORT" in --kv-events-config (or is the port closed?)'
+    )
+    NOT_LISTENING = (
+        "nobody publishes at its event endpoint: nothing answers there; is it the "
+        '"endpoint": "tcp://*:PORT" of --kv-events-config, and is the port open?'
+    )
+    NO_PUBLISHER = (
+        "nobody publishes at its event endpoint: what answers there is no event publisher; is it "
+        'the "endpoint" of --kv-events-config?'
+    )
     EVENTS_NOT_UNDERSTOOD = "its events are not understood"
     BATCH_NOT_UNDERSTOOD = "a batch was not understood"
     UNREACHABLE = "publisher unreachable"

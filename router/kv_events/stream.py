@@ -64,6 +64,8 @@ class RankStream(CandidateStream):
         "_reread_backoff",
         "_reread_s",
         "_suspicion",
+        "_unheard",
+        "_waits_since_s",
         "_why_again",
         "capacity_blocks",
     )
@@ -106,6 +108,8 @@ class RankStream(CandidateStream):
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._suspicion: str | None = None
         self._disconnected_s: float | None = None
+        self._waits_since_s: float | None = None  # for a publisher; None: one was there
+        self._unheard: str | None = None  # why there is none, after `BLIND_AFTER_S`
         self._reread_backoff = Backoff(*REREAD_S)
         self._reread_s: float | None = None  # when history is, or was, read again
         self._why_again: str | None = None  # why it is to be read again, not logged yet
@@ -146,6 +150,8 @@ class RankStream(CandidateStream):
 
     def state_and_reason(self) -> tuple[StreamState, str]:
         if self.is_blind:
+            if self._unheard is not None:
+                return "blind", self._unheard
             if self.counters.num_undecodable:
                 return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
             return "blind", self._lost_reason or StreamReason.NO_EVENTS
@@ -239,13 +245,20 @@ class RankStream(CandidateStream):
 
     def connected(self) -> None:
         """Note that the publisher is there: ask for missed batches, and whether it is the same."""
-        self._disconnected_s = None
+        self._disconnected_s = self._waits_since_s = self._unheard = None
         self._history.mark_suspect()
 
     def disconnected(self, now_s: float) -> None:
         """Note that the publisher is gone; its blocks count for `BLIND_AFTER_S` more."""
         if self._disconnected_s is None:
             self._disconnected_s = now_s
+
+    def unheard(self, now_s: float, reason: str) -> None:
+        """Note that no publisher has answered so far, and why that may be."""
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        elif now_s - self._waits_since_s >= BLIND_AFTER_S:
+            self._unheard = reason
 
     def tick(self, now_s: float) -> None:
         """Let time pass: BLIND if the publisher is gone for long; read history again if due."""

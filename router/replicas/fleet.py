@@ -76,7 +76,6 @@ class Fleet:
         "absent",
         "is_split",
         "layout_of",
-        "may_come",
         "no_replica",
         "on_change",
         "working_sets",
@@ -108,8 +107,6 @@ class Fleet:
         self.working_sets = WorkingSets()
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
-        self.may_come: Callable[[], bool] = bool
-        """Whether a replica is expected that was not found yet: it may serve any model."""
         self.no_replica: Callable[[], str] = lambda: "No replica is configured."
         """Says why there is no replica at all, for clients."""
         self.absent: Callable[[], str] = str
@@ -571,7 +568,7 @@ class Fleet:
             )
         if not replicas:
             is_known = all(replica.models for replica in self._replicas.values())
-            if model is not None and is_known and not self.may_come():
+            if model is not None and is_known:
                 raise self._unknown_model(model)
             return ()  # not kept: clients may ask for any name
         serving = self._by_model[model] = tuple(
@@ -591,9 +588,13 @@ class Fleet:
             return NoReplicaAvailable(self.no_replica())
         served = ", ".join(entry["id"] for entry in self.models())
         absent = self.absent()
-        more = f"; not answered yet: {absent}" if absent else ""
+        if absent:  # one of these may serve it, so the client may come back
+            return NoReplicaAvailable(
+                f"No replica that has answered serves `{model}` "
+                f"(served: {served}; not answered yet: {absent})."
+            )
         return UnknownModel(
-            f"The model `{model}` does not exist (served: {served}{more}).", param="model"
+            f"The model `{model}` does not exist (served: {served}).", param="model"
         )
 
     def _eligible(
