@@ -76,6 +76,20 @@ class ExtraKeys(Struct, frozen=True, gc=False):
     lora: tuple[str, str] | None = None
     cache_salt: str | None = None
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Name the kinds of prompts that it is of: of one adapter, salted."""
+        adapter = () if self.lora is None else (adapter_kind(self.lora[0]),)
+        return adapter if self.cache_salt is None else (*adapter, SALTED)
+
+
+SALTED = "salted"
+
+
+def adapter_kind(name: str) -> str:
+    """Name the kind of prompts that are an adapter's."""
+    return f"adapter {name}"
+
 
 NO_EXTRA = ExtraKeys()
 

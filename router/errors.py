@@ -32,6 +32,7 @@ RouterError                    status  code
 │   ├── NotAsked                502    not_asked                (ours; a probe that was none)
 │   ├── HandshakeRefused        502    handshake_refused        (a WebSocket's)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
+│   │   ├── HostUnknown         502    upstream_unreachable     (its name does not resolve)
 │   │   └── TlsRefused          502    upstream_unreachable     (no certificate that is accepted)
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
@@ -324,6 +325,10 @@ class HandshakeRefused(UpstreamError):
 
 class UpstreamUnreachable(UpstreamError):
     code = "upstream_unreachable"
+
+
+class HostUnknown(UpstreamUnreachable):
+    """The name of a replica's host does not resolve."""
 
 
 class TlsRefused(UpstreamUnreachable):

@@ -110,10 +110,6 @@ class Parts:
             pools=config.mooncake.names,
         )
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
-        self.fleet.may_come = lambda: (
-            not {entry.name for entry in self.registry.entries}
-            <= {replica.name for replica in self.fleet.replicas}
-        )
         self.caches = CacheView(BlockIndex())
         self.fleet.layout_of = self.caches.index.groups_of
         self.sessions = Sessions(
@@ -314,6 +310,8 @@ class Parts:
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
+        self.fleet.no_replica = self.readiness.no_replica
+        self.fleet.absent = self.readiness.absent
         self.status = Status(
             self.registry,
             fleet=self.fleet,

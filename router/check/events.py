@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId
+from router.addresses import reachable_endpoint
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
@@ -26,7 +27,7 @@ from router.index.candidate_stream import StreamReason
 from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
-from router.kv_events.subscriber import EngineEvents, EventSource, Received, reachable_endpoint
+from router.kv_events.subscriber import EngineEvents, EventSource, Received
 from router.messages import KvGroup
 from router.replicas.registry import Entry
 
@@ -47,6 +48,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     reported: str = field(name="told")  # the endpoint as the engine or the configuration has it
     endpoint: str  # to connect to
     reach: Reach
+    connects: bool = False  # the engine does, instead of binding, as far as that shows
     has_handshake: bool = False  # what listens there speaks ZeroMQ
     replay_endpoint: str | None = None  # None: there is none
     replay_reach: Reach | None = None
@@ -103,7 +105,11 @@ async def look(
     """
     url = entry.replica.url.rstrip("/")
     seen = RankSeen(
-        rank=rank, reported=source.endpoint, endpoint=source.endpoint, reach="not an address"
+        rank=rank,
+        reported=source.endpoint,
+        endpoint=source.endpoint,
+        reach="not an address",
+        connects=source.connects,
     )
     try:
         endpoint = reachable_endpoint(source.endpoint, url)
@@ -275,7 +281,7 @@ def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
         return text, _endpoint_hint(seen)
     if rank.reach == "open" and rank.has_handshake:
         return None
-    if rank.reach == "open":
+    if rank.reach == "open" and not rank.connects:
         text = f"what listens at {rank.endpoint} is no event publisher"
         return text, f"another port? {_endpoint_hint(seen)}"
     host, own = urlsplit(rank.endpoint).hostname, urlsplit(seen.url).hostname
@@ -284,6 +290,14 @@ def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
             f"{rank.endpoint} is this machine, and the engine runs on {own}",
             '"endpoint": "tcp://*:PORT" in --kv-events-config (with a host vLLM connects instead '
             "of binding), or name the endpoint in `events` of the replica",
+        )
+    if rank.connects:
+        port = urlsplit(rank.endpoint).port
+        return (
+            f"nobody publishes at {rank.reported}: with a host, 0.0.0.0 too, vLLM connects there "
+            "instead of binding",
+            f'"endpoint": "tcp://*:{port}" in --kv-events-config, or name the endpoint in `events` '
+            "of the replica",
         )
     if rank.reach == "unknown host":
         return f"the host of {rank.endpoint} is unknown", _endpoint_hint(seen)

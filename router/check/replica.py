@@ -20,6 +20,7 @@ from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi, EngineFacts
 from router.discovery.engine_pages import ServerInfo, SleepState
 from router.errors import (
+    HostUnknown,
     KeyRefused,
     TlsRefused,
     UpstreamError,
@@ -32,7 +33,7 @@ from router.pool.keys import names_in_keys
 from router.replicas.registry import Entry
 from router.roles import Role, Transfer
 
-Failure = Literal["api key", "no answer", "other"]
+Failure = Literal["api key", "unknown host", "no answer", "other"]
 _REPLICAS: Final = Subject("replicas")
 _SAID: Final = 0.6  # of the time that is left: until an engine's page about itself has to come
 
@@ -196,6 +197,8 @@ def _failure(error: UpstreamError) -> Failure:
             return "api key"
         case TlsRefused():
             return "other"
+        case HostUnknown():
+            return "unknown host"
         case UpstreamUnreachable() | UpstreamTimeout():
             return "no answer"
     return "other"
@@ -229,6 +232,7 @@ def _with_facts(
 
 _HINTS: Final[dict[Failure, str]] = {
     "api key": "--engine-api-key-file FILE",
+    "unknown host": "is the name right, and known to the DNS or /etc/hosts of this machine?",
     "no answer": "is it running, is this its --host and --port, does a firewall lie between?",
     "other": "",
 }

@@ -132,12 +132,13 @@ def _refuse_twice(first_of: dict[str, str], value: str, key: str) -> None:
 
 
 def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
-    """Refuse a list in which one cannot be a replica, or two have one name.
+    """Refuse a list in which one cannot be a replica, or two have one name or one address.
 
     Raises:
         ConfigError: the message and `param` name the field.
     """
     names: set[str] = set()
+    first_of: dict[str, str] = {}  # where a server listens -> its key
     for i, replica in enumerate(replicas):
         key = f"replicas[{i}]"
         check_replica(replica, f"{key}.")
@@ -145,6 +146,14 @@ def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
         if name in names:
             raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
         names.add(name)
+        for field, place in replica.places.items():
+            first = first_of.setdefault(place, f"{key}.{field}")
+            if first != f"{key}.{field}":
+                raise ConfigError(
+                    f"{key}.{field}: is {first}, too ({place}); write each replica once, with the "
+                    "ports of its own engine",
+                    param=f"{key}.{field}",
+                )
 
 
 def check_replica(replica: ReplicaConfig, key: str = "") -> None:

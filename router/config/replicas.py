@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
+from router.addresses import base_url, endpoint_place, place_of
 from router.api.withheld import FIELDS
 from router.config.ranges import Seconds
 from router.roles import Role, Transfer
@@ -18,7 +20,9 @@ ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", 
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One vLLM server. Everything but `url` is found out; set it to overrule."""
 
-    url: Annotated[str, Meta(description="base URL, e.g. http://10.0.0.5:8000")]
+    url: Annotated[
+        str, Meta(description="base URL, e.g. http://10.0.0.5:8000; /v1 at its end is left out")
+    ]
     name: Annotated[
         str | None, Meta(description="name in metrics and headers; default r1, r2, …")
     ] = None
@@ -89,10 +93,22 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "url", base_url(self.url))
+
     @property
     def identity(self) -> str:
         """What routers call this replica among themselves: each may number its own differently."""
-        return self.name or self.url.rstrip("/")
+        return self.name or self.url
+
+    @property
+    def places(self) -> dict[str, str]:
+        """What no other replica may have: each field of its URL and endpoints, with its place."""
+        places = {"url": place_of(self.url)}
+        for field, endpoints in (("events", self.events), ("replay", self.replay)):
+            for i, endpoint in enumerate(endpoints):
+                places[f"{field}[{i}]"] = endpoint_place(endpoint, self.url)
+        return places
 
     @property
     def addresses(self) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import orjson
@@ -44,6 +44,7 @@ from router.roles import Role
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
+from router.upstream.failures import unreachable
 from router.upstream.session import Response, Session
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ _FETCH_METRIC: Final = "vllm:num_requests_kv_fetch_by_stage"  # of what can load
 _DRAFTS_METRIC: Final = "vllm:spec_decode_num_drafts"  # with speculative decoding alone (0.32.0)
 
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+_SHOWN: Final = 1_024  # of an answer that is no engine's: enough to see what it is
 _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
 _PATIENCE: Final = 3  # a whole answer may take so many times as long as its next bytes
 _MOST_CONNECTIONS: Final = 256
@@ -116,7 +118,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
             return self.event_sources
         replay = replica.replay or (None,) * len(replica.events)
         return {
-            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
+            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank], is_configured=True)
             for rank, endpoint in enumerate(replica.events)
         }
 
@@ -226,7 +228,7 @@ class EngineApi:
             raise UpstreamBroken(
                 replica,
                 f"{url}/v1/models answered {answer.status} without a model list: "
-                f"not an OpenAI-compatible server? ({exc})",
+                f"{_no_engine(url, answer)} ({exc})",
             ) from exc
         if not models:
             raise UpstreamBroken(replica, f"{url}/v1/models lists no model")
@@ -458,9 +460,11 @@ class EngineApi:
                 raise NotAsked(replica, f"{url} was not asked: {short_of}") from exc
             if (why := tls_refusal(exc)) is not None:
                 raise TlsRefused(replica, f"{url}: {why}") from exc
-            raise UpstreamUnreachable(replica, f"{url} refused the connection") from exc
+            raise unreachable(exc, replica, url) from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             reason = str(exc) if isinstance(exc, _OddAnswer) else type(exc).__name__
+            if isinstance(exc, aiohttp.ServerDisconnectedError):
+                reason = f"closed the connection without an answer{_maybe_tls(url)}"
             reason = tls_refusal(exc) or reason
             raise UpstreamBroken(replica, f"{url}: {reason}") from exc
 
@@ -501,6 +505,22 @@ def _figures(
     totals = [page.sums_by_rank(name) for name in _PROGRESS]
     progress = tuple(sum(ranks.values()) for ranks in totals)
     return Figures(num_requests=sum(running.values()) + sum(waiting.values()), progress=progress)
+
+
+def _no_engine(url: str, answer: Answer) -> str:
+    """Say what may be wrong with a base URL where something else than an engine answers."""
+    if b"https" in answer.body[:_SHOWN].lower() and url.startswith("http://"):
+        return "does it speak TLS? Then write https://"
+    path = urlsplit(url).path
+    if path:
+        return f"write the base URL alone: http://HOST:PORT, without {path!r}?"
+    return "not an OpenAI-compatible server?"
+
+
+def _maybe_tls(url: str) -> str:
+    """Return the hint for a first question in plain HTTP that a TLS port does not answer."""
+    is_first = url.startswith("http://") and url.endswith("/v1/models")
+    return "; does it speak TLS? Then write https://" if is_first else ""
 
 
 def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:

@@ -346,7 +346,7 @@ class DataApp:
             for model in self._models_of(request):
                 if model["id"] == wanted:
                     return web.Response(body=orjson.dumps(model), content_type="application/json")
-            if self._fleet.may_come():
+            if self._fleet.absent():
                 raise NoReplicaAvailable(f"No replica of `{wanted[:200]}` has answered yet.")
             raise UnknownModel(f"The model `{wanted[:200]}` does not exist.", param="model")
         except RouterError as error:
@@ -361,7 +361,7 @@ class DataApp:
         tenant = self._tenant(request)
         models: list[dict[str, Any]] = self._fleet.models()
         if not models:
-            raise NoReplicaAvailable("no replica has answered yet")
+            raise NoReplicaAvailable(self._readiness.no_replica())
         if tenant is not None:
             models = [model for model in models if tenant.may_use(model["id"])]
         return models

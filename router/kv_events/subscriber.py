@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import zmq
 import zmq.asyncio
@@ -27,6 +26,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from router.backoff import Backoff
 from router.errors import ConfigError, UpstreamUnreachable
+from router.index.candidate_stream import StreamReason
 from router.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,8 @@ MAX_REPLAY_S: Final = 300.0
 MAX_DRAINED: Final = 256
 """Messages taken at once; the caller yields to the loop before it takes more."""
 
-_WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})
 
-_LINK_EVENTS: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_LINK_EVENTS: Final = zmq.Event.CONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 _MAX_SOCKETS: Final = 16_384  # of the process, three a rank; ZeroMQ's default is 1,023
 
@@ -65,6 +64,18 @@ class EventSource(Struct, frozen=True):
     topic: _Address = ""
     enable_kv_cache_events: bool = True
     publisher: str | None = "zmq"  # "null": events are created and dropped
+    is_configured: bool = False  # the endpoint is the configuration's, not what the engine reports
+
+    @property
+    def connects(self) -> bool:
+        """Whether the engine connects to the endpoint, as far as that shows: nobody can subscribe.
+
+        vLLM binds what has a wildcard, which 0.0.0.0 is none of. But for `tcp://*:0` it reports the
+        address that it bound. Source: ZmqEventPublisher._is_bind_endpoint, 0.32.0.
+        """
+        endpoint = self.endpoint
+        binds = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+        return not binds and not self.is_configured
 
 
 class Received(Struct, frozen=True):
@@ -90,6 +101,7 @@ class EngineEvents:
         replay_endpoint: Where it replays; None: nowhere.
         topic: Prefix of the topics wanted; empty for all.
         replay_timeout_s: Longest wait for the next replay reply.
+        connects: See `EventSource`.
 
     Raises:
         ConfigError: ZeroMQ cannot make sense of the endpoint.
@@ -102,7 +114,10 @@ class EngineEvents:
         topic: str = "",
         *,
         replay_timeout_s: float = 5.0,
+        connects: bool = False,
     ) -> None:
+        self._connects = connects
+        self._is_open = False  # something listens there
         self._context = _shared_context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
@@ -128,6 +143,12 @@ class EngineEvents:
     def has_replay(self) -> bool:
         """Whether there is a replay endpoint."""
         return self._replay_endpoint is not None
+
+    def why_silent(self) -> StreamReason:
+        """Return why there may be no publisher, if none has ever answered."""
+        if self._connects:
+            return StreamReason.CONNECTS
+        return StreamReason.NO_PUBLISHER if self._is_open else StreamReason.NOT_LISTENING
 
     def close(self) -> None:
         """Close the sockets; idempotent."""
@@ -171,7 +192,10 @@ class EngineEvents:
         is_up: bool | None = None
         for frames in _drain(self._monitor, MAX_DRAINED):
             event = parse_monitor_message(frames)["event"]
-            is_up = event == zmq.Event.HANDSHAKE_SUCCEEDED
+            if event == zmq.Event.CONNECTED:
+                self._is_open = True
+            else:
+                is_up = event == zmq.Event.HANDSHAKE_SUCCEEDED
         return is_up
 
     def _note_link(self, is_up: bool | None) -> None:
@@ -264,32 +288,6 @@ def parse_reply(frames: Sequence[bytes]) -> Message | None:
     if sequence < 0:
         raise ValueError(f"replay reply of sequence {sequence}")
     return sequence, frames[-1]
-
-
-def reachable_endpoint(endpoint: str, replica_url: str) -> str:
-    """Turn the endpoint an engine reports to bind into one to connect to.
-
-    `tcp://*:5557` names every interface of the engine's machine: take the replica's own host. An
-    endpoint that names a host stays what it is: for `tcp://*:0` vLLM reports the address it bound.
-    (Configured with a host it connects there instead of binding: there is nothing to subscribe to.)
-
-    Raises:
-        ValueError: Neither tcp nor ipc, or a tcp endpoint without a port.
-    """
-    scheme, separator, address = endpoint.partition("://")
-    if scheme == "ipc" and address:
-        return endpoint
-    host, colon, port = address.rpartition(":")
-    if scheme != "tcp" or not separator or not colon or not port.isdecimal():
-        raise ValueError(f"event endpoint {endpoint!r} is not tcp://HOST:PORT or ipc://PATH")
-    if host not in _WILDCARDS:
-        return endpoint
-    replica_host = urlsplit(replica_url).hostname
-    if not replica_host:
-        raise ValueError(f"replica URL {replica_url!r} names no host")
-    return (
-        f"tcp://[{replica_host}]:{port}" if ":" in replica_host else f"tcp://{replica_host}:{port}"
-    )
 
 
 def _shared_context() -> zmq.asyncio.Context:

@@ -64,11 +64,16 @@ class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
 
 
 class BlockRemoved(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
-    """Blocks that are gone from `medium`; one event per copy the engine had."""
+    """Blocks that are gone from `medium`; one event per copy the engine had.
+
+    `remaining_copy_counts`: copies that it still has of each (vllm-project/vllm#48933, open in
+    September 2026); None: it does not say.
+    """
 
     block_hashes: list[ExternalHash]
     medium: str | None = field(default_factory=_null)
     group_idx: int | None = None
+    remaining_copy_counts: list[int | None] | None = None
 
 
 class AllBlocksCleared(Struct, tag=True, gc=False):

@@ -38,6 +38,7 @@ from router.replicas.working_sets import WorkingSets
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
 _MAX_RETRY_AFTER_S = 30.0
+_SHOWN = 3  # replicas that an error names
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
 
@@ -72,9 +73,10 @@ class Fleet:
         "_signs",
         "_speeds",
         "_states",
+        "absent",
         "is_split",
         "layout_of",
-        "may_come",
+        "no_replica",
         "on_change",
         "working_sets",
     )
@@ -105,8 +107,10 @@ class Fleet:
         self.working_sets = WorkingSets()
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
-        self.may_come: Callable[[], bool] = bool
-        """Whether a replica is expected that was not found yet: it may serve any model."""
+        self.no_replica: Callable[[], str] = lambda: "No replica is configured."
+        """Says why there is no replica at all, for clients."""
+        self.absent: Callable[[], str] = str
+        """Lists the replicas that have not answered yet, for clients; empty: all have."""
         self.on_change: Callable[[], None] = _ignore
         """Called when a candidate may have room that it had not: what waits may go."""
 
@@ -564,7 +568,7 @@ class Fleet:
             )
         if not replicas:
             is_known = all(replica.models for replica in self._replicas.values())
-            if model is not None and is_known and not self.may_come():
+            if model is not None and is_known:
                 raise self._unknown_model(model)
             return ()  # not kept: clients may ask for any name
         serving = self._by_model[model] = tuple(
@@ -581,8 +585,14 @@ class Fleet:
 
     def _unknown_model(self, model: str) -> RouterError:
         if not self._replicas:
-            return NoReplicaAvailable("No replica is configured.")
+            return NoReplicaAvailable(self.no_replica())
         served = ", ".join(entry["id"] for entry in self.models())
+        absent = self.absent()
+        if absent:  # one of these may serve it, so the client may come back
+            return NoReplicaAvailable(
+                f"No replica that has answered serves `{model}` "
+                f"(served: {served}; not answered yet: {absent})."
+            )
         return UnknownModel(
             f"The model `{model}` does not exist (served: {served}).", param="model"
         )
@@ -602,13 +612,31 @@ class Fleet:
 
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
         """Make the error for "no replica", with the time after which to try again."""
+        if not self._replicas:
+            return NoReplicaAvailable(self.no_replica())
         waits_s = [
             self._states[candidate.id].health.retry_at_s - now_s
             for candidate in self._serving(model)
         ]
         retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
         what = "replica" if model is None else f"replica of `{model}`"
-        return NoReplicaAvailable(f"No {what} can take a request now.", retry_after_s=retry_after_s)
+        states = [self._state_of(r, now_s) for r in self._replicas.values() if _has(r, model)]
+        more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
+        return NoReplicaAvailable(
+            f"No {what} can take a request now ({', '.join(states[:_SHOWN] + more)}).",
+            retry_after_s=retry_after_s,
+        )
+
+    def _state_of(self, replica: Replica, now_s: float) -> str:
+        """Say for clients how a replica is, and why."""
+        withheld = [s for s in ("draining", "asleep", "paused") if getattr(replica, s)]
+        health = self._health[replica.name]
+        reason = f" ({health.reason})" if health.reason and not withheld else ""
+        return f"{replica.name}: {', '.join(withheld) or health.state(now_s).value}{reason}"
+
+
+def _has(replica: Replica, model: str | None) -> bool:
+    return model is None or replica.serves(model)
 
 
 def _producers(replicas: Sequence[Replica]) -> list[str]:

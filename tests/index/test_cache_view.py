@@ -6,9 +6,10 @@ import pytest
 
 from policies.view import CandidateId
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
-from router.index.cache_view import LINGER_S, MIN_AUDITS, SUSPECT_BELOW, CacheView
+from router.index.cache_view import LINGER_S, CacheView
 from router.index.hit_length import KvLayout
 from router.index.last_block import LastBlock
+from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
 from router.messages import KvGroup
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
