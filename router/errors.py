@@ -18,7 +18,7 @@ RouterError                    status  code
 │   ├── UnsupportedEncoding     415    unsupported_encoding
 │   ├── UnknownRoute            404    unknown_route
 │   ├── ResponseNotFound        404    response_not_found       (its replica is gone)
-│   ├── MethodNotAllowed        405    method_not_allowed
+│   ├── MethodNotAllowed        405    method_not_allowed       (Allow)
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
 │   ├── ReplicaConflict         409    replica_conflict         (admin API)
@@ -32,6 +32,7 @@ RouterError                    status  code
 │   ├── NotAsked                502    not_asked                (ours; a probe that was none)
 │   ├── HandshakeRefused        502    handshake_refused        (a WebSocket's)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
+│   │   ├── HostUnknown         502    upstream_unreachable     (its name does not resolve)
 │   │   └── TlsRefused          502    upstream_unreachable     (no certificate that is accepted)
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
@@ -210,9 +211,15 @@ class ResponseNotFound(ClientError):
 
 
 class MethodNotAllowed(ClientError):
+    """The route takes other methods: `allowed`."""
+
     status = 405
     code = "method_not_allowed"
     type = "MethodNotAllowedError"
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class AdminRefused(ClientError):
@@ -318,6 +325,10 @@ class HandshakeRefused(UpstreamError):
 
 class UpstreamUnreachable(UpstreamError):
     code = "upstream_unreachable"
+
+
+class HostUnknown(UpstreamUnreachable):
+    """The name of a replica's host does not resolve."""
 
 
 class TlsRefused(UpstreamUnreachable):

@@ -6,10 +6,15 @@ import os
 import ssl
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.config import ForwardConfig
 from router.errors import ConfigError
+
+_NO_TLS: Final = frozenset(
+    {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"}
+)
+"""OpenSSL's reasons where the other side answered something else than TLS."""
 
 
 class Files(Protocol):
@@ -134,7 +139,9 @@ def refusal(exc: BaseException) -> str | None:
         if inner is None and isinstance(seen, ssl.SSLCertVerificationError):
             return f"its certificate is not accepted: {seen.verify_message}"
         if inner is None and isinstance(seen, ssl.SSLError):
-            return f"no TLS with it: {seen.reason or type(seen).__name__}"
+            reason = seen.reason or type(seen).__name__
+            plain = "; does it speak plain HTTP? Then write http://"
+            return f"no TLS with it: {reason}{plain if reason in _NO_TLS else ''}"
         seen = inner or seen.__cause__ or seen.__context__
     return None
 

@@ -158,7 +158,7 @@ class Parts:
         tls = client_tls(config.forward)
         key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         self.engine_key = EngineKey.of(config, key)
-        self.upstream = Upstream(config.forward, tls)
+        self.upstream = Upstream(config.forward, tls, self.fleet.signs)
         self.engine_api = EngineApi(timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key)
 
     def _build_pool(self) -> None:
@@ -310,6 +310,8 @@ class Parts:
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
+        self.fleet.no_replica = self.readiness.no_replica
+        self.fleet.absent = self.readiness.absent
         self.status = Status(
             self.registry,
             fleet=self.fleet,

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId
+from router.addresses import reachable_endpoint
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
@@ -26,7 +27,7 @@ from router.index.candidate_stream import StreamReason
 from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
-from router.kv_events.subscriber import EngineEvents, EventSource, Received, reachable_endpoint
+from router.kv_events.subscriber import EngineEvents, EventSource, Received
 from router.messages import KvGroup
 from router.replicas.registry import Entry
 
@@ -57,6 +58,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     algorithm: str = ""
     seed: str = ""
     block_size: int = 0
+    lookahead: int = 0  # tokens after each block that its hash covers
     is_verified: bool = False  # the contract was found in its events, not guessed
     num_batches: int = 0  # of history
     num_blocks: int = 0  # that it holds by them
@@ -191,6 +193,7 @@ async def _follow(
         algorithm=status.contract.algorithm,
         seed=status.contract.seed,
         block_size=status.contract.block_size,
+        lookahead=status.contract.lookahead,
         is_verified=status.is_verified,
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
@@ -358,7 +361,8 @@ def _state(subject: Subject, about: str, rank: RankSeen) -> Finding:
 
 def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
     seed = "" if rank.seed == DEFAULT_SEED else f", seed {rank.seed!r}"
-    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block"
+    ahead = f" and {rank.lookahead} after it" if rank.lookahead else ""
+    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block{ahead}"
     if rank.algorithm == "warmroute":
         return subject.note(about, "translated: the engine's own cannot be computed")
     if not rank.is_verified:

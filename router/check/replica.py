@@ -20,6 +20,7 @@ from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi, EngineFacts
 from router.discovery.engine_pages import ServerInfo, SleepState
 from router.errors import (
+    HostUnknown,
     KeyRefused,
     TlsRefused,
     UpstreamError,
@@ -32,7 +33,7 @@ from router.pool.keys import names_in_keys
 from router.replicas.registry import Entry
 from router.roles import Role, Transfer
 
-Failure = Literal["api key", "no answer", "other"]
+Failure = Literal["api key", "unknown host", "no answer", "other"]
 _REPLICAS: Final = Subject("replicas")
 _SAID: Final = 0.6  # of the time that is left: until an engine's page about itself has to come
 
@@ -196,6 +197,8 @@ def _failure(error: UpstreamError) -> Failure:
             return "api key"
         case TlsRefused():
             return "other"
+        case HostUnknown():
+            return "unknown host"
         case UpstreamUnreachable() | UpstreamTimeout():
             return "no answer"
     return "other"
@@ -229,6 +232,7 @@ def _with_facts(
 
 _HINTS: Final[dict[Failure, str]] = {
     "api key": "--engine-api-key-file FILE",
+    "unknown host": "is the name right, and known to the DNS or /etc/hosts of this machine?",
     "no answer": "is it running, is this its --host and --port, does a firewall lie between?",
     "other": "",
 }
@@ -320,12 +324,18 @@ def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
     """Judge whether it is known what becomes of the last block of a hit."""
     has_metrics = seen.block_size is not None
     shown = seen.drops_last if seen.drops_last is not None or seen.speculates else False
-    if shown is None and seen.eagle is None:
+    if any(rank.lookahead for rank in seen.ranks):
+        text = "its hashes cover the tokens after a block, so no block is dropped"
+        if seen.eagle:
+            yield subject.note("drafts", f"{text}: eagle has no effect", "remove eagle: true")
+        else:
+            yield subject.ok("drafts", text)
+    elif shown is None and seen.eagle is None:
         yield subject.note(
             "drafts",
             "it speculates; whether it drops the last block of each hit is learned from answers",
-            f"replicas: - {{url: {seen.url}, eagle: true}} if its method is eagle, eagle3, mtp, "
-            "dflash or dspark, else eagle: false",
+            f"replicas: - {{url: {seen.url}, eagle: true}} if its method is eagle, eagle3 or "
+            "mtp (until vLLM 0.32 also dflash, dspark), else eagle: false",
         )
     elif shown is False and seen.eagle and (has_metrics or seen.drops_last is False):
         yield subject.warning(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
+from router.addresses import reachable_endpoint
 from router.cluster.shared_stream import SharedStream
 from router.contracts import DEFAULT_SEED, BlockKey
 from router.errors import ConfigError
@@ -16,7 +17,7 @@ from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
 from router.kv_events.blocks import MediaStored
 from router.kv_events.stream import RankStream
-from router.kv_events.subscriber import EngineEvents, EventSource, reachable_endpoint
+from router.kv_events.subscriber import EngineEvents, EventSource
 
 _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not say

@@ -51,6 +51,7 @@ def check(config: Config) -> None:
     _check_hosts(config.discovery.hosts, "discovery.hosts")
     _check_hosts(config.engine.key_hosts, "engine.key_hosts")
     _check_networks(config.listen.trusted, "listen.trusted")
+    _check_origins(config.listen.allowed_origins, "listen.allowed_origins")
     _check_networks(config.forward.trusted_proxies, "forward.trusted_proxies")
     check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
@@ -131,12 +132,13 @@ def _refuse_twice(first_of: dict[str, str], value: str, key: str) -> None:
 
 
 def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
-    """Refuse a list in which one cannot be a replica, or two have one name.
+    """Refuse a list in which one cannot be a replica, or two have one name or one address.
 
     Raises:
         ConfigError: the message and `param` name the field.
     """
     names: set[str] = set()
+    first_of: dict[str, str] = {}  # where a server listens -> its key
     for i, replica in enumerate(replicas):
         key = f"replicas[{i}]"
         check_replica(replica, f"{key}.")
@@ -144,6 +146,14 @@ def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
         if name in names:
             raise ConfigError(f"{key}.name: {name!r} is used twice", param=f"{key}.name")
         names.add(name)
+        for field, place in replica.places.items():
+            first = first_of.setdefault(place, f"{key}.{field}")
+            if first != f"{key}.{field}":
+                raise ConfigError(
+                    f"{key}.{field}: is {first}, too ({place}); write each replica once, with the "
+                    "ports of its own engine",
+                    param=f"{key}.{field}",
+                )
 
 
 def check_replica(replica: ReplicaConfig, key: str = "") -> None:
@@ -222,6 +232,15 @@ def _check_networks(texts: tuple[str, ...], key: str) -> None:
                 f"{key}[{i}]: {text!r} is no address or network; write 10.0.0.0/8 or ::1",
                 param=f"{key}[{i}]",
             ) from exc
+
+
+def _check_origins(origins: tuple[str, ...], key: str) -> None:
+    for i, origin in enumerate(origins):
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin, re.IGNORECASE):
+            raise ConfigError(
+                f"{key}[{i}]: {origin!r} is no origin; write https://host, https://host:port or *",
+                param=f"{key}[{i}]",
+            )
 
 
 def _check_dates(dates: dict[str, str]) -> None:

@@ -19,11 +19,12 @@ metadata services are link-local, and 0.0.0.0 is a way to write localhost.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Final
 from urllib.parse import urlsplit
+
+from router.addresses import address_of
 
 _NETWORKS: Final = {
     "loopback": ("127.0.0.0/8", "::1/128"),
@@ -81,22 +82,6 @@ class HostRules:
             if host is None or not self.allows(host):
                 return host or url
         return None
-
-
-def address_of(host: str) -> IPv4Address | IPv6Address | None:
-    """Read a host as an address, in every spelling that connects to one; None: it is a name.
-
-    `getaddrinfo` takes 2852039166 and 0xa9fe.0xa9fe for 169.254.169.254, as inet_aton does.
-    """
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        try:
-            address = IPv4Address(socket.inet_aton(host))
-        except (OSError, ValueError):
-            return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
 
 
 def _is_ordinary(address: IPv4Address | IPv6Address) -> bool:

@@ -23,6 +23,7 @@ from router.experiments.definition import Experiment
 _SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
 """What is on or off, which YAML reads as true or false where it is not in quotes."""
 
+_COMMA = re.compile(r",(?![^{}]*\})")  # not within braces
 _NAMED: Final = re.compile(r"([A-Za-z0-9._-]{1,64})=")
 
 
@@ -150,10 +151,13 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _from_text(option: Option, text: str) -> Any:
-    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs."""
+    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs.
+
+    A VALUE in braces keeps its commas.
+    """
     if option.kind is not None:
         return text
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in _COMMA.split(text) if part.strip()]
     return pairs(option, parts) if option.mapping else parts
 
 

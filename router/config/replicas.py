@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
+from router.addresses import base_url, endpoint_place, place_of
 from router.api.withheld import FIELDS
 from router.config.ranges import Seconds
 from router.roles import Role, Transfer
@@ -18,7 +20,9 @@ ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", 
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One vLLM server. Everything but `url` is found out; set it to overrule."""
 
-    url: Annotated[str, Meta(description="base URL, e.g. http://10.0.0.5:8000")]
+    url: Annotated[
+        str, Meta(description="base URL, e.g. http://10.0.0.5:8000; /v1 at its end is left out")
+    ]
     name: Annotated[
         str | None, Meta(description="name in metrics and headers; default r1, r2, …")
     ] = None
@@ -40,8 +44,10 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool | None,
         Meta(
             description="whether it drops the last block of each hit: --speculative-config with "
-            "method eagle, eagle3, mtp, dflash or dspark, without disable_eagle_block_drop; "
-            "default: learned from its answers (docs/hashes.md)"
+            "method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and dspark), without "
+            "disable_eagle_block_drop. From vLLM 0.33 on only with a KV connector or "
+            "disable_lookahead_block_hashes; events that show such hashes overrule it. Default: "
+            "learned from its answers (docs/hashes.md)"
         ),
     ] = None
     hardware: Annotated[
@@ -87,10 +93,22 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "url", base_url(self.url))
+
     @property
     def identity(self) -> str:
         """What routers call this replica among themselves: each may number its own differently."""
-        return self.name or self.url.rstrip("/")
+        return self.name or self.url
+
+    @property
+    def places(self) -> dict[str, str]:
+        """What no other replica may have: each field of its URL and endpoints, with its place."""
+        places = {"url": place_of(self.url)}
+        for field, endpoints in (("events", self.events), ("replay", self.replay)):
+            for i, endpoint in enumerate(endpoints):
+                places[f"{field}[{i}]"] = endpoint_place(endpoint, self.url)
+        return places
 
     @property
     def addresses(self) -> dict[str, tuple[str, ...]]:
@@ -197,9 +215,28 @@ def pool_of(replica: ReplicaConfig, names: Sequence[str]) -> str | None:
 class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     connect_timeout_s: Annotated[Seconds, Meta(description="time to connect to a replica")] = 2.0
     first_byte_timeout_s: Annotated[
-        Seconds, Meta(description="time to the first byte of the answer")
+        Seconds,
+        Meta(
+            description="time to the first byte of the answer, keep-alive comments not counted; a "
+            "replica that is seen at work is waited for"
+        ),
     ] = 600.0
-    idle_timeout_s: Annotated[Seconds, Meta(description="longest silence inside an answer")] = 120.0
+    idle_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="longest silence inside an answer; a replica that is seen at work is "
+            "waited for"
+        ),
+    ] = 120.0
+    early_stream_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="after so many silent seconds a stream's client gets status 200 and a "
+            "keep-alive comment, then a comment after each further silence: for proxies in front "
+            "that drop silent connections (docs/failures.md); default: a stream begins with its "
+            "first token"
+        ),
+    ] = None
     max_tries: Annotated[
         int, Meta(ge=1, description="replicas tried before a client sees a failure")
     ] = 3

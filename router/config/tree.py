@@ -48,7 +48,10 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     replicas: Annotated[
         tuple[ReplicaConfig, ...],
-        Meta(description="base URL of a vLLM server, repeatable", extra={"flag": "replica"}),
+        Meta(
+            description="base URL of a vLLM server, with or without /v1; repeatable",
+            extra={"flag": "replica"},
+        ),
     ] = ()
     discovery: DiscoveryConfig = DiscoveryConfig()
     listen: ListenConfig = ListenConfig()

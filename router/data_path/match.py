@@ -117,8 +117,9 @@ class Matcher:
         alike = same_names(job, candidates)
         contracts = self._by_contract(job, alike)
         matches = self._matches(job, contracts)
-        if not job.inbound.api.honours_rank:
-            matches = _of_any_rank(matches, candidates)
+        if job.inbound.api.ranks_since is not None:
+            anywhere = [each for each in candidates if not job.is_placed_at(each)]
+            matches = _of_any_rank(matches, anywhere)
         pools: dict[CandidateId, PoolMatch] = {}
         if self._pool is not None and contracts:
             pools = self._pool.match(job, alike, contracts, self._caches.index)

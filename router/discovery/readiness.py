@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from router.discovery.status import UNDISCOVERED, Waiting
 from router.discovery.watch import HISTORY
 from router.replicas.fleet import Fleet
 from router.tokens import Prompters
+
+_SHOWN: Final = 3
+_ADDRESS: Final = re.compile(r"^https?://\S+?:?\s+")  # that a reason begins with
 
 
 class Readiness:
@@ -19,6 +25,22 @@ class Readiness:
         self._fleet = fleet
         self._prompters = prompters
         self._waiting = waiting
+
+    def no_replica(self) -> str:
+        """Say, for clients, why there is no replica at all; no address is in it."""
+        absent = self.absent()
+        return f"No replica has answered yet: {absent}." if absent else "No replica is configured."
+
+    def absent(self) -> str:
+        """List the replicas and sources that have not answered yet, with why; empty: none."""
+        found = {replica.name for replica in self._fleet.replicas}
+        absent = [
+            f"{name} ({_ADDRESS.sub('', reason)})"
+            for name, reason in self._waiting.items()
+            if name not in found
+        ]
+        more = [f"and {len(absent) - _SHOWN} more"] if len(absent) > _SHOWN else []
+        return ", ".join(absent[:_SHOWN] + more)
 
     def not_ready(self) -> str | None:
         """Return why requests should not come yet; None: they may."""

@@ -89,11 +89,6 @@ def parse(data: bytes) -> tuple[ReplicaConfig, ...]:
     except RecursionError as exc:
         raise ConfigError("nested too deep") from exc
     check_replica_list(replicas)
-    known: dict[str, int] = {}
-    for i, replica in enumerate(replicas):
-        first = known.setdefault(replica.url.rstrip("/"), i)
-        if first != i:
-            raise ConfigError(f"replicas[{i}].url: is replicas[{first}].url, too")
     return replicas
 
 

@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from policies.policy import Policy
 from policies.registry import create
+from router.addresses import base_url
 from router.errors import ConfigError
 from router.roles import Role, Transfer
 
@@ -283,7 +284,7 @@ def check_replicas(
     """
     by_name = {name: replica for replica in known for name in replica.names}
     for i, arm in enumerate(experiment.arms):
-        names = [name.rstrip("/") for name in arm.replicas]
+        names = [base_url(name) for name in arm.replicas]
         unknown = [name for name in names if name not in by_name]
         if not unknown:
             _check_roles([by_name[name] for name in names], f"{key}arms[{i}].replicas")
@@ -340,7 +341,7 @@ def _check_partition(experiment: Experiment, key: str) -> None:
         if not arm.replicas:
             raise _wrong(f"{key}arms[{i}].replicas", "design partition gives each arm some")
         for name in arm.replicas:
-            owner = owners.setdefault(name.rstrip("/"), arm.name)
+            owner = owners.setdefault(base_url(name), arm.name)
             if owner != arm.name:
                 raise _wrong(f"{key}arms[{i}].replicas", f"{name!r} is {owner!r}'s already")
 

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from policies.hashing import mix, text_hash
+from router.addresses import base_url
 from router.experiments.allocation import NO_ARM, Layout
 from router.experiments.assignment import Assignment, NotCounted
 from router.experiments.definition import UNIT
@@ -192,4 +193,4 @@ class Trial:
 
 
 def _both(replicas: Sequence[str]) -> list[str]:
-    return [name.rstrip("/") for name in replicas]
+    return [base_url(name) for name in replicas]

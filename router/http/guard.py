@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from router.config.hosts import address_of
+from router.addresses import address_of
 from router.errors import AdminRefused
 
 

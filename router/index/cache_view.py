@@ -78,6 +78,7 @@ class CacheView:
         self.index.last_blocks.pop(candidate, None)
         if last_block is not None:
             self.index.last_blocks[candidate] = last_block
+            self._observe_lookahead(candidate)
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Use another stream from now on; blocks, claims and trust stay."""
@@ -86,6 +87,7 @@ class CacheView:
             old.on_applied = None
         self._streams[candidate] = stream
         stream.on_applied = self._applied
+        self._observe_lookahead(candidate)
         self._trust.setdefault(candidate, Trust())
         self.index.orders.setdefault(candidate, EvictionOrder())
 
@@ -330,9 +332,16 @@ class CacheView:
 
     def _applied(self, candidate: CandidateId) -> None:
         """End claims as soon as events bring what they claim: from then on the index holds it."""
+        self._observe_lookahead(candidate)
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
                 _end(claim)
+
+    def _observe_lookahead(self, candidate: CandidateId) -> None:
+        """Note whether the engine hashes ahead: then it drops no block, whatever is configured."""
+        last_block = self.index.last_blocks.get(candidate)
+        if last_block is not None:
+            last_block.has_lookahead = self._streams[candidate].contract.lookahead > 0
 
     def _expire_claims(self, candidate: CandidateId, now_s: float) -> None:
         waiting = []

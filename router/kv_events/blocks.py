@@ -410,4 +410,5 @@ def _view(event: BlockStored) -> StoredView:
         block_size=event.block_size,
         lora_name=event.lora_name,
         extra_keys=event.extra_keys,
+        lookahead=event.lookahead_token_ids,
     )

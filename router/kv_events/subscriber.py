@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import zmq
 import zmq.asyncio
@@ -43,7 +42,6 @@ MAX_REPLAY_S: Final = 300.0
 MAX_DRAINED: Final = 256
 """Messages taken at once; the caller yields to the loop before it takes more."""
 
-_WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})
 
 _LINK_EVENTS: Final = zmq.Event.CONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
@@ -290,32 +288,6 @@ def parse_reply(frames: Sequence[bytes]) -> Message | None:
     if sequence < 0:
         raise ValueError(f"replay reply of sequence {sequence}")
     return sequence, frames[-1]
-
-
-def reachable_endpoint(endpoint: str, replica_url: str) -> str:
-    """Turn the endpoint an engine reports to bind into one to connect to.
-
-    `tcp://*:5557` names every interface of the engine's machine: take the replica's own host. An
-    endpoint that names a host stays what it is: for `tcp://*:0` vLLM reports the address it bound.
-    (Configured with a host it connects there instead of binding: see `EventSource.connects`.)
-
-    Raises:
-        ValueError: Neither tcp nor ipc, or a tcp endpoint without a port.
-    """
-    scheme, separator, address = endpoint.partition("://")
-    if scheme == "ipc" and address:
-        return endpoint
-    host, colon, port = address.rpartition(":")
-    if scheme != "tcp" or not separator or not colon or not port.isdecimal():
-        raise ValueError(f"event endpoint {endpoint!r} is not tcp://HOST:PORT or ipc://PATH")
-    if host not in _WILDCARDS:
-        return endpoint
-    replica_host = urlsplit(replica_url).hostname
-    if not replica_host:
-        raise ValueError(f"replica URL {replica_url!r} names no host")
-    return (
-        f"tcp://[{replica_host}]:{port}" if ":" in replica_host else f"tcp://{replica_host}:{port}"
-    )
 
 
 def _shared_context() -> zmq.asyncio.Context:

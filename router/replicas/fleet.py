@@ -32,11 +32,13 @@ from router.replicas.health import Health, HealthRules, HealthState, ProbeFailur
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+from router.replicas.signs import Signs
 from router.replicas.working_sets import WorkingSets
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
 _MAX_RETRY_AFTER_S = 30.0
+_SHOWN = 3  # replicas that an error names
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
 
@@ -68,10 +70,13 @@ class Fleet:
         "_replicas",
         "_restricted",
         "_rules",
+        "_signs",
         "_speeds",
         "_states",
+        "absent",
         "is_split",
         "layout_of",
+        "no_replica",
         "on_change",
         "working_sets",
     )
@@ -87,6 +92,7 @@ class Fleet:
         self._prior = prior
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
+        self._signs: dict[str, Signs] = {}
         self._states: dict[CandidateId, CandidateState] = {}
         self._classes: dict[tuple[str, str], list[CostClass]] = {}  # by model and label
         self._speeds: dict[str, Speed] = {}
@@ -101,6 +107,10 @@ class Fleet:
         self.working_sets = WorkingSets()
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
+        self.no_replica: Callable[[], str] = lambda: "No replica is configured."
+        """Says why there is no replica at all, for clients."""
+        self.absent: Callable[[], str] = str
+        """Lists the replicas that have not answered yet, for clients; empty: all have."""
         self.on_change: Callable[[], None] = _ignore
         """Called when a candidate may have room that it had not: what waits may go."""
 
@@ -125,6 +135,7 @@ class Fleet:
         if known is None or known.url != replica.url:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
+            self._signs[replica.name] = Signs()
         else:
             replica = replace(
                 replica,
@@ -153,7 +164,7 @@ class Fleet:
         """Forget a replica; its open leases end without effect. False if it was unknown."""
         if self._replicas.pop(name, None) is None:
             return False
-        del self._health[name]
+        del self._health[name], self._signs[name]
         self._speeds.pop(name).leave()
         self._restricted.discard(name)
         for state in self._states_of(name):
@@ -209,6 +220,14 @@ class Fleet:
     def is_idle(self, name: str) -> bool:
         """Return whether this router has nothing in flight at a replica."""
         return all(state.is_idle for state in self._states_of(name))
+
+    def signs(self, name: str) -> Signs:
+        """Return the signs of a replica's work; of one that is gone there are none."""
+        return self._signs.get(name) or Signs()
+
+    def num_sent(self, name: str) -> int:
+        """Count the requests that routers have in flight at a replica."""
+        return sum(state.ledger.num_requests for state in self._states_of(name))
 
     def has(self, candidate: CandidateId) -> bool:
         """Return whether a candidate is known."""
@@ -467,6 +486,11 @@ class Fleet:
             self._watch(name)
             self.on_change()
 
+    def probe_excused(self, name: str) -> None:
+        """Note that a probe got no answer from a replica that shows life otherwise."""
+        if (health := self._health.get(name)) is not None:
+            health.probe_excused()
+
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
@@ -523,7 +547,8 @@ class Fleet:
     def _serving(self, model: str | None) -> tuple[Candidate, ...]:
         """List a model's candidates that may be offered; UnknownModel if no replica has it.
 
-        While some replica's models are not known yet, a model may be there: that is not unknown.
+        While some replica's models are not known yet, or it was not found, a model may be there:
+        that is not unknown.
         """
         known = self._by_model.get(model)
         if known is not None:
@@ -542,7 +567,8 @@ class Fleet:
                 "has a role. Set role: prefill there, and role: decode at the others."
             )
         if not replicas:
-            if model is not None and all(replica.models for replica in self._replicas.values()):
+            is_known = all(replica.models for replica in self._replicas.values())
+            if model is not None and is_known:
                 raise self._unknown_model(model)
             return ()  # not kept: clients may ask for any name
         serving = self._by_model[model] = tuple(
@@ -559,8 +585,14 @@ class Fleet:
 
     def _unknown_model(self, model: str) -> RouterError:
         if not self._replicas:
-            return NoReplicaAvailable("No replica is configured.")
+            return NoReplicaAvailable(self.no_replica())
         served = ", ".join(entry["id"] for entry in self.models())
+        absent = self.absent()
+        if absent:  # one of these may serve it, so the client may come back
+            return NoReplicaAvailable(
+                f"No replica that has answered serves `{model}` "
+                f"(served: {served}; not answered yet: {absent})."
+            )
         return UnknownModel(
             f"The model `{model}` does not exist (served: {served}).", param="model"
         )
@@ -580,13 +612,31 @@ class Fleet:
 
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
         """Make the error for "no replica", with the time after which to try again."""
+        if not self._replicas:
+            return NoReplicaAvailable(self.no_replica())
         waits_s = [
             self._states[candidate.id].health.retry_at_s - now_s
             for candidate in self._serving(model)
         ]
         retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
         what = "replica" if model is None else f"replica of `{model}`"
-        return NoReplicaAvailable(f"No {what} can take a request now.", retry_after_s=retry_after_s)
+        states = [self._state_of(r, now_s) for r in self._replicas.values() if _has(r, model)]
+        more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
+        return NoReplicaAvailable(
+            f"No {what} can take a request now ({', '.join(states[:_SHOWN] + more)}).",
+            retry_after_s=retry_after_s,
+        )
+
+    def _state_of(self, replica: Replica, now_s: float) -> str:
+        """Say for clients how a replica is, and why."""
+        withheld = [s for s in ("draining", "asleep", "paused") if getattr(replica, s)]
+        health = self._health[replica.name]
+        reason = f" ({health.reason})" if health.reason and not withheld else ""
+        return f"{replica.name}: {', '.join(withheld) or health.state(now_s).value}{reason}"
+
+
+def _has(replica: Replica, model: str | None) -> bool:
+    return model is None or replica.serves(model)
 
 
 def _producers(replicas: Sequence[Replica]) -> list[str]:

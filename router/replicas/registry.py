@@ -37,6 +37,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.addresses import place_of
 from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
@@ -127,7 +128,7 @@ class Registry:
         self.not_entered: dict[str, str] = {}  # address of what sources found -> why
         self._numbers = count(len(configured) + 1)
         for number, replica in enumerate(configured, 1):
-            self._enter(_normal(replica), replica.name or f"r{number}")
+            self._enter(replica, replica.name or f"r{number}")
         self._configured = {entry.identity: entry.replica for entry in self.entries}
 
     # -- questions ---------------------------------------------------------------------------
@@ -160,10 +161,10 @@ class Registry:
             ReplicaConflict: its name or its address is another's.
         """
         self._check(replica)
-        entry = self._match(_normal(replica))
+        entry = self._match(replica)
         is_new = entry is None or entry.leaving
         if entry is None:
-            entry = self._enter(_normal(replica))
+            entry = self._enter(replica)
         elif entry.leaving:
             entry = self._put(replace(entry, leaving=False, draining=False, source=None))
         if is_new:
@@ -214,9 +215,9 @@ class Registry:
         Raises:
             ConfigError: a name in it is another replica's; nothing changed.
         """
-        wanted = {replica.identity: replica for replica in map(_normal, replicas)}
+        wanted = {replica.identity: replica for replica in replicas}
         for i, replica in enumerate(replicas):
-            self._check_name(f"replicas[{i}].name", _normal(replica), wanted)
+            self._check_name(f"replicas[{i}].name", replica, wanted)
         before = dict(self._entries)
         urls = {replica.url for replica in wanted.values()}
         for identity, replica in self._configured.items():
@@ -267,7 +268,7 @@ class Registry:
             source: What it is called.
             found: Its whole set; each is a replica where one may be found.
         """
-        self._found[source] = {_normal(f.replica).url: f for f in found}
+        self._found[source] = {f.replica.url: f for f in found}
         before = dict(self._entries)
         self._reconcile_found()
         return self._changed_since(before)
@@ -294,7 +295,7 @@ class Registry:
         self, url: str, source: str, found: Found, wanted: Mapping[str, object]
     ) -> str | None:
         """Enter one, or bring its entry up to date; return why it is not entered."""
-        replica = _normal(found.replica)
+        replica = found.replica
         identity = replica.identity
         entry, record = self._at(url), self._records.get(identity)
         if entry is not None and entry.source is None and not entry.leaving:
@@ -351,7 +352,7 @@ class Registry:
 
     def _follow(self, identity: str, record: ReplicaRecord) -> Entry | None:
         """Apply one record; return None if it changes nothing."""
-        replica = _normal(_replica(identity, record))
+        replica = _replica(identity, record)
         configured = self._configured.get(identity, replica)
         if configured.url != replica.url:
             return None
@@ -394,7 +395,7 @@ class Registry:
             self._check(_replica(identity, record), is_found=record.discovered)
         except ConfigError as exc:
             return exc.message
-        replica = _normal(_replica(identity, record))
+        replica = _replica(identity, record)
         if replica.name is None and identity != replica.url:
             return f"{identity!r} is neither a name nor the replica's address"
         return None
@@ -411,7 +412,7 @@ class Registry:
         """
         check_replica(replica)
         check_pool(replica, self._pools)
-        if is_found or _normal(replica).url in {known.url for known in self._configured.values()}:
+        if is_found or replica.url in {known.url for known in self._configured.values()}:
             return
         for field, urls in replica.addresses.items():
             host = self._hosts.refused(urls)
@@ -432,6 +433,7 @@ class Registry:
     def _match(self, replica: ReplicaConfig) -> Entry | None:
         """Find the entry that a replica to add is; None if it is a new one."""
         at = self._at(replica.url)
+        self._check_places(replica, at)
         named = self._entries.get(replica.name) if replica.name else None
         if at is not None and replica.name and at.name != replica.name:
             raise ReplicaConflict(f"{replica.url} is there already, as {at.name!r}", param="url")
@@ -446,8 +448,21 @@ class Registry:
             )
         return at
 
+    def _check_places(self, replica: ReplicaConfig, at: Entry | None) -> None:
+        """Refuse a replica with an event endpoint of another one; `at` has its URL."""
+        for other in self._entries.values():
+            taken = {} if other is at or other.leaving else other.replica.places
+            for field, place in replica.places.items():
+                if place in taken.values():
+                    raise ReplicaConflict(
+                        f"{field}: {place} is an address of {other.name!r}; each engine has ports "
+                        "of its own",
+                        param=field,
+                    )
+
     def _at(self, url: str) -> Entry | None:
-        return next((e for e in self._entries.values() if e.replica.url == url), None)
+        place = place_of(url)
+        return next((e for e in self._entries.values() if place_of(e.replica.url) == place), None)
 
     def _enter(self, replica: ReplicaConfig, name: str | None = None) -> Entry:
         """Begin an entry, under a name that is free: the given one if possible."""
@@ -501,8 +516,3 @@ def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
         pool=record.pool,
         bootstrap=record.bootstrap,
     )
-
-
-def _normal(replica: ReplicaConfig) -> ReplicaConfig:
-    """Write the address in one way, so that two routers call it the same."""
-    return replace(replica, url=replica.url.rstrip("/"))

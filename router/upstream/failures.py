@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+from typing import Final
+
 import aiohttp
 
 from router.errors import (
     ConnectTimeout,
+    HostUnknown,
     OutOfConnections,
     TlsRefused,
     UpstreamBroken,
@@ -15,6 +20,8 @@ from router.errors import (
 )
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
+
+_NO_ROUTE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 
 def upstream_error(exc: Exception, replica: str, when: str) -> UpstreamError | OutOfConnections:
@@ -28,5 +35,16 @@ def upstream_error(exc: Exception, replica: str, when: str) -> UpstreamError | O
     if (why := tls_refusal(exc)) is not None:
         return TlsRefused(replica, f"replica {replica}: {why}")
     if isinstance(exc, aiohttp.ClientConnectorError):
-        return UpstreamUnreachable(replica, f"replica {replica} refused the connection")
+        return unreachable(exc, replica, f"replica {replica}")
     return UpstreamBroken(replica, f"replica {replica} broke off {when} ({type(exc).__name__})")
+
+
+def unreachable(exc: aiohttp.ClientConnectorError, replica: str, what: str) -> UpstreamUnreachable:
+    """Turn a connection that did not come about into our error; `what` begins its message."""
+    cause = exc.os_error
+    if isinstance(cause, socket.gaierror):
+        reason = cause.strerror or "unknown"
+        return HostUnknown(replica, f"{what}: its host name does not resolve ({reason})")
+    if cause.errno in _NO_ROUTE:
+        return UpstreamUnreachable(replica, f"{what} cannot be reached: {cause.strerror}")
+    return UpstreamUnreachable(replica, f"{what} refused the connection")

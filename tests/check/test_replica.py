@@ -139,6 +139,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "note", "drafts", "drops the last block", "eagle: true",
     ),
     (replace(REPLICA, eagle=True), "warning", "drafts", "does not draft so", ""),
+    (
+        replace(rank(lookahead=1), speculates=True, eagle=True),
+        "note", "drafts", "no block is dropped: eagle has no effect", "remove eagle",
+    ),
 ]  # fmt: skip
 
 

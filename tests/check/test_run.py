@@ -218,12 +218,12 @@ async def test_a_seed_of_the_engines_own_is_found_with_its_flag() -> None:
 
 async def test_endpoints_that_are_configured_wrongly_are_reported() -> None:
     """A free port, a port of another server, no replay, an unknown host."""
-    async with Engines(1) as (engine,):
+    async with Engines(1) as (engine,), FakeEngine() as other:
         await prompted(engine)
         rank = engine.replica.ranks[0]
         assert rank.publisher is not None
         events, _ = rank.publisher.ports
-        http = engine.url.rpartition(":")[2]
+        http = other.url.rpartition(":")[2]
         endpoints = [
             (f"tcp://127.0.0.1:{free_port()}", []),
             (f"tcp://127.0.0.1:{http}", []),
@@ -266,13 +266,13 @@ async def test_nonsense_that_an_engine_reports_of_its_events_is_reported() -> No
 
 async def test_a_replay_without_history_is_reported() -> None:
     """What listens there is no publisher."""
-    async with Engines(1) as (engine,):
+    async with Engines(1) as (engine,), FakeEngine() as other:
         rank = engine.replica.ranks[0]
         assert rank.publisher is not None
         replica = {
             "url": engine.url,
             "events": [f"tcp://127.0.0.1:{rank.publisher.ports[0]}"],
-            "replay": [engine.url.replace("http", "tcp")],
+            "replay": [other.url.replace("http", "tcp")],
         }
         flags = {
             ("replicas",): [replica],

@@ -49,6 +49,15 @@ def test_a_switch_needs_no_quotes(tmp_path: Path, text: str) -> None:
     assert load(write(tmp_path, f"queue: {{mode: {text}}}")).queue.mode == text.strip("'")
 
 
+def test_a_map_of_efforts_is_given_as_engines_get_it() -> None:
+    """A model's name, and the JSON of its engine's flag, whose commas separate no pairs."""
+    name = "WARMROUTE_TOKENS_REASONING_EFFORT_MAPS"
+    loaded = load(environ={name: 'tiny={"medium": "low", "xhigh": "max"},other={"none":"low"}'})
+
+    efforts = {"tiny": {"medium": "low", "xhigh": "max"}, "other": {"none": "low"}}
+    assert loaded.tokens.reasoning_effort_maps == efforts
+
+
 def test_mappings_come_as_pairs() -> None:
     """NAME=VALUE pairs keep numbers as numbers."""
     loaded = load(environ={"WARMROUTE_POLICY_PARAMS": "alpha=1.5,mode=x"})
@@ -68,6 +77,39 @@ def test_mappings_come_as_pairs() -> None:
         ("replicas: ['http://a?x=1']", "replicas[0].url", "no query"),
         ("replicas: [{url: 'http://a', name: 'x y'}]", "replicas[0].name", "letters, digits"),
         ("replicas: [{url: 'http://a', name: r2}, 'http://b']", "replicas[1].name", "used twice"),
+        ("replicas: ['http://a:1', 'http://A:1/v1']", "replicas[1].url", "is replicas[0].url, too"),
+        (
+            "replicas: ['http://127.0.0.1:1', 'http://localhost:1/']",
+            "replicas[1].url",
+            "is replicas[0].url, too (localhost:1)",
+        ),
+        (
+            "replicas: [{url: 'http://a:1', events: ['tcp://a:5']}, "
+            "{url: 'http://a:2', events: ['tcp://a:5']}]",
+            "replicas[1].events[0]",
+            "is replicas[0].events[0], too (a:5)",
+        ),
+        (
+            "replicas: [{url: 'http://a:1', events: ['tcp://a:5'], replay: ['tcp://a:6']}, "
+            "{url: 'http://a:2', events: ['tcp://*:7'], replay: ['tcp://*:6']}]",
+            "replicas[1].replay[0]",
+            "is replicas[0].replay[0], too (a:6)",
+        ),
+        (
+            "replicas: [{url: 'http://a:1', events: ['tcp://a:5'], replay: ['tcp://a:5']}]",
+            "replicas[0].replay[0]",
+            "is replicas[0].events[0], too",
+        ),
+        (
+            "replicas: [{url: 'http://a:1', events: ['tcp://a:5', 'tcp://a:5']}]",
+            "replicas[0].events[1]",
+            "is replicas[0].events[0], too",
+        ),
+        (
+            "replicas: [{url: 'http://a:1', events: ['tcp://a:1']}]",
+            "replicas[0].events[0]",
+            "is replicas[0].url, too",
+        ),
         (
             "replicas: [{url: 'http://a', events: ['tcp://a:1'], replay: ['tcp://a:2', 'tcp://a:3']}]",
             "replicas[0].replay",

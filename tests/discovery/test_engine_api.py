@@ -14,7 +14,13 @@ from router.config.hosts import HostRules
 from router.discovery import engine_api, engine_pages
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_pages import EventSource
-from router.errors import BadRequest, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from router.errors import (
+    BadRequest,
+    HostUnknown,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from router.replicas import ServedModel
 from router.replicas.engine_key import EngineKey
 from tests.conftest import Serve
@@ -179,18 +185,37 @@ async def test_an_engine_in_dev_mode_says_its_role(
         ({"method": "eagle3", "num_speculative_tokens": 3}, True),
         ({"method": "mtp", "disable_eagle_block_drop": False}, True),
         ({"method": "mtp", "disable_eagle_block_drop": True}, False),
+        ({"method": "dflash"}, True),
+        ({"method": "dflash", "disable_lookahead_block_hashes": False}, False),
+        ({"method": "dspark", "disable_lookahead_block_hashes": True}, False),
+        ({"method": "mtp", "disable_lookahead_block_hashes": False}, False),
+        ({"method": "mtp", "disable_lookahead_block_hashes": True}, True),
     ],
 )
 async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
     replica: Replica, api: EngineApi, speculation: dict[str, object] | None, eagle: bool
 ) -> None:
-    """By the method of its drafts, and the switch that turns it off."""
+    """By the method of its drafts, and the switches that turn it off; 0.33 hashes ahead instead."""
     page = {"vllm_config": {"speculative_config": speculation}}
 
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
 
     assert info is not None
     assert info.eagle is eagle
+
+
+async def test_with_a_connector_an_engine_of_0_33_drops_the_last_block(
+    replica: Replica, api: EngineApi
+) -> None:
+    """A connector keeps the hashes of before, and so the dropped block."""
+    speculation = {"method": "eagle3", "disable_lookahead_block_hashes": False}
+    transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    page = {"vllm_config": {"speculative_config": speculation, "kv_transfer_config": transfer}}
+
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
+
+    assert info is not None
+    assert info.eagle is True
 
 
 async def test_several_connectors_are_taken_one_by_one(replica: Replica, api: EngineApi) -> None:
@@ -575,3 +600,44 @@ async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
     assert load is not None
     assert set(load.num_running.values()) == {0}
     assert len(load.num_running) == engine_pages.MAX_RANKS
+
+
+async def test_a_host_that_does_not_resolve_is_not_one_that_refuses(api: EngineApi) -> None:
+    with pytest.raises(
+        HostUnknown, match=r"//engine.invalid:8000/v1/models: its host name does not resolve"
+    ):
+        await api.models("r1", "http://engine.invalid:8000")
+    with pytest.raises(UpstreamUnreachable, match="refused the connection"):
+        await api.models("r1", f"http://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize(
+    ("page", "path", "said"),
+    [
+        ((404, "not found"), "", "not an OpenAI-compatible server"),
+        ((404, "not found"), "/v1/chat/completions", "without '/v1/chat/completions'?"),
+        ((400, "Client sent an HTTP request to an HTTPS server."), "", "Then write https://"),
+    ],
+)
+async def test_a_base_url_that_is_another_one_has_a_hint(
+    replica: Replica, api: EngineApi, page: object, path: str, said: str
+) -> None:
+    url = await replica({f"{path}/v1/models": page})
+
+    with pytest.raises(UpstreamBroken) as error:
+        await api.models("r1", url + path)
+
+    assert said in error.value.message
+
+
+async def test_a_tls_port_that_is_asked_in_plain_http_has_a_hint(api: EngineApi) -> None:
+    """As uvicorn and aiohttp do: they close the connection without a word."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(UpstreamBroken, match=r"does it speak TLS\? Then write https://"):
+            await api.models("r1", url)

@@ -8,9 +8,10 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
+from router.addresses import reachable_endpoint
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
-from router.kv_events.subscriber import parse_reply, reachable_endpoint
+from router.kv_events.subscriber import parse_reply
 from router.kv_events.wire import AllBlocksCleared, EventBatch, KvEvent, decode, encode
 from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored
 from tests.fuzz.budget import fuzz

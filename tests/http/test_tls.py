@@ -227,7 +227,10 @@ async def reason(stage: Stage) -> str:
         ("authority", "certificate is not accepted: unable to get local issuer"),
         ("expired", "certificate is not accepted: certificate has expired"),
         ("name", "certificate is not accepted: IP address mismatch"),
-        ("plain", "no TLS with it: WRONG_VERSION_NUMBER"),
+        (
+            "plain",
+            "no TLS with it: WRONG_VERSION_NUMBER; does it speak plain HTTP? Then write http://",
+        ),
     ],
 )
 async def test_a_replica_whose_certificate_will_not_do_is_named(

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from router.addresses import reachable_endpoint
 from router.errors import ConfigError, UpstreamUnreachable
 from router.kv_events import subscriber as engine_events
 from router.kv_events.subscriber import (
@@ -13,7 +14,6 @@ from router.kv_events.subscriber import (
     Message,
     Received,
     parse_reply,
-    reachable_endpoint,
 )
 from router.kv_events.wire import END_OF_REPLAY
 from tests.kv_events.publisher import Publisher

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from router.config import ReplicaConfig
@@ -303,3 +305,36 @@ def test_a_bootstrap_server_must_be_where_replicas_may_be() -> None:
     """It is connected to, like the replica itself."""
     with pytest.raises(ConfigError, match="bootstrap: '169"):
         registry().add(ReplicaConfig(url=X, bootstrap="http://169.254.169.254:80"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://localhost:8001", "http://127.0.0.1:8001/v1", "HTTP://LOCALHOST:8001/"],
+)
+def test_another_spelling_of_an_address_is_the_replica_that_is_there(url: str) -> None:
+    registry = Registry([ReplicaConfig(url="http://127.0.0.1:8001", name="a")])
+
+    entry, is_new = registry.add(ReplicaConfig(url=url))
+
+    assert (entry.name, is_new) == ("a", False)
+
+
+@pytest.mark.parametrize(
+    ("added", "field"),
+    [
+        ({"events": ("tcp://localhost:5557",)}, r"events\[0\]"),
+        ({"events": ("tcp://[::1]:5559",), "replay": ("tcp://[::1]:5558",)}, r"replay\[0\]"),
+        ({"events": ("tcp://127.0.0.1:5558",)}, r"events\[0\]"),
+    ],
+)
+def test_a_replica_with_anothers_event_endpoint_is_not_added(added: Any, field: str) -> None:
+    first = ReplicaConfig(
+        url="http://127.0.0.1:8001",
+        name="a",
+        events=("tcp://127.0.0.1:5557",),
+        replay=("tcp://127.0.0.1:5558",),
+    )
+    registry = Registry([first])
+
+    with pytest.raises(ReplicaConflict, match=rf"{field}: localhost:555. is an address of 'a'"):
+        registry.add(ReplicaConfig(url="http://127.0.0.1:8002", **added))
