@@ -79,7 +79,6 @@ class _Follower:
     __slots__ = (
         "_backoff",
         "_clock",
-        "_has_publisher",
         "_has_replayed",
         "_logged",
         "_pace",
@@ -100,7 +99,6 @@ class _Follower:
         self._source = source
         self._pace = pace
         self._clock = clock
-        self._has_publisher = False  # it has answered once
         self._has_replayed = True  # the last replay was answered
         self._logged = _status(stream)
         stream.opened(has_replay=source.has_replay)
@@ -123,14 +121,13 @@ class _Follower:
             self._stream.verify()
         if self._stream.wanted_replay is not None and now_s >= self._replay_at_s:
             await self._replay()
-        if not self._has_publisher:
-            self._stream.unheard(self._clock(), self._source.why_silent())
+        if received.why_unheard is not None:
+            self._stream.unheard(self._clock(), received.why_unheard)
         self._stream.tick(self._clock())
         self._log_change()
 
     def _note_link(self, is_up: bool | None) -> None:
         if is_up:
-            self._has_publisher = True
             self._stream.connected()
             self._quiet_at_s = self._clock() + self._pace.subscribe_s
             self._replay_at_s = 0.0
@@ -181,11 +178,11 @@ class _Follower:
         if status == self._logged:
             return
         state, reason = self._stream.state_and_reason()
-        fields = {"candidate": self._stream.candidate, "state": state, "reason": reason or None}
-        if state == "blind":
-            logger.warning("event stream changed", extra=fields | {"at": self._source.endpoint})
-        else:
-            logger.info("event stream changed", extra=fields)
+        logger.log(
+            logging.WARNING if state == "blind" else logging.INFO,
+            "event stream changed",
+            extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
+        )
         self._logged = status
 
 

@@ -87,6 +87,7 @@ class Received(Struct, frozen=True):
     messages: list[Message]
     is_up: bool | None = None
     num_odd: int = 0  # messages of no known shape; where it was a batch there is a gap
+    why_unheard: str | None = None  # why no publisher has answered so far; None: one has
 
 
 class EngineEvents:
@@ -118,6 +119,7 @@ class EngineEvents:
     ) -> None:
         self._connects = connects
         self._is_open = False  # something listens there
+        self._was_up = False
         self._context = _shared_context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
@@ -144,12 +146,6 @@ class EngineEvents:
         """Whether there is a replay endpoint."""
         return self._replay_endpoint is not None
 
-    def why_silent(self) -> StreamReason:
-        """Return why there may be no publisher, if none has ever answered."""
-        if self._connects:
-            return StreamReason.CONNECTS
-        return StreamReason.NO_PUBLISHER if self._is_open else StreamReason.NOT_LISTENING
-
     def close(self) -> None:
         """Close the sockets; idempotent."""
         if not self._sub.closed:
@@ -168,9 +164,16 @@ class EngineEvents:
             messages, num_odd = self._drain_messages()
             is_up = self._drain_link()
             self._note_link(is_up)
-            return Received(messages, is_up, num_odd)
+            self._was_up = self._was_up or bool(is_up)
+            return Received(messages, is_up, num_odd, self._why_unheard())
         except zmq.ZMQError as exc:
             raise UpstreamUnreachable(self.endpoint, f"event stream failed: {exc}") from exc
+
+    def _why_unheard(self) -> str | None:
+        if self._was_up:
+            return None
+        reason = StreamReason.NO_PUBLISHER if self._is_open else StreamReason.NOT_LISTENING
+        return f"{StreamReason.CONNECTS if self._connects else reason} ({self.endpoint})"
 
     def _drain_messages(self) -> tuple[list[Message], int]:
         messages: list[Message] = []

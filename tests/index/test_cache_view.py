@@ -300,7 +300,7 @@ def test_a_tier_that_another_router_knows_is_charged_as_well() -> None:
 
 
 def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
-    """One removal for all copies; an engine that has one left is found out as well, more slowly."""
+    """One removal for all copies is detected by three answers, single removals again by six."""
     view = received(caches(R1), EVENT, EVENT)
     stream = view.stream(R1)
     assert isinstance(stream, RankStream)
@@ -333,6 +333,21 @@ def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
     replay(*history)
     view.expire_claims(math.inf)
     assert num_matched(view) == 3
+
+
+def test_another_routers_suspicion_says_how_copies_are_counted() -> None:
+    """Said twice, it is the same; it comes as text."""
+    view = received(caches(R1), EVENT)
+    stream = view.stream(R1)
+    assert isinstance(stream, RankStream)
+    for _ in range(2):
+        stream.mark_suspect(str(StreamReason.ALL_COPIES))
+        assert stream.removes_all_copies
+    assert stream.status().removes_all_copies
+    stream.mark_suspect("its engine restarted")
+    assert stream.removes_all_copies
+    stream.mark_suspect(str(StreamReason.EACH_COPY))
+    assert not stream.removes_all_copies
 
 
 def test_few_wrong_predictions_are_life() -> None:
