@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test linted tested lint style types floors test-engines compose-check chaos fuzz prove bench docs lock audit sbom clean
+.PHONY: demo quick test linted tested lint style types floors test-engines compose-check chaos fuzz prove compat bench docs lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -72,6 +72,11 @@ fuzz: $(STAMP)            ## every fuzz target for SECONDS each; property tests 
 prove: $(STAMP)           ## ids of 1,000 generated requests a model family, all APIs, against vLLM's own
 	bash tests/engines/install.sh
 	$(BIN)/python -m tests.tokens.prove_families prove --count 500 $(ARGS)
+	$(BIN)/python -m tests.tokens.prove_families prove --count 500 --newest $(ARGS)
+
+compat: $(STAMP)          ## what the newest vLLM changes of what warmroute assumes; a 340 MB download
+	bash tests/engines/install.sh
+	$(BIN)/python -m tests.engines.compat $(ARGS)
 
 bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)

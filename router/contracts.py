@@ -3,13 +3,18 @@
 What must live here: the algorithms, the seeds, the extra keys, and the search for the contract
 that a replica's own events obey. What must not: tokens' origin, who holds a block, any I/O.
 
-The rule (source: vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, 0.32.0):
+The rule (source: vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, 0.32.0 and 0.33.0):
 
     digest(block) = H((digest(parent), (token, ...), extra_keys or None))
     digest(parent of the first block) = NONE_HASH = H(seed text)
     extra_keys: ("lora", name, path) in every block; ("mm", identifier, start of the item less start
     of the block) for each image or other item that the block overlaps, in their order;
     ("cache_salt", salt) in the first block
+
+Engines with EAGLE, EAGLE3 or MTP and no KV connector hash ahead from 0.33.0 on
+(`num_hash_lookahead_tokens` in vllm/config/vllm.py). With L such tokens, extra_keys is
+(E, *the next L tokens), where E is the extra keys or None of the tokens [start, end + L). A prompt
+of n tokens has (n - L) // block size blocks.
 
 H is SHA-256 or XXH3-128 over pickle (highest protocol) or canonical CBOR. The seed text is
 PYTHONHASHSEED if set, else `vllm-none-hash` for SHA-256 and 32 random bytes for XXH3.
@@ -21,6 +26,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args
 
 import cbor2
@@ -41,6 +47,11 @@ KEY_MASK = (1 << KEY_BITS) - 1
 
 MAX_BLOCK_SIZE = 1 << 16
 """Tokens in a block at most; hybrid models have some thousands."""
+
+MAX_LOOKAHEAD = 64
+"""Tokens behind a block that its hash covers, at most: as many as drafts by multi-module MTP."""
+
+_MAX_SEARCHED_LOOKAHEAD = 8  # where an event does not say how many there are
 
 Algorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "warmroute"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -65,6 +76,20 @@ class ExtraKeys(Struct, frozen=True, gc=False):
     lora: tuple[str, str] | None = None
     cache_salt: str | None = None
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Name the kinds of prompts that it is of: of one adapter, salted."""
+        adapter = () if self.lora is None else (adapter_kind(self.lora[0]),)
+        return adapter if self.cache_salt is None else (*adapter, SALTED)
+
+
+SALTED = "salted"
+
+
+def adapter_kind(name: str) -> str:
+    """Name the kind of prompts that are an adapter's."""
+    return f"adapter {name}"
+
 
 NO_EXTRA = ExtraKeys()
 
@@ -86,12 +111,14 @@ class HashContract(Struct, frozen=True, kw_only=True):
     `seed` is the text behind NONE_HASH. `tagged` says whether extra keys enter the digest as
     ("cache_salt", salt) (vLLM >= 0.3x) or bare (before). The algorithm `warmroute` is our own
     XXH3-64 chain for engines whose digests cannot be computed (translation, approximation).
+    `lookahead` is how many tokens behind a block its digest covers as well.
     """
 
     algorithm: Algorithm
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
     seed: Annotated[str, Meta(max_length=4_096)] = DEFAULT_SEED
     tagged: bool = True
+    lookahead: Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)] = 0
 
     def extend(
         self,
@@ -104,16 +131,21 @@ class HashContract(Struct, frozen=True, kw_only=True):
 
         Args:
             parent: Digest of the block before; None: `token_ids` starts the prompt.
-            token_ids: Token ids, shape (num_tokens,); a partial last block is left out.
+            token_ids: Token ids, shape (num_tokens,); a partial last block is left out, also one
+                without all of its lookahead.
             extra: Salt and adapter of the prompt.
             media: Images and the like among the tokens, in their order.
 
         Returns:
-            Keys, shape (num_tokens // block_size,), and the last block's digest (`parent`
-            if there was no full block).
+            Keys, shape (`num_blocks(num_tokens)`,), and the last block's digest (`parent` if there
+            was no full block).
         """
         digests = self.digests(parent, token_ids, extra, media)
         return (_keys(digests), digests[-1]) if digests else ([], parent)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Count the blocks of a prompt that have a digest."""
+        return max(0, num_tokens - self.lookahead) // self.block_size
 
     def digests(
         self,
@@ -122,14 +154,15 @@ class HashContract(Struct, frozen=True, kw_only=True):
         extra: ExtraKeys = NO_EXTRA,
         media: Sequence[MediaSpan] = (),
     ) -> list[bytes]:
-        """Hash as `extend` does, to the full digests: shape (num_tokens // block_size,)."""
+        """Hash as `extend` does, to the full digests: shape (`num_blocks(num_tokens)`,)."""
         # zip over one iterator cuts full blocks in C and drops the partial one.
         blocks = list(zip(*[iter(token_ids)] * self.block_size, strict=False))
         if not blocks:
             return []
         hash_block = _BLOCK_HASH[self.algorithm]
-        if media:
-            return self._digests_with_media(parent, blocks, extra, media)
+        if media or self.lookahead:
+            del blocks[self.num_blocks(len(token_ids)) :]
+            return self._digests_one_by_one(parent, blocks, token_ids, extra, media)
         first_extra, later_extra = self._extra_tuples(extra)
         if parent is None:
             digest = hash_block(none_hash(self.algorithm, self.seed), blocks[0], first_extra)
@@ -141,14 +174,17 @@ class HashContract(Struct, frozen=True, kw_only=True):
             digests.append(digest)
         return digests
 
-    def _digests_with_media(
+    def _digests_one_by_one(
         self,
         parent: bytes | None,
         blocks: list[tuple[int, ...]],
+        token_ids: Sequence[int],
         extra: ExtraKeys,
         media: Sequence[MediaSpan],
     ) -> list[bytes]:
-        """Hash blocks of which some overlap items."""
+        """Hash blocks that differ in their extra keys: by items that they overlap, or by tokens
+        behind them.
+        """
         hash_block = _BLOCK_HASH[self.algorithm]
         lora = self._extra_tuples(ExtraKeys(lora=extra.lora))[1] or ()
         digest = none_hash(self.algorithm, self.seed) if parent is None else parent
@@ -156,11 +192,12 @@ class HashContract(Struct, frozen=True, kw_only=True):
         first = 0  # of the items that do not end before the block
         for position, block in enumerate(blocks):
             start = position * self.block_size
+            end = start + self.block_size + self.lookahead
             while first < len(media) and media[first].end <= start:
                 first += 1
             found: list[tuple[Any, ...]] = []
             for identifier, item_start, _ in media[first:]:
-                if item_start >= start + self.block_size:
+                if item_start >= end:
                     break
                 # pickle writes the same object once, the engine has one for each item
                 name = identifier.encode().decode()
@@ -169,7 +206,10 @@ class HashContract(Struct, frozen=True, kw_only=True):
             salt = ()
             if parent is None and position == 0:
                 salt = self._extra_tuples(ExtraKeys(cache_salt=extra.cache_salt))[0] or ()
-            digest = hash_block(digest, block, (*lora, *found, *salt) or None)
+            keys: _ExtraTuple = (*lora, *found, *salt) or None
+            if self.lookahead:
+                keys = (keys, *token_ids[end - self.lookahead : end])
+            digest = hash_block(digest, block, keys)
             digests.append(digest)
         return digests
 
@@ -203,7 +243,8 @@ class StoredView(Struct, frozen=True, gc=False):
 
     Of a model with several KV groups (router.kv_events.groups) `block_size` is what a hash covers;
     `span` tokens are behind the first hash where that is more. `is_sparse`: some blocks in between
-    were not stored, so a hash may be of any of them.
+    were not stored, so a hash may be of any of them. `lookahead`: the tokens behind each block that
+    its hash covers; None: the event does not say.
     """
 
     block_hashes: Sequence[int | bytes]
@@ -214,6 +255,27 @@ class StoredView(Struct, frozen=True, gc=False):
     extra_keys: Sequence[Sequence[Any] | None] | None = None
     span: int = 0
     is_sparse: bool = False
+    lookahead: Sequence[Sequence[int]] | None = None
+
+    @property
+    def lookaheads(self) -> Sequence[int]:
+        """How many tokens the first hash may cover ahead, the likeliest first."""
+        if self.lookahead is not None:
+            return (len(self.lookahead[0]) if self.lookahead else 0,)
+        if self.is_sparse:  # hashing all of its blocks again and again would take too long
+            return (0,)
+        num_more = len(self.token_ids) - (self.span or self.block_size)
+        return range(min(max(0, num_more), _MAX_SEARCHED_LOOKAHEAD) + 1)
+
+    def hashed_tokens(self, lookahead: int) -> Sequence[int]:
+        """Return the tokens that its first hash covers; all, if it may be any block's."""
+        size = self.span or self.block_size
+        if self.is_sparse:
+            ahead = self.lookahead[-1] if self.lookahead else ()
+            return [*self.token_ids, *ahead]
+        if self.lookahead:
+            return [*self.token_ids[:size], *self.lookahead[0]]
+        return self.token_ids[: size + lookahead]
 
     @property
     def is_computable(self) -> bool:
@@ -222,6 +284,7 @@ class StoredView(Struct, frozen=True, gc=False):
             self.parent_block_hash is None
             and len(self.block_hashes) > 0
             and 0 < self.block_size <= min(len(self.token_ids), MAX_BLOCK_SIZE)
+            and max(self.lookaheads) <= MAX_LOOKAHEAD
         )
 
     @property
@@ -243,14 +306,23 @@ def find_contract(
     open and True is returned; `obeys` on one that is not plain settles it. `seeds` are tried
     before the defaults; `lora_paths` maps adapter name to path for events that carry an adapter.
     """
-    for seed in dict.fromkeys((*seeds, DEFAULT_SEED, "0")):
-        for algorithm in ALGORITHMS:
-            for tagged in (True,) if stored.is_plain else (True, False):
-                contract = HashContract(
-                    algorithm=algorithm, block_size=stored.block_size, seed=seed, tagged=tagged
-                )
-                if algorithm != "warmroute" and obeys(contract, stored, lora_paths=lora_paths):
-                    return contract
+    if not stored.is_computable:
+        return None
+    for lookahead, seed, algorithm, tagged in product(
+        stored.lookaheads,
+        dict.fromkeys((*seeds, DEFAULT_SEED, "0")),
+        ALGORITHMS,
+        (True,) if stored.is_plain else (True, False),
+    ):
+        contract = HashContract(
+            algorithm=algorithm,
+            block_size=stored.block_size,
+            seed=seed,
+            tagged=tagged,
+            lookahead=lookahead,
+        )
+        if algorithm != "warmroute" and obeys(contract, stored, lora_paths=lora_paths):
+            return contract
     return None
 
 
@@ -267,10 +339,13 @@ def obeys(
     if extra is None:
         return None
     first = block_key(stored.block_hashes[0])
+    keys, _ = contract.extend(None, stored.hashed_tokens(contract.lookahead), extra)
     if stored.is_sparse:
-        keys, _ = contract.extend(None, stored.token_ids, extra)
         return True if first in keys else None
-    keys, _ = contract.extend(None, stored.token_ids[: stored.span or stored.block_size], extra)
+    if stored.lookahead is not None and contract.lookahead not in stored.lookaheads:
+        return False
+    if len(keys) * stored.block_size < (stored.span or stored.block_size):
+        return None  # it has too few tokens behind its first block
     return keys[-1] == first
 
 
@@ -363,14 +438,18 @@ def _cbor_head(major: int, length: int) -> bytes:
 
 
 class _CborExtra(dict[_ExtraTuple, bytes]):
-    """Extra keys as canonical CBOR; short ones are remembered, a client's may be megabytes."""
+    """Extra keys as canonical CBOR; short ones are remembered, a client's may be megabytes.
+
+    Those with tokens in them (lookahead) differ with every block, and are not.
+    """
 
     limit = 1024
     max_bytes = 1024
 
     def __missing__(self, extra: _ExtraTuple) -> bytes:
         encoded = cbor2.dumps(extra, canonical=True)
-        if len(encoded) <= self.max_bytes:
+        has_tokens = extra is not None and isinstance(extra[-1], int)
+        if len(encoded) <= self.max_bytes and not has_tokens:
             if len(self) >= self.limit:
                 self.clear()
             self[extra] = encoded

@@ -18,7 +18,7 @@ RouterError                    status  code
 │   ├── UnsupportedEncoding     415    unsupported_encoding
 │   ├── UnknownRoute            404    unknown_route
 │   ├── ResponseNotFound        404    response_not_found       (its replica is gone)
-│   ├── MethodNotAllowed        405    method_not_allowed
+│   ├── MethodNotAllowed        405    method_not_allowed       (Allow)
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
 │   ├── ReplicaConflict         409    replica_conflict         (admin API)
@@ -211,9 +211,15 @@ class ResponseNotFound(ClientError):
 
 
 class MethodNotAllowed(ClientError):
+    """The route takes other methods: `allowed`."""
+
     status = 405
     code = "method_not_allowed"
     type = "MethodNotAllowedError"
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class AdminRefused(ClientError):

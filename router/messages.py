@@ -36,6 +36,9 @@ MAX_RECORDS = 4_096
 MAX_GROUPS = 256
 """KV groups of a model; real ones have ten at most."""
 
+MAX_UNKNOWN = 256
+"""Kinds of prompts whose extra keys are not understood: adapters, mostly."""
+
 SCHEMA = 1
 """Of everything in Redis. A router refuses data of another schema rather than misread it."""
 
@@ -133,6 +136,9 @@ class StreamStatus(Struct, frozen=True, array_like=True):
     is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
     groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
     """Of a model with several KV groups, or one that is no full attention; in the order seen."""
+    unknown: Annotated[tuple[Text, ...], Meta(max_length=MAX_UNKNOWN)] = ()
+    """Kinds of prompts whose extra keys are not understood (router.kv_events.unknown_keys)."""
+    removes_all_copies: bool = False  # one removal stands for all copies of a block
 
 
 class TierChange(Struct, frozen=True, array_like=True):

@@ -45,6 +45,39 @@ REDIS_PORT = 6379
 OTHER_PORTS = (REDIS_PORT, 8090, 8091, 8011, 8012, 9003)
 MODEL = "Qwen/Qwen3-8B"
 
+# What documents may name; tests/engines/test_1_quick_start.py compares it with the real parser.
+VLLM_FLAGS = frozenset(
+    {
+        "--anthropic-disabled-thinking-effort",
+        "--api-key",
+        "--chat-template",
+        "--tokenizer-mode",
+        "--data-parallel-external-lb",
+        "--data-parallel-hybrid-lb",
+        "--data-parallel-size",
+        "--mm-hasher-algorithm",
+        "--max-model-len",
+        "--media-io-kwargs",
+        "--reasoning-parser",
+        "--sse-keep-alive-interval",
+        "--tool-call-parser",
+        "--enable-auto-tool-choice",
+        "--enable-prompt-tokens-details",
+        "--enable-scale-out",
+        "--kv-events-config",
+        "--speculative-config",
+        "--mm-processor-cache-gb",
+        "--kv-transfer-config",
+        "--num-gpu-blocks-override",
+        "--port",
+        "--tensor-parallel-size",
+        "--disable-log-stats",
+        "--prefix-caching-hash-algo",
+        "--trust-remote-code",
+        "--trust-request-chat-template",
+    }
+)
+
 READY_S = 120.0
 RUN_S = 180.0
 

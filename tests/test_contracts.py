@@ -221,3 +221,87 @@ def test_chains_with_items_are_vllms(vector: dict[str, Any]) -> None:
 
     assert [digest.hex() for digest in whole] == vector["digests"]
     assert head + tail == whole
+
+
+AHEAD = json.loads((Path(__file__).parent / "data" / "lookahead_vectors.json").read_text())
+
+
+@pytest.mark.parametrize("vector", AHEAD["vectors"])
+def test_digests_that_cover_the_next_tokens_are_vllms(vector: dict[str, Any]) -> None:
+    """With lookahead, salts, adapters and items: as 0.33's hasher, at once or in two pieces."""
+    contract = HashContract(
+        algorithm=vector["algorithm"],
+        block_size=vector["block_size"],
+        lookahead=vector["lookahead"],
+    )
+    extra, ids = extra_of(vector), vector["token_ids"]
+    media = [contracts.MediaSpan(*item) for item in vector["items"]]
+    cut = len(vector["digests"]) // 2
+    start = cut * contract.block_size
+    later = [contracts.MediaSpan(n, s - start, e - start) for n, s, e in vector["items"]]
+
+    whole = contract.digests(None, ids, extra, media)
+    head = contract.digests(None, ids[: start + contract.lookahead], extra, media) if cut else []
+    tail = contract.digests(head[-1] if head else None, ids[start:], extra, later)
+
+    assert [digest.hex() for digest in whole] == vector["digests"]
+    assert len(whole) == contract.num_blocks(len(ids))
+    assert head + tail == whole
+
+
+@given(
+    st.lists(st.integers(0, 2**18), max_size=60),
+    st.integers(0, 5),
+    st.sampled_from((1, 4, 16)),
+    st.sampled_from(("sha256", "sha256_cbor")),
+)
+def test_a_prompts_blocks_with_lookahead_are_those_of_any_that_goes_on(
+    tokens: list[int], lookahead: int, block_size: int, algorithm: Algorithm
+) -> None:
+    """What follows adds blocks and changes none; another next token changes the last one."""
+    contract = HashContract(algorithm=algorithm, block_size=block_size, lookahead=lookahead)
+
+    keys, _ = contract.extend(None, tokens)
+    longer, _ = contract.extend(None, [*tokens, *range(40)])
+
+    assert longer[: len(keys)] == keys
+    assert len(keys) == max(0, len(tokens) - lookahead) // block_size
+    if keys and lookahead:
+        last = len(keys) * block_size + lookahead - 1
+        other, _ = contract.extend(None, [*tokens[:last], tokens[last] + 1])
+        assert [a == b for a, b in zip(keys, other, strict=True)] == [
+            *[True] * (len(keys) - 1),
+            False,
+        ]
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_the_lookahead_is_found(lookahead: int, says: bool) -> None:
+    """By the event's own tokens, or, where it has none, from what follows the first block."""
+    contract = HashContract(algorithm="sha256_cbor", block_size=16, lookahead=lookahead)
+    keys, _ = contract.extend(None, TOKENS)
+    ahead = [TOKENS[end : end + lookahead] for end in (16, 32)]
+    stored = stored_by(
+        contract,
+        block_hashes=list(keys),
+        token_ids=TOKENS[:32],
+        extra_keys=[None, None],
+        lookahead=ahead if says else None,
+    )
+
+    assert find_contract(stored) == contract
+    assert obeys(contract, stored) is True
+    assert not obeys(HashContract(algorithm="sha256_cbor", block_size=16), stored)
+
+
+@pytest.mark.parametrize(
+    "ahead", [[], [[]], [[1] * 100], [[-1]], [[1], [2], [3], [4]]], ids=lambda a: str(a)[:20]
+)
+def test_a_lookahead_that_makes_no_sense_finds_nothing(ahead: list[list[int]]) -> None:
+    """An engine may say anything: other tokens, none, too many."""
+    contract = HashContract(algorithm="sha256", block_size=16, lookahead=2)
+    stored = stored_by(contract, lookahead=ahead)
+
+    assert find_contract(stored) is None
+    assert not obeys(contract, stored)

@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
 from router.errors import (
+    ConnectTimeout,
     NotAsked,
     OutOfConnections,
     UpstreamBroken,
@@ -24,6 +25,7 @@ from router.errors import (
 from router.upstream import Answer, Upstream, end_to_end
 from router.upstream import client as module
 from tests.conftest import Serve
+from tests.faults.hanging import no_accept, no_answer
 from tests.ports import free_port
 
 
@@ -89,6 +91,28 @@ async def test_no_server_at_the_address_is_unreachable() -> None:
             )
 
     assert caught.value.replica == "r1"
+
+
+@pytest.mark.parametrize("may_resend", [True, False])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("ends_by", ["connect_timeout_s", "first_byte_timeout_s"])
+async def test_a_connection_that_hangs_is_a_connect_timeout(
+    may_resend: bool, scheme: str, ends_by: str
+) -> None:
+    """TCP or TLS, whichever deadline ends it: nothing was sent, and the error says so."""
+    limits = {"connect_timeout_s": 60.0, "first_byte_timeout_s": 60.0} | {ends_by: 0.2}
+    hanging = no_accept if scheme == "http" else no_answer
+    with hanging() as port:
+        async with Upstream(ForwardConfig(**limits)) as upstream:
+            with pytest.raises(ConnectTimeout, match="did not accept a connection in time"):
+                await upstream.open(
+                    "r1",
+                    f"{scheme}://127.0.0.1:{port}/",
+                    method="POST",
+                    headers=CIMultiDict(),
+                    body=b"{}",
+                    may_resend=may_resend,
+                )
 
 
 async def test_silence_before_the_first_byte_is_a_timeout(serve: Serve) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -37,13 +37,23 @@ from loadtest.emulator.wire import (
     usage_chunk,
 )
 
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+# Source: vLLM 0.32 entrypoints/serve/utils/sse_keep_alive.py
+
 
 class Choice:
-    """One reply on its way: how much the engine has made of it, how much was sent."""
+    """One reply on its way: how much the engine has made of it, how much was sent.
 
-    __slots__ = ("generation", "num_sent", "prompt", "reply")
+    Args:
+        holds_call: A tool call's arguments are sent once all of them are there.
+    """
 
-    def __init__(self, prompt: Prompt, reply: Reply, generation: Generation) -> None:
+    __slots__ = ("_holds_call", "generation", "num_sent", "prompt", "reply")
+
+    def __init__(
+        self, prompt: Prompt, reply: Reply, generation: Generation, *, holds_call: bool = False
+    ) -> None:
+        self._holds_call = holds_call and reply.tool_call is not None
         self.prompt = prompt
         self.reply = reply
         self.generation = generation
@@ -51,7 +61,11 @@ class Choice:
 
     @property
     def num_ready(self) -> int:
-        return self.generation.request.num_output_tokens
+        num_made = self.generation.request.num_output_tokens
+        call = self.reply.tool_call
+        if call is None or not self._holds_call or num_made == len(self.reply.ids):
+            return num_made
+        return min(num_made, call.start)
 
     @property
     def is_done(self) -> bool:
@@ -152,8 +166,11 @@ async def send_stream(
     api: Api,
     has_usage: bool,
     fault: Fault | None,
+    keep_alive_s: float = 0.0,
 ) -> web.StreamResponse:
     """Send what is new each time `ready` is set; `has_usage`: with the usage so far.
+
+    `keep_alive_s`: After so long a silence a comment is sent; 0.0: never.
 
     Raises:
         ApiError: the engine failed.
@@ -173,7 +190,7 @@ async def send_stream(
     while not all(choice.is_done for choice in choices):
         ready.clear()
         if not any(choice.num_ready > choice.num_sent for choice in choices):
-            await ready.wait()
+            await _wait(ready, response, choices, keep_alive_s)
             _raise_if_failed(choices)
         events: list[bytes] = []
         for index, choice in enumerate(choices):
@@ -189,6 +206,25 @@ async def send_stream(
     await response.write(writer.end(usage_of(api, choices)))
     await response.write_eof()
     return response
+
+
+async def _wait(
+    ready: asyncio.Event,
+    response: web.StreamResponse,
+    choices: Sequence[Choice],
+    keep_alive_s: float,
+) -> None:
+    """Wait until there is something to send; after each silence of `keep_alive_s` comment."""
+    while True:
+        try:
+            async with asyncio.timeout(keep_alive_s or None):
+                while True:
+                    await ready.wait()
+                    if any(c.num_ready > c.num_sent or c.generation.failed for c in choices):
+                        return
+                    ready.clear()
+        except TimeoutError:
+            await response.write(KEEP_ALIVE)
 
 
 async def send_whole(

@@ -23,7 +23,7 @@ from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.responses import ResponseStore, not_cancelled
 from loadtest.emulator.token_routes import TokenRoutes
-from loadtest.emulator.wire import VERSION, ApiError, invalid_type, parse_body
+from loadtest.emulator.wire import ApiError, invalid_type, parse_body
 from router.errors import ClientError
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -41,6 +41,7 @@ class App:
     def __init__(self, replica: Replica, on_fault: Callable[[Fault], None]) -> None:
         self._replica = replica
         self._on_fault = on_fault
+        self._hangs_probes = False
         self._responses = ResponseStore(is_on=replica.options.keep_responses)
         generate = Generate(replica, self._responses)
         tokens = TokenRoutes(replica)
@@ -56,7 +57,7 @@ class App:
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": tokens.tokenize},
             "/detokenize": {"POST": self._detokenize},
-            "/health": {"GET": self._empty},
+            "/health": {"GET": self._health},
             "/ping": {"GET": self._empty, "POST": self._empty},
             "/load": {"GET": self._load},
             "/version": {"GET": self._version},
@@ -123,16 +124,25 @@ class App:
         routes: dict[str, dict[str, Handler]] = {"": {"GET": answer}, "cancel": {"POST": answer}}
         return routes.get(tail)
 
+    async def _health(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self._probed()
+        return web.Response()
+
+    async def _probed(self) -> None:
+        if self._hangs_probes:
+            await asyncio.Event().wait()
+
     async def _empty(self, request: web.BaseRequest) -> web.StreamResponse:
         return web.Response()
 
     async def _version(self, request: web.BaseRequest) -> web.StreamResponse:
-        return _json({"version": VERSION})
+        return _json({"version": self._replica.options.version})
 
     async def _load(self, request: web.BaseRequest) -> web.StreamResponse:
         return _json({"server_load": self._replica.num_in_flight})
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self._probed()
         return web.Response(
             body=self._replica.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE}
         )
@@ -256,6 +266,8 @@ class App:
             case "garbage_events":
                 for publisher in publishers:
                     publisher.publish_garbage(fault.count or 1)
+            case "hang_probes":
+                self._hangs_probes = True
             case "truncate_replay":
                 for publisher in publishers:
                     publisher.truncate(fault.num_kept)
@@ -265,6 +277,7 @@ class App:
     def clear_faults(self) -> None:
         """Disarm everything; what is lost stays lost."""
         self._replica.faults.clear()
+        self._hangs_probes = False
         for rank in self._replica.ranks:
             rank.engine.slowdown = 1.0
             if rank.publisher is not None:

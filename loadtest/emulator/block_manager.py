@@ -159,6 +159,7 @@ class BlockManager:
         events: Whether to note events for `take_events`.
         hash_form: How events name blocks: the digest's low 64 bits, or all its bytes.
         eagle: Whether the last block of a hit is dropped.
+        lookahead: Tokens behind a block that its digest covers.
     """
 
     __slots__ = (
@@ -168,6 +169,7 @@ class BlockManager:
         "_events",
         "_free",
         "_full_group",
+        "_lookahead",
         "_notes_events",
         "_raw_hashes",
         "block_size",
@@ -181,11 +183,13 @@ class BlockManager:
         events: bool = True,
         hash_form: HashForm = "int",
         eagle: bool = False,
+        lookahead: int = 0,
     ) -> None:
         if num_blocks < 2:
             raise ValueError(f"need at least 2 blocks (one is the null block), got {num_blocks}")
         self.block_size = block_size
         self._eagle = eagle
+        self._lookahead = lookahead
         self._blocks = [Block(i) for i in range(num_blocks)]
         self._free = FreeQueue(self._blocks[1:])
         self._by_digest: dict[bytes, Block | dict[int, Block]] = {}
@@ -384,11 +388,14 @@ class BlockManager:
         extra: list[list[Any] | None] = [sequence.event_extra] * (stop - start)
         if start == 0:
             extra[0] = sequence.first_event_extra
+        size, ahead = self.block_size, self._lookahead
+        ends = range((start + 1) * size, stop * size + 1, size)
+        tokens = sequence.token_ids
         return BlockStored(
             block_hashes=[self._external(digest) for digest in sequence.digests[start:stop]],
             parent_block_hash=self._external(sequence.digests[start - 1]) if start else None,
-            token_ids=sequence.token_ids[start * self.block_size : stop * self.block_size],
-            block_size=self.block_size,
+            token_ids=tokens[start * size : stop * size],
+            block_size=size,
             lora_id=sequence.lora_id,
             medium="GPU",
             lora_name=sequence.lora_name,
@@ -396,6 +403,7 @@ class BlockManager:
             group_idx=self._full_group,
             kv_cache_spec_kind="full_attention",
             session_id=sequence.session_id,
+            lookahead_token_ids=[tokens[end : end + ahead] for end in ends] if ahead else None,
         )
 
     def _external(self, digest: bytes) -> ExternalHash:

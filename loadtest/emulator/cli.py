@@ -80,7 +80,16 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
     type=int,
 )
 @option("--window-groups", "num_window_groups", "KV groups of such layers.")
-@option("--eagle/--no-eagle", "eagle", "Drop the last block of each hit, as with EAGLE or MTP.")
+@option(
+    "--eagle/--no-eagle",
+    "eagle",
+    "Drop the last block of each hit, as with EAGLE or MTP until vLLM 0.32.",
+)
+@option(
+    "--lookahead",
+    "lookahead",
+    "Tokens after each block that its hash covers, as with EAGLE or MTP from vLLM 0.33.",
+)
 @option(
     "--enable-prefix-caching/--no-enable-prefix-caching",
     "enable_prefix_caching",
@@ -183,6 +192,17 @@ def option(flag: str, field: str, text: str, **kwargs: Any) -> Callable[[Command
 @option("--reply-tokens", "reply_tokens", "Median natural length of a reply.")
 @option("--reply-sigma", "reply_sigma", "Spread of it (log-normal); 0: always the median.")
 @option("--tool-call-ratio", "tool_call_ratio", "Share of requests with tools that call one.")
+@option(
+    "--hold-tool-calls",
+    "hold_tool_calls",
+    "Send the arguments of a call at its end: some parsers hold them back.",
+    is_flag=True,
+)
+@option(
+    "--sse-keep-alive-interval",
+    "sse_keep_alive_interval",
+    "Seconds of silence after which a stream has a comment; 0: never. Chat and completions.",
+)
 @click.option(
     "--script",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -22,6 +22,7 @@ FaultKind = Literal[
     "slow",
     "drop_events",
     "silence_events",
+    "hang_probes",
     "truncate_replay",
     "garbage_events",
     "restart",
@@ -48,6 +49,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         slow              multiply step times by `factor` (1.0: as before)
         drop_events       number the next `count` event batches but do not send them: a gap
         silence_events    send no events until `clear`
+        hang_probes       never answer `/health` and `/metrics`, until `clear`
         truncate_replay   forget all but the last `num_kept` batches of the replay buffer
         garbage_events    publish `count` batches that no engine sends: nested 5,000 deep, no
                           msgpack, no events, empty; in turn

@@ -42,6 +42,7 @@ from loadtest.emulator.wire import (
     parse_body,
     parse_generation,
 )
+from router.releases import V0_33, is_at_least
 
 
 class Generate:
@@ -96,8 +97,9 @@ class Generate:
         head = Head(id=id, created=int(time.time()), model=model, api=api)
         if not replica.options.tokenize:
             return await self._answer_instantly(request, head, params, len(raw), asked)
-        # As in vLLM, the Responses route does not heed the header.
-        named_rank = request.headers.get("X-data-parallel-rank") if asked is None else None
+        # As in vLLM until 0.32, the Responses route does not heed the header.
+        heeds_rank = asked is None or is_at_least(replica.options.version, V0_33)
+        named_rank = request.headers.get("X-data-parallel-rank") if heeds_rank else None
         rank = replica.choose(named_rank)
         prompts = await self._reader.prompts(body, api)
         for prompt in prompts:
@@ -136,8 +138,16 @@ class Generate:
             writer = writer_of(head, params, choices, asked)
             if params.stream:
                 has_usage = params.continuous_usage and api in ("chat", "completion")
+                has_comments = api in ("chat", "completion")
                 answered = await send_stream(
-                    request, writer, choices, ready, api=api, has_usage=has_usage, fault=fault
+                    request,
+                    writer,
+                    choices,
+                    ready,
+                    api=api,
+                    has_usage=has_usage,
+                    fault=fault,
+                    keep_alive_s=replica.options.sse_keep_alive_interval if has_comments else 0.0,
                 )
             else:
                 answered = await send_whole(request, writer, choices, ready, api=api, fault=fault)
@@ -203,7 +213,8 @@ class Generate:
             reply = msgspec.structs.replace(
                 reply, texts=[before + reply.texts[0], *reply.texts[1:]]
             )
-        return Choice(prompt, reply, generation)
+        holds_call = self._replica.options.hold_tool_calls
+        return Choice(prompt, reply, generation, holds_call=holds_call)
 
     async def _answer_instantly(
         self,

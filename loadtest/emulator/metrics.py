@@ -180,7 +180,7 @@ class EngineMetrics(Collector):
 
     def _drafts(self) -> list[tuple[str, str, list[int]]]:
         """List what vLLM has with speculative decoding alone; here nothing is ever drafted."""
-        if not self._options.eagle:
+        if not (self._options.eagle or self._options.lookahead):
             return []
         none = [0] * len(self._ranks)
         return [("spec_decode_num_drafts", "Number of spec decoding drafts.", none)]

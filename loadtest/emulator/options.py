@@ -11,7 +11,8 @@ from msgspec import Struct
 from loadtest.emulator.block_manager import HashForm
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.emulator.transfers import Connector
-from router.contracts import DEFAULT_SEED, Algorithm, HashContract
+from loadtest.emulator.wire import VERSION
+from router.contracts import DEFAULT_SEED, MAX_LOOKAHEAD, Algorithm, HashContract
 from router.kv_events.wire import WireShape
 
 TINY_MODEL = Path(__file__).resolve().parent.parent / "tiny_model"
@@ -35,6 +36,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     served_model_names: tuple[str, ...] = ("tiny",)
     loras: tuple[tuple[str, str], ...] = ()  # (name, path)
     max_model_len: int | None = None
+    version: str = VERSION  # of vLLM; from 0.33 on its Responses route heeds the rank header
     # the cache
     block_size: int = 16
     num_gpu_blocks: int = 16384
@@ -43,6 +45,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_window_groups: int = 1  # KV groups of such layers
     enable_prefix_caching: bool = True
     eagle: bool = False  # drop the last block of each hit, as with EAGLE or MTP
+    lookahead: int = 0  # tokens behind a block that its hash covers, as with EAGLE or MTP from 0.33
     hash_algorithm: Algorithm = "sha256"
     hash_seed: str = DEFAULT_SEED
     hash_tagged: bool = True
@@ -74,6 +77,10 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reply_tokens: int = 128  # median of the natural length, where max_tokens does not cut it
     reply_sigma: float = 0.0  # spread of the natural length (log-normal); 0.0: always the median
     tool_call_ratio: float = 0.0  # share of requests with tools that are answered by a call
+    hold_tool_calls: bool = False  # a call's arguments are sent at its end, as some parsers do
+    sse_keep_alive_interval: float = (
+        0.0  # seconds; chat and completions, as in vLLM; 0: no comments
+    )
     script: Path | None = None  # what is said to requests with tools, step by step
     tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
     seed: int = 0
@@ -90,6 +97,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             block_size=self.block_size,
             seed=self.hash_seed,
             tagged=self.hash_tagged,
+            lookahead=self.lookahead,
         )
 
     def model_len(self) -> int:
@@ -108,6 +116,10 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         self._check_windows()
+        if self.lookahead and (self.eagle or self.pool is not None):
+            raise ValueError("lookahead: not with eagle, and not with a pool")
+        if not 0 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise ValueError(f"lookahead must be in 0..{MAX_LOOKAHEAD}, got {self.lookahead}")
         capacity = self._num_sequence_blocks() * self.block_size
         wanted = self.max_model_len
         if wanted is None:
@@ -142,8 +154,8 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         if self.pool is not None or self.event_shape == "array":
             raise ValueError("sliding_window: not with a pool, and not with events as arrays")
-        if self.eagle:
-            raise ValueError("sliding_window: not with eagle")
+        if self.eagle or self.lookahead:
+            raise ValueError("sliding_window: not with eagle or lookahead")
 
     def _num_sequence_blocks(self) -> int:
         """Count the blocks of tokens that one sequence can have."""

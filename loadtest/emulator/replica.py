@@ -346,6 +346,7 @@ class Replica:
                 events=options.events,
                 hash_form=options.hash_form,
                 eagle=options.eagle,
+                lookahead=options.lookahead,
             )
         return WindowBlockManager(
             options.num_gpu_blocks,

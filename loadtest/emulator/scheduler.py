@@ -192,8 +192,10 @@ class Scheduler:
             if request.num_output_tokens == len(request.reply_ids):
                 request.finished = any_finished = True
                 self._blocks.free(sequence)
-            elif self._caching and len(sequence.token_ids) % self._contract.block_size == 0:
-                self._hash_last_block(request)
+            elif self._caching:
+                num_blocks = self._contract.num_blocks(len(sequence.token_ids))
+                if num_blocks > len(sequence.digests):
+                    self._hash_last_block(request)
         if any_finished:
             self.running = [request for request in self.running if not request.finished]
         self.stats.num_steps += 1
@@ -221,7 +223,8 @@ class Scheduler:
             num_tokens = min(len(request.sequence.token_ids) - computed, budget)
             is_decode = num_tokens == 1 and computed >= request.num_prompt_tokens
             # A decode in the middle of a block needs no block and completes none.
-            if not (is_decode and 0 < computed % size < size - 1):
+            in_block = 0 < computed % size < size - 1 and not self._contract.lookahead
+            if not (is_decode and in_block):
                 fits = self._blocks.allocate(request.sequence, computed + num_tokens)
                 while not fits:
                     victim = running.pop()

@@ -37,7 +37,7 @@ class Segment:
         self.key = key
         self.ids = ids
         self.end = end  # tokens from the prompt's start to the segment's end
-        self.digests: dict[ExtraKeys, list[bytes]] = {}
+        self.digests: dict[tuple[HashContract, ExtraKeys], list[bytes]] = {}
 
 
 class Prompt:
@@ -209,13 +209,13 @@ class ChatTokenizer:
 
 
 def chain(prompt: Prompt, contract: HashContract, extra: ExtraKeys = NO_EXTRA) -> list[bytes]:
-    """Name the prompt's full blocks, shape (num_tokens // block_size,), first block first."""
+    """Name the prompt's full blocks, shape (num_blocks(num_tokens),), first block first."""
     digests: list[bytes] = []
     for segment in prompt.segments:
-        known = segment.digests.get(extra)
+        known = segment.digests.get((contract, extra))
         if known is None:
             known = _digests(prompt.ids, segment.end, digests, contract, extra)
-            segment.digests[extra] = known
+            segment.digests[contract, extra] = known
         digests += known
     if not prompt.segments:
         digests = _digests(prompt.ids, len(prompt.ids), [], contract, extra)
@@ -225,11 +225,11 @@ def chain(prompt: Prompt, contract: HashContract, extra: ExtraKeys = NO_EXTRA) -
 def _digests(
     ids: list[int], end: int, before: list[bytes], contract: HashContract, extra: ExtraKeys
 ) -> list[bytes]:
-    size = contract.block_size
+    size, hashed = contract.block_size, contract.block_size + contract.lookahead
     parent = before[-1] if before else None
     digests: list[bytes] = []
-    for start in range(len(before) * size, end - size + 1, size):
-        _, parent = contract.extend(parent, ids[start : start + size], extra)
+    for start in range(len(before) * size, end - hashed + 1, size):
+        _, parent = contract.extend(parent, ids[start : start + hashed], extra)
         assert parent is not None
         digests.append(parent)
     return digests

@@ -40,7 +40,7 @@ from loadtest.studies.cells import (
     PREFILLS,
     THINKS,
 )
-from loadtest.studies.cliff_map import Point, draw_cliff
+from loadtest.studies.cliff_map import Point, draw_cliff, draw_goodput
 from loadtest.studies.cliff_run import SETTING, CliffRun, Setting, run, run_real
 from loadtest.studies.grid_run import DEFAULT, ENGINES, WITHOUT_QUEUE
 from loadtest.studies.measured import add_arms, interrupt_on_sigterm, measured
@@ -211,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
         "--read", nargs="+", type=Path, metavar="FILE", help="runs of --json instead"
     )
     made.add_argument("--json", type=Path, help="write every run there")
-    made.add_argument("--out", type=Path, help="directory for cliff.svg")
+    made.add_argument("--out", type=Path, help="directory for cliff.svg and goodput.svg")
     return made
 
 
@@ -269,6 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(report(runs))
         if args.out is not None:
             (args.out / "cliff.svg").write_bytes(draw_cliff(points_of(runs)))
+            (args.out / "goodput.svg").write_bytes(draw_goodput(points_of(runs)))
     return code
 
 

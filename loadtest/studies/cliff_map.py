@@ -55,6 +55,32 @@ def draw_cliff(points: Sequence[Point], *, kind: str = "svg") -> bytes:
     return draw(paint, width=13.0, height=4.0, kind=kind)
 
 
+_PLAIN_NAMES: Final = {
+    "kv_aware": "warmroute",
+    "kv_aware:queue.mode=off": "warmroute without its queue",
+    "session_hash": "session hash",
+}
+
+
+def draw_goodput(points: Sequence[Point], *, kind: str = "svg") -> bytes:
+    """Draw goodput against the number of agents, with names a newcomer can read."""
+    arms = list(dict.fromkeys(point.arm for point in points))
+    look_of = looks(arms)
+
+    def paint(figure: Any) -> None:
+        figure.set_layout_engine("none")  # names beside the panel are placed by hand
+        axis = figure.subplots(
+            gridspec_kw={"left": 0.08, "right": 0.72, "top": 0.88, "bottom": 0.16}
+        )
+        ends = [_line(axis, points, arm, "goodput", look_of) for arm in arms]
+        axis.set_title("Turns a second with a first token within 2 s")
+        axis.set_xlabel("agents at work at once")
+        axis.set_ylim(bottom=0.0)
+        label_ends(axis, [(_PLAIN_NAMES.get(end[0], end[0]), *end[1:]) for end in ends])
+
+    return draw(paint, width=8.0, height=3.6, kind=kind)
+
+
 def _line(
     axis: Any, points: Sequence[Point], arm: str, name: str, look_of: Mapping[str, Look]
 ) -> tuple[str, float, float, str]:

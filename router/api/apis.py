@@ -16,6 +16,7 @@ from router.api import anthropic, openai, responses, responses_usage, usage
 from router.api.openai import ChatRequest, CompletionRequest, Json
 from router.api.outline import Outline
 from router.api.usage import Usage
+from router.releases import V0_33, Release, is_at_least
 
 Prompt = ChatRequest | CompletionRequest
 """What decides a request's prompt, whichever API it came by."""
@@ -38,8 +39,9 @@ class Api(Struct, frozen=True, kw_only=True):
         may answer instead.
     repeats: How often a stream's beginning repeats what was sent (instructions, tools), at most: so
         much longer it may be.
-    honours_rank: The engine computes a request at the data-parallel rank that the router names;
-        else at one of its own choice, so what is known of ranks' caches says little.
+    ranks_since: The release from which on the engine computes a request at the data-parallel rank
+        that the router names; None: all do. Others choose one themselves, so what is known of
+        ranks' caches says little.
     is_continued: A stream that breaks off can go on elsewhere.
     counts: What is asked for is how many tokens the prompt has.
     """
@@ -54,9 +56,13 @@ class Api(Struct, frozen=True, kw_only=True):
     starts_early: bool = False
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
     repeats: int = 0
-    honours_rank: bool = True
+    ranks_since: Release | None = None
     is_continued: bool = False
     counts: bool = False
+
+    def honours_rank(self, version: str | None) -> bool:
+        """Return whether an engine of this version computes a request at the rank it is told."""
+        return self.ranks_since is None or is_at_least(version, self.ranks_since)
 
 
 CHAT: Final = Api(
@@ -99,7 +105,7 @@ RESPONSES: Final = Api(
     starts_early=True,
     hold_s=10.0,  # it says that it begins before anything is computed
     repeats=4,
-    honours_rank=False,  # vLLM 0.32: the chat, completion, Messages and generate routes do
+    ranks_since=V0_33,
 )
 
 REALTIME: Final = Api(name="realtime")

@@ -13,6 +13,7 @@ import orjson
 
 from router.errors import (
     DeadlineUnmet,
+    MethodNotAllowed,
     NoReplicaAvailable,
     Overloaded,
     QueueFull,
@@ -92,11 +93,13 @@ def _event(body: bytes, path: str) -> bytes:
 def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the answer."""
     if isinstance(error, NoReplicaAvailable):
-        return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, QueueFull | DeadlineUnmet | TbtUnmet):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, RateLimited):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
+    if isinstance(error, MethodNotAllowed):
+        return {"Allow": error.allowed}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, Overloaded | ShuttingDown):

@@ -141,10 +141,13 @@ def parse_chat(body: Json) -> ChatRequest:
     """
     max_tokens = _int(body, "max_completion_tokens")
     messages, odd = _messages(body)
+    tools = _tools(body)
+    if tools is not None and not tools:
+        odd = "tools"  # vLLM 0.32 refuses an empty list; other engines take it
     return ChatRequest(
         model=_str(body, "model"),
         messages=messages,
-        tools=_tools(body),
+        tools=tools,
         tool_choice=_tool_choice(body),
         documents=_objects(body, "documents"),
         reasoning_effort=_str(body, "reasoning_effort"),
@@ -186,9 +189,11 @@ def parse_completion(body: Json) -> CompletionRequest:
     Raises:
         BadRequest: a field that decides the prompts is missing or of the wrong type.
     """
+    prompts = _prompts(body)
+    odd = None if prompts else "prompt"
     return CompletionRequest(
         model=_str(body, "model"),
-        prompts=_prompts(body),
+        prompts=prompts,
         add_special_tokens=_bool(body, "add_special_tokens", True),
         reads_cache=_reads_cache(body, body.get("logprobs")),
         cache_salt=_str(body, "cache_salt"),
@@ -196,7 +201,7 @@ def parse_completion(body: Json) -> CompletionRequest:
         n=_int(body, "n") or 1,
         stream=_bool(body, "stream", False, nullable=True),
         stream_options=_object(body, "stream_options"),
-        engine_only=_engine_only(body, ("prompt_embeds", "suffix")),
+        engine_only=_engine_only(body, ("prompt_embeds", "suffix")) or odd,
     )
 
 
@@ -317,8 +322,6 @@ def _tools(body: Json) -> Sequence[Json] | None:
     tools = _objects(body, "tools")
     if tools is None:
         return None
-    if not tools:
-        raise BadRequest("`tools` must not be empty: name a tool or omit it", param="tools")
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if not isinstance(function, dict):
@@ -341,7 +344,9 @@ def _prompts(body: Json) -> tuple[str | TokenIds, ...]:
         return ()
     if isinstance(prompt, str):
         return (prompt,)
-    if not isinstance(prompt, list) or not prompt:
+    if prompt == []:
+        return ()  # the engine's to judge
+    if not isinstance(prompt, list):
         expected = "a string, token ids, or a list of strings or of lists of token ids"
         _wrong("prompt", expected, prompt, missing="prompt" not in body)
     if isinstance(prompt[0], str | list):
@@ -361,6 +366,10 @@ def _token_ids(ids: list[Any], param: str) -> TokenIds:
     try:
         return array("I", ids)
     except (TypeError, OverflowError):
+        if any(isinstance(token, float) for token in ids):  # the engine takes 1.0 for 1
+            whole = [int(i) if isinstance(i, float) and i.is_integer() else i for i in ids]
+            if not any(isinstance(token, float) for token in whole):
+                return _token_ids(whole, param)
         index = next(index for index, token in enumerate(ids) if not _is_token_id(token))
         _wrong(f"{param}[{index}]", "a token id: a non-negative integer", ids[index])
 
@@ -398,6 +407,8 @@ def _bool(body: Json, field: str, default: bool, *, nullable: bool = False) -> b
         return value
     if value is None and nullable:
         return default
+    if value in (0.0, 1.0):
+        return bool(value)
     word = str(value).lower() if isinstance(value, str | int) else ""
     if word not in _TRUE and word not in _FALSE:
         _wrong(field, "true or false", value)

@@ -94,7 +94,7 @@ def _kind(event: bytes) -> Begun | int:
     if event.startswith(_LONG_PREAMBLES):
         return Begun.NOT_YET
     data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
-    if not data:  # a comment, or just an event's name
+    if not data.strip():  # a comment, or just an event's name
         return Begun.NOT_YET
     try:
         value = orjson.loads(data)

@@ -26,8 +26,8 @@ from router.errors import MethodNotAllowed, UnknownRoute
 _POST: Final = frozenset({"POST"})
 _GET: Final = frozenset({"GET", "HEAD"})
 
-# Source: vLLM 0.32.0, every api_router.py below vllm/entrypoints. In OpenAI's API, but not (yet) in
-# vLLM: audio/speech, input_items, DELETE of a response.
+# Source: vLLM 0.32.0 and 0.33.0, every api_router.py below vllm/entrypoints. In OpenAI's API, but
+# not (yet) in vLLM: audio/speech, input_items, DELETE of a response.
 _KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/models": _GET,
     # generate
@@ -38,6 +38,7 @@ _KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/messages": _POST,
     "/v1/messages/count_tokens": _POST,
     "/v1/systemone": _POST,
+    "/v1/decisions": _POST,
     "/cohere/v2/chat": _POST,
     "/inference/v1/generate": _POST,
     "/invocations": _POST,
@@ -144,17 +145,29 @@ class Routes:
             methods = self._methods[path]
         elif response := RESPONSE_PATH.fullmatch(path):
             methods = _OF_RESPONSES[response[2]]
-        # OPTIONS: the engine decides whether a web page may ask.
+        # OPTIONS: what is no web page's preflight is the engine's to answer.
         if methods is None or method in methods or (methods and method == "OPTIONS"):
             return _route(path)
         if self._is_below_a_prefix(method, path):
             return Route(path, takes="any")
         if methods:
-            raise MethodNotAllowed(f"{path} takes {', '.join(sorted(methods))}, not {method!a}")
+            allowed = ", ".join(sorted(methods))
+            message = f"{path} takes {allowed}, not {method[:20]!a}"
+            raise MethodNotAllowed(message, allowed=f"{allowed}, OPTIONS")
+        meant = self._meant(method, path)
+        hint = f"; did you mean {meant}?" if meant is not None else ""
         raise UnknownRoute(
-            f"'{shown(method)}' '{shown(raw_path)}' is not served here; an operator can add a "
-            "route to `forward.routes`, and engines are controlled through the admin API"
+            f"'{shown(method)}' '{shown(raw_path)}' is not served here{hint}; an operator can add "
+            "a route to `forward.routes`, and engines are controlled through the admin API"
         )
+
+    def _meant(self, method: str, path: str) -> str | None:
+        """Find the route that a client with a wrong base URL means: /v1 twice, or left out."""
+        end = re.sub(r"^/+(?:v1/+)*|/+$", "", path)
+        for meant in (f"/v1/{end}", f"/{end}"):
+            if meant != path and method in (self._methods.get(meant) or ()):
+                return meant
+        return None
 
     def _is_below_a_prefix(self, method: str, path: str) -> bool:
         for prefix, wanted in self._prefixes:

@@ -13,11 +13,11 @@ that is not read whole.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
 from router.api.body_fields import without_fields
+from router.api.forms import Malformed, parts_of_form
 from router.api.outline import EXTRA_ARGS, Outline
 from router.errors import BadRequest
 
@@ -27,10 +27,6 @@ FIELDS: Final = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "prio
 PREFIX: Final = "x-warmroute-"
 """Headers that begin so are the router's own."""
 
-# A form's names could be written in any charset that its type names.
-_FORM: Final = re.compile(
-    r"multipart/form-data(\s*;(?![^;]*charset)[^;]*|\s*;\s*charset=\"?utf-?8\"?\s*)*", re.IGNORECASE
-)
 _RANK_HEADER: Final = "x-data-parallel-rank"
 _PRIORITY_HEADER: Final = "x-vllm-priority"
 
@@ -72,17 +68,20 @@ class Withheld:
                 raise _refused(name, field)
 
     def check_form(self, body: bytes, content_type: str) -> None:
-        """Refuse a form that may have one of the fields: of them forms know `vllm_xargs` alone.
+        """Refuse a form that has one of the fields: of them forms know `vllm_xargs` alone.
 
         Raises:
-            BadRequest: it is in there, or could be in a spelling that is not searched for.
+            BadRequest: a part is called so, or may be for some reader; or it is no form.
         """
         if "vllm_xargs" not in self._fields:
             return
-        if not _FORM.fullmatch(content_type):
-            raise BadRequest("send multipart/form-data, in UTF-8", param="Content-Type")
-        if b"vllm_xargs" in body or b"name*" in body:  # name*=…: RFC 2231
-            raise _refused("vllm_xargs", "vllm_xargs")
+        try:
+            if any(b"vllm_xargs" in part.names for part in parts_of_form(body, content_type)):
+                raise _refused("vllm_xargs", "vllm_xargs")
+        except Malformed as exc:
+            raise BadRequest(
+                f"send a multipart/form-data form in UTF-8: {exc}", param="Content-Type"
+            ) from exc
 
 
 def _refused(param: str, name: str) -> BadRequest:

@@ -160,7 +160,7 @@ class Parts:
         tls = client_tls(config.forward)
         key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         self.engine_key = EngineKey.of(config, key)
-        self.upstream = Upstream(config.forward, tls)
+        self.upstream = Upstream(config.forward, tls, self.fleet.signs)
         self.engine_api = EngineApi(timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key)
 
     def _build_pool(self) -> None:

@@ -97,6 +97,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
     forwarder = Forwarder(
         parts.upstream,
         models=parts.served_models,
+        sleepers=parts.sleepers,
         headers=headers,
         retries=retries,
         patience=Patience(
@@ -159,7 +160,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             shadows=parts.shadows,
         ),
     )
-    return Pipeline(steps)
+    return Pipeline(steps, early_stream_s=config.forward.early_stream_s)
 
 
 def _policy(config: PolicyConfig) -> Policy:

@@ -15,6 +15,7 @@ from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.app import DataApp
 from router.http.control import Control
+from router.http.cors import Origins
 from router.http.guard import Guard
 from router.http.server import Listener
 from router.http.sockets import room_for_connections
@@ -69,6 +70,7 @@ def _data_app(router: Router) -> DataApp:
             trusted=config.listen.trusted,
             proxies=config.forward.trusted_proxies,
         ),
+        origins=Origins(config.listen.allowed_origins),
         withheld=router.withheld,
         readiness=router.readiness,
         draining=router.draining,

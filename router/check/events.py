@@ -48,6 +48,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     reported: str = field(name="told")  # the endpoint as the engine or the configuration has it
     endpoint: str  # to connect to
     reach: Reach
+    connects: bool = False  # the engine does, instead of binding, as far as that shows
     has_handshake: bool = False  # what listens there speaks ZeroMQ
     replay_endpoint: str | None = None  # None: there is none
     replay_reach: Reach | None = None
@@ -57,6 +58,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     algorithm: str = ""
     seed: str = ""
     block_size: int = 0
+    lookahead: int = 0  # tokens after each block that its hash covers
     is_verified: bool = False  # the contract was found in its events, not guessed
     num_batches: int = 0  # of history
     num_blocks: int = 0  # that it holds by them
@@ -104,7 +106,11 @@ async def look(
     """
     url = entry.replica.url.rstrip("/")
     seen = RankSeen(
-        rank=rank, reported=source.endpoint, endpoint=source.endpoint, reach="not an address"
+        rank=rank,
+        reported=source.endpoint,
+        endpoint=source.endpoint,
+        reach="not an address",
+        connects=source.connects,
     )
     try:
         endpoint = reachable_endpoint(source.endpoint, url)
@@ -188,6 +194,7 @@ async def _follow(
         algorithm=status.contract.algorithm,
         seed=status.contract.seed,
         block_size=status.contract.block_size,
+        lookahead=status.contract.lookahead,
         is_verified=status.is_verified,
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
@@ -278,7 +285,7 @@ def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
         return text, _endpoint_hint(seen)
     if rank.reach == "open" and rank.has_handshake:
         return None
-    if rank.reach == "open":
+    if rank.reach == "open" and not rank.connects:
         text = f"what listens at {rank.endpoint} is no event publisher"
         return text, f"another port? {_endpoint_hint(seen)}"
     host, own = urlsplit(rank.endpoint).hostname, urlsplit(seen.url).hostname
@@ -287,6 +294,14 @@ def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
             f"{rank.endpoint} is this machine, and the engine runs on {own}",
             '"endpoint": "tcp://*:PORT" in --kv-events-config (with a host vLLM connects instead '
             "of binding), or name the endpoint in `events` of the replica",
+        )
+    if rank.connects:
+        port = urlsplit(rank.endpoint).port
+        return (
+            f"nobody publishes at {rank.reported}: with a host, 0.0.0.0 too, vLLM connects there "
+            "instead of binding",
+            f'"endpoint": "tcp://*:{port}" in --kv-events-config, or name the endpoint in `events` '
+            "of the replica",
         )
     if rank.reach == "unknown host":
         return f"the host of {rank.endpoint} is unknown", _endpoint_hint(seen)
@@ -350,7 +365,8 @@ def _state(subject: Subject, about: str, rank: RankSeen) -> Finding:
 
 def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
     seed = "" if rank.seed == DEFAULT_SEED else f", seed {rank.seed!r}"
-    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block"
+    ahead = f" and {rank.lookahead} after it" if rank.lookahead else ""
+    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block{ahead}"
     if rank.algorithm == "warmroute":
         return subject.note(about, "translated: the engine's own cannot be computed")
     if not rank.is_verified:

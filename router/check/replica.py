@@ -333,12 +333,18 @@ def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
     """Judge whether it is known what becomes of the last block of a hit."""
     has_metrics = seen.block_size is not None
     shown = seen.drops_last if seen.drops_last is not None or seen.speculates else False
-    if shown is None and seen.eagle is None:
+    if any(rank.lookahead for rank in seen.ranks):
+        text = "its hashes cover the tokens after a block, so no block is dropped"
+        if seen.eagle:
+            yield subject.note("drafts", f"{text}: eagle has no effect", "remove eagle: true")
+        else:
+            yield subject.ok("drafts", text)
+    elif shown is None and seen.eagle is None:
         yield subject.note(
             "drafts",
             "it speculates; whether it drops the last block of each hit is learned from answers",
-            f"replicas: - {{url: {seen.url}, eagle: true}} if its method is eagle, eagle3, mtp, "
-            "dflash or dspark, else eagle: false",
+            f"replicas: - {{url: {seen.url}, eagle: true}} if its method is eagle, eagle3 or "
+            "mtp (until vLLM 0.32 also dflash, dspark), else eagle: false",
         )
     elif shown is False and seen.eagle and (has_metrics or seen.drops_last is False):
         yield subject.warning(

@@ -125,4 +125,5 @@ class CandidateSource:
             replay_endpoint,
             topic=self._endpoint.topic,
             replay_timeout_s=self._replay_timeout_s,
+            connects=self._endpoint.connects,
         )

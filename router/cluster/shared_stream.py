@@ -19,6 +19,7 @@ no harm: the deltas behind m say it again. But there is no position before they 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from policies.view import CandidateId
@@ -112,6 +113,14 @@ class SharedStream(CandidateStream):
         return self._suspicion
 
     @property
+    def unknown(self) -> Collection[str]:
+        return self._status.unknown
+
+    @property
+    def removes_all_copies(self) -> bool:
+        return self._status.removes_all_copies
+
+    @property
     def is_blind(self) -> bool:
         return self.number is None or self._status.state == "blind"
 
@@ -145,6 +154,8 @@ class SharedStream(CandidateStream):
             lacks=self._lost_reason or status.lacks,
             is_proven=self._has_leader and status.is_proven,
             groups=status.groups,
+            unknown=status.unknown,
+            removes_all_copies=status.removes_all_copies,
         )
 
     # -- what the leader publishes -----------------------------------------------------------

@@ -56,6 +56,7 @@ def check(config: Config) -> None:
     _check_hosts(config.discovery.hosts, "discovery.hosts")
     _check_hosts(config.engine.key_hosts, "engine.key_hosts")
     _check_networks(config.listen.trusted, "listen.trusted")
+    _check_origins(config.listen.allowed_origins, "listen.allowed_origins")
     _check_networks(config.forward.trusted_proxies, "forward.trusted_proxies")
     check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
@@ -237,6 +238,15 @@ def _check_networks(texts: tuple[str, ...], key: str) -> None:
                 f"{key}[{i}]: {text!r} is no address or network; write 10.0.0.0/8 or ::1",
                 param=f"{key}[{i}]",
             ) from exc
+
+
+def _check_origins(origins: tuple[str, ...], key: str) -> None:
+    for i, origin in enumerate(origins):
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin, re.IGNORECASE):
+            raise ConfigError(
+                f"{key}[{i}]: {origin!r} is no origin; write https://host, https://host:port or *",
+                param=f"{key}[{i}]",
+            )
 
 
 def _check_dates(dates: dict[str, str]) -> None:

@@ -34,6 +34,7 @@ _SERVICE: Final = re.compile(
 _SERVICE_PORT: Final = re.compile(rf"{_PREFIX}(\w+_)?PORT")
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://")
 
+_COMMA = re.compile(r",(?![^{}]*\})")  # not within braces
 _NAMED: Final = re.compile(r"([A-Za-z0-9._-]{1,64})=")
 
 
@@ -223,10 +224,13 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _from_text(option: Option, text: str) -> Any:
-    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs."""
+    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs.
+
+    A VALUE in braces keeps its commas.
+    """
     if option.kind is not None:
         return text
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in _COMMA.split(text) if part.strip()]
     return pairs(option, parts) if option.mapping else parts
 
 

@@ -63,6 +63,13 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tuple[str, ...],
         Meta(description="networks (CIDR) of clients that get what those on loopback get"),
     ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="web pages that may read answers, by origin (https://HOST[:PORT]); "
+            "*: all, as in vLLM"
+        ),
+    ] = ("*",)
     tls_cert: _Certificate = None
     tls_key: _Key = None
     tls_client_ca: _ClientAuthority = None

@@ -44,8 +44,10 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool | None,
         Meta(
             description="whether it drops the last block of each hit: --speculative-config with "
-            "method eagle, eagle3, mtp, dflash or dspark, without disable_eagle_block_drop; "
-            "default: learned from its answers (docs/hashes.md)"
+            "method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and dspark), without "
+            "disable_eagle_block_drop. From vLLM 0.33 on only with a KV connector or "
+            "disable_lookahead_block_hashes; events that show such hashes overrule it. Default: "
+            "learned from its answers (docs/hashes.md)"
         ),
     ] = None
     hardware: Annotated[
@@ -213,9 +215,28 @@ def pool_of(replica: ReplicaConfig, names: Sequence[str]) -> str | None:
 class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     connect_timeout_s: Annotated[Seconds, Meta(description="time to connect to a replica")] = 2.0
     first_byte_timeout_s: Annotated[
-        Seconds, Meta(description="time to the first byte of the answer")
+        Seconds,
+        Meta(
+            description="time to the first byte of the answer, keep-alive comments not counted; a "
+            "replica that is seen at work is waited for"
+        ),
     ] = 600.0
-    idle_timeout_s: Annotated[Seconds, Meta(description="longest silence inside an answer")] = 120.0
+    idle_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="longest silence inside an answer; a replica that is seen at work is "
+            "waited for"
+        ),
+    ] = 120.0
+    early_stream_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="after so many silent seconds a stream's client gets status 200 and a "
+            "keep-alive comment, then a comment after each further silence: for proxies in front "
+            "that drop silent connections (docs/failures.md); default: a stream begins with its "
+            "first token"
+        ),
+    ] = None
     max_tries: Annotated[
         int, Meta(ge=1, description="replicas tried before a client sees a failure")
     ] = 3

@@ -37,6 +37,13 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, str],
         Meta(description="served model -> the engine's --tokenizer-mode, if it got one, NAME=MODE"),
     ] = {}
+    reasoning_effort_maps: Annotated[
+        dict[str, dict[str, str]],
+        Meta(
+            description="served model -> the engine's --reasoning-effort-map, if it got one, "
+            'NAME={"medium":"low"} (vLLM 0.33 or newer)'
+        ),
+    ] = {}
     start_dates: Annotated[
         dict[str, str],
         Meta(

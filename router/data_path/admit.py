@@ -68,7 +68,7 @@ class Admission:
         tenancy.charge(job, elsewhere or choice, now_s)
         prefill = self._book(job, elsewhere, now_s) if elsewhere is not None else None
         placement = self._book(job, choice, now_s, prefill=prefill)
-        if job.session_hash is not None:
+        if job.session_hash is not None and job.prompt is not None:
             self._sessions.note(job.session_hash, choice.candidate.id, now_s)
         self._attribution.admitted(job)
         job.tried.add(choice.candidate.replica.name)
@@ -200,9 +200,11 @@ class Admission:
 
     def answered(self, job: Job, placement: Placement, answer: Answer) -> None:
         """Note the first token of an answer, if it has come."""
-        if job.session_hash is not None and answer.outcome_status == 200:
+        is_prompt = job.prompt is not None
+        if is_prompt and job.session_hash is not None and answer.outcome_status == 200:
             self._sessions.computed(job.session_hash, placement.candidate.id, job.num_tokens)
-        if job.streams and answer.outcome_status == 200 and answer.first_s is not None:
+        is_all = job.num_prompts == 1  # a batch's first token is that of one of its prompts
+        if job.streams and is_all and answer.outcome_status == 200 and answer.first_s is not None:
             self._fleet.first_token(placement.lease, answer.first_s)
             if self._outbox is not None:
                 self._outbox.answered(placement.lease, answer.first_s)
@@ -237,14 +239,17 @@ def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
     num_cached = max(view.num_gpu_tokens, view.num_cpu_tokens) + num_pool
     is_prompt = job.prompt is not None
     return Booking(
-        num_uncached_tokens=max(job.num_tokens - num_cached, 0) if is_prompt else 0,
+        num_uncached_tokens=max(job.num_tokens - num_cached, 0) + job.num_more_tokens
+        if is_prompt
+        else 0,
         num_cached_tokens=num_cached,
         num_fetched_tokens=num_cached - view.num_gpu_tokens,
         is_from_pool=num_pool > 0,
         num_disk_tokens=choice.num_disk_tokens if num_pool else 0,
-        streams=job.streams and is_prompt,  # else its time teaches nothing
+        streams=job.streams and is_prompt and job.num_prompts == 1,  # else its time teaches nothing
         session_hash=job.session_hash if is_prompt and is_session else None,
         is_batch=job.service_class == BATCH,
+        num_prompts=job.num_prompts,
     )
 
 

@@ -64,7 +64,7 @@ class Decider:
         self._sessions = sessions
         self._experiments = experiments
         self._policy = policy
-        self._plain_policy = create("session_sticky", {})  # of what is only passed through
+        self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
         self._seed = seed
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 

@@ -78,7 +78,7 @@ class Handing:
         if not job.is_handed_over:
             return False
         model, now_s = job.model or "", monotonic()
-        if answer.outcome_status == 400 and _FIELD in answer.first:
+        if answer.outcome_status == 400 and _FIELD in answer.readable:
             self._hand_over.suspend(model, "refused", now_s)
             job.kind = None
             job.is_handed_over = False

@@ -43,6 +43,7 @@ class RequestHeaders:
             headers.update(self._key.headers(placement.candidate.replica.url))
         if not job.forwarded[1]:
             headers.popall("Content-Encoding", None)
+        headers["Accept-Encoding"] = "identity"  # what is compressed cannot be read on its way
         headers["X-Request-Id"] = job.engine_id or job.request_id
         headers.popall("X-Session-ID", None)
         if job.learns_as is not None:

@@ -63,6 +63,7 @@ class Job(Struct, kw_only=True):
     request_id: str
     model: str | None = None
     streams: bool = False
+    keepalive_s: float | None = None  # how often its client gets a comment; None: never
     response_id: str | None = None  # of an earlier response that it is about, or goes on from
     owner: str | None = None  # the replica that issued it: no other has it
     is_kept: bool = False  # its engine may keep the response, so others may ask for it
@@ -77,6 +78,7 @@ class Job(Struct, kw_only=True):
     way: str = "unknown"  # local | media | prefix | engine | unknown | continued: where from
     num_tokens: int = 0
     num_rest_tokens: int = 0  # of these, estimated behind what is known of the prompt's
+    num_more_tokens: int = 0  # of a batch's prompts behind the first
     num_head_tokens: int = 0  # in front of the first image or sound, where that is known
     num_named_tokens: int = 0  # in front of the first of which no engine's name is known
     unseen: Unseen | None = None  # items of which no event has shown the name; None: none
@@ -126,6 +128,11 @@ class Job(Struct, kw_only=True):
         """Whether the tokens are known to the prompt's end."""
         return self.tokens is not None and not self.num_rest_tokens
 
+    @property
+    def num_prompts(self) -> int:
+        """Count the prompts of a request: several if it is a batch of completions."""
+        return len(self.completion.prompts) if self.completion is not None else 1
+
     def is_predicted(self, candidate: CandidateId) -> bool:
         """Return whether what a candidate reuses of the prompt is more than a guess."""
         return self.tokens is not None or candidate in self.traced
@@ -167,7 +174,9 @@ class Job(Struct, kw_only=True):
 
     def is_placed_at(self, candidate: Candidate) -> bool:
         """Return whether its engine computes it there, not at another of its ranks."""
-        return candidate.rank is None or self.inbound.api.honours_rank
+        if candidate.rank is None:
+            return True
+        return self.inbound.api.honours_rank(candidate.replica.version)
 
     def drop_content(self) -> None:
         """Let go of what was parsed of the prompt: its tokens are known, its bytes are kept.

@@ -117,8 +117,9 @@ class Matcher:
         alike = same_names(job, candidates)
         contracts = self._by_contract(job, alike)
         matches = self._matches(job, contracts)
-        if not job.inbound.api.honours_rank:
-            matches = _of_any_rank(matches, candidates)
+        if job.inbound.api.ranks_since is not None:
+            anywhere = [each for each in candidates if not job.is_placed_at(each)]
+            matches = _of_any_rank(matches, anywhere)
         pools: dict[CandidateId, PoolMatch] = {}
         if self._pool is not None and contracts:
             pools = self._pool.match(job, alike, contracts, self._caches.index)
@@ -132,6 +133,8 @@ class Matcher:
     def surviving(self, job: Job, candidate: Candidate, view: ReplicaView) -> ReplicaView:
         """Show of the chosen candidate what of its match is left when it comes to the request.
 
+        And no more than what is whole: a match is found by bisecting.
+
         Those in front of it evict the rest. Policies go by what is there now: without the queue
         they would move more conversations, and recompute a tenth more (docs/studies.md).
         """
@@ -141,7 +144,10 @@ class Matcher:
         if view.id in job.traced or not job.is_placed_at(candidate):
             return view
         num_blocks = view.num_gpu_tokens // contract.block_size
-        num_left = self._caches.surviving(job.keys(contract), view.id, num_blocks)
+        keys = job.keys(contract)
+        num_left = self._caches.surviving(keys, view.id, num_blocks)
+        if view.id not in job.found:  # its blocks are known here
+            num_left = min(num_left, self._caches.unbroken(keys, view.id, num_blocks))
         if num_left == num_blocks:
             return view
         num_gpu = num_left * contract.block_size

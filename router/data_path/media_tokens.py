@@ -99,7 +99,7 @@ class MediaFinder:
             data = data_of(url)
             if data is None:
                 return None
-            name = name_of(item, data, book.model_id, book.sample_rate)
+            name = name_of(item, data, book.model_id, book.sample_rate, book.release)
             return name, orjson.dumps({"model": model, "messages": messages})
 
         loop = asyncio.get_running_loop()

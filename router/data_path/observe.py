@@ -221,7 +221,8 @@ class Observer:
                 result = "evicted"  # between decision and schedule: no fault of what we know
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
-        if self._token_audit.is_partial(job, placement, reported, size):
+        is_partial = self._token_audit.is_partial(job, placement, reported, size)
+        if is_partial or self._caches.is_unknown(name, job.extra):
             metrics.audit["partial"].inc()
             metrics.reported_tokens.inc(reported)
             return
@@ -230,7 +231,13 @@ class Observer:
         metrics.reported_tokens.inc(reported)
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if result != "evicted" and (not is_pooled or error == 0):
-            changed = self._caches.audit(name, placement.num_cached_tokens, reported)
+            changed = self._caches.audit(
+                name,
+                placement.num_cached_tokens,
+                reported,
+                claim,
+                num_cpu_tokens=placement.num_cpu_tokens,
+            )
             if changed is not None:
                 self._metrics.last_block_changes.labels(name).inc()
                 text = "its answers show what becomes of the last block of a hit (EAGLE, MTP)"

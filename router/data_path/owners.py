@@ -96,7 +96,7 @@ class Owners:
         """Remember which replica issued the response that an answer brings."""
         if not job.is_kept or answer.status != _OK:
             return
-        response_id = issued_in(answer.first, is_event_stream=answer.is_event_stream)
+        response_id = issued_in(answer.readable, is_event_stream=answer.is_event_stream)
         entry = self._registry.find(placement.candidate.replica.name)
         if response_id is not None and entry is not None:
             self._known.note(_key(job, response_id), entry.identity)

@@ -28,6 +28,7 @@ from typing import Final
 from msgspec import Struct
 
 from router.api.anthropic import counted_body
+from router.api.apis import APIS
 from router.api.usage import Usage
 from router.data_path import tenancy
 from router.data_path.admit import Admission
@@ -48,6 +49,7 @@ from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
 from router.discovery.served_models import ServedModels
 from router.errors import (
+    ConnectTimeout,
     NoReplicaAvailable,
     OutOfConnections,
     ResponseNotFound,
@@ -82,10 +84,16 @@ class Steps(Struct, frozen=True, kw_only=True):
 
 
 class Pipeline:
-    """Routes requests. All state it changes sits in its steps."""
+    """Routes requests. All state it changes sits in its steps.
 
-    def __init__(self, steps: Steps) -> None:
+    Args:
+        early_stream_s: After what silence a stream's client gets a comment, unless it asks for
+            another one; None: never.
+    """
+
+    def __init__(self, steps: Steps, *, early_stream_s: float | None = None) -> None:
         self.steps = steps
+        self._early_stream_s = early_stream_s
 
     async def route(self, inbound: Inbound, reply: Reply, request_id: str) -> None:
         """Answer one request.
@@ -95,18 +103,22 @@ class Pipeline:
         """
         job = await self.prepare(inbound, request_id)  # 1, 2, and of 3 what may wait
         if job.num_counted_tokens is not None:
-            await reply.send(200, counted_headers(job), counted_body(job.num_counted_tokens))
+            body = counted_body(job.num_counted_tokens)
+            await reply.send(200, counted_headers(job), body, is_own=True)
             self.steps.observer.counted(job)
             return
         job.drop_content()
         job.tokenized_s = monotonic()
-        keepalive_s = keepalive_s_of(inbound.headers) if job.streams else None
-        if keepalive_s is None:
+        if job.streams:
+            job.keepalive_s = keepalive_s_of(inbound.headers)
+            if job.keepalive_s is None and inbound.api in APIS.values():
+                job.keepalive_s = self._early_stream_s
+        if job.keepalive_s is None:
             await self._answer(job, reply)
             return
         error: Exception | None = None
         async with asyncio.TaskGroup() as tg:
-            comments = tg.create_task(reply.keep_alive(keepalive_s), name="comments")
+            comments = tg.create_task(reply.keep_alive(job.keepalive_s), name="comments")
             try:
                 await self._answer(job, reply)
             except (RouterError, ConnectionError) as exc:
@@ -299,7 +311,7 @@ def _last_word(job: Job, error: UpstreamError) -> RouterError:
 
     But the response that a replica had issued will not.
     """
-    if not isinstance(error, UpstreamUnreachable):
+    if not isinstance(error, UpstreamUnreachable | ConnectTimeout):
         return error
     if job.owner is not None and job.response_id is not None:
         return ResponseNotFound(job.response_id)

@@ -350,11 +350,12 @@ class Prefill:
             if answer.status != 200:
                 return _Done(failure=f"status_{answer.status}")
             self._admission.prefilled(placement)
-            usage = job.inbound.api.usage_of_body(answer.first)
+            body = answer.readable
+            usage = job.inbound.api.usage_of_body(body)
             return _Done(
                 num_cached_tokens=usage.num_cached_tokens if usage is not None else None,
-                is_capped=is_capped(answer.first),
-                params=transfer_params(answer.first),
+                is_capped=is_capped(body),
+                params=transfer_params(body),
             )
         finally:
             self._admission.release(placement, outcome)

@@ -18,6 +18,7 @@ from router.api import forms
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import KnownMessages
 from router.api.model_names import named_model
+from router.api.not_json import why_not_json
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
 from router.api.response_ids import CREATE, is_kept, named_in
@@ -104,7 +105,7 @@ class Reader:
                     return outline
                 if not inbound.needs_json:
                     return None
-                raise BadRequest(f"the body is no JSON object: {outline.wrong}")
+                raise BadRequest(why_not_json(outline.wrong))
         return _whole(inbound)
 
     def _job(
@@ -224,7 +225,7 @@ def _whole(inbound: Inbound) -> dict[str, Any] | None:
     except orjson.JSONDecodeError as exc:
         if not inbound.needs_json:
             return None
-        raise BadRequest(f"the body is not JSON, or nested deeper than 1,024: {exc}") from exc
+        raise BadRequest(why_not_json(str(exc))) from exc
     if isinstance(body, dict):
         return body
     if not inbound.needs_json:

@@ -47,14 +47,16 @@ Send = Callable[[Job], Awaitable[tuple[Placement, Answer]]]
 class Reply(Protocol):
     """Where the answer goes: the client's connection."""
 
-    async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send a whole answer."""
+    async def send(
+        self, status: int, headers: CIMultiDict[str], body: bytes, *, is_own: bool = False
+    ) -> None:
+        """Send a whole answer; `is_own`: no engine gave it."""
 
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin an answer of unknown length."""
 
     async def keep_alive(self, every_s: float) -> None:
-        """Write comments to the client of a stream until it gets something to read; runs on."""
+        """Write a comment to a stream's client after each silence of so long; runs on."""
 
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once; wait for a client that is behind."""
@@ -116,7 +118,7 @@ class Relay:
             # A short stream is here as a whole, too.
             api = job.inbound.api
             read = api.usage_of_stream if answer.is_event_stream else api.usage_of_body
-            return read(answer.first)
+            return read(answer.readable)
         await reply.start(answer.status, headers)
         if isinstance(terms, Terms):
             stream = Continuation(terms)

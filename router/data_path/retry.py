@@ -43,7 +43,10 @@ _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 UNLOADED: Final = "adapter_unloaded"
 """A 404 of a replica that has unloaded the adapter; see router.discovery.served_models."""
 
-_NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED}
+SET_ASIDE: Final = "set_aside"
+"""A 503 of a replica that is paused or scales; see router.data_path.forward."""
+
+_NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
 _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})

@@ -91,12 +91,12 @@ def charge(job: Job, choice: Choice, now_s: float) -> None:
     """
     if job.tenant is None or job.charge is not None:
         return
-    batch = job.completion is not None and len(job.completion.prompts) > 1
-    if job.tokens is None or batch:  # of a batch only the first prompt is looked at
+    if job.tokens is None:
         num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
         num_own = max(choice.view.num_gpu_tokens, choice.view.num_cpu_tokens)
         num_tokens = max(job.num_tokens - num_own - choice.num_pool_tokens, 0)
+        num_tokens += job.num_more_tokens
     job.charge = job.tenant.account.charge(num_tokens, now_s)
 
 

@@ -116,6 +116,8 @@ class Tokenizer:
         self._metrics.tokenized.labels(job.way).inc()
         if job.tokens is not None:
             job.num_tokens = job.tokens.num_tokens + job.num_rest_tokens
+            if job.completion is not None:
+                job.num_more_tokens = _num_more_tokens(job.completion)
         else:
             job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
 
@@ -423,6 +425,14 @@ def _num_named_tokens(tokens: Tokens, items: Sequence[KnownMedia]) -> int:
         if not item.is_named:
             return span.start
     return tokens.num_tokens
+
+
+def _num_more_tokens(request: CompletionRequest) -> int:
+    """Count the tokens of a batch's prompts behind the first; those of texts are estimated."""
+    return sum(
+        len(prompt) // _BYTES_PER_TOKEN if isinstance(prompt, str) else len(prompt)
+        for prompt in request.prompts[1:]
+    )
 
 
 def _num_chars(request: CompletionRequest) -> int:

@@ -203,7 +203,7 @@ class WaitingRoom:
         return Waiting(
             item=_Seat(job, asyncio.get_running_loop().create_future()),
             session=job.session_hash,
-            num_tokens=job.num_tokens,
+            num_tokens=job.num_tokens + job.num_more_tokens,
             since_s=now_s,
             is_batch=job.service_class == BATCH,
             tenant=tenant.name if tenant is not None else "",

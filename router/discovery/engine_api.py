@@ -13,7 +13,6 @@ so the lowest is its own 0; outside of this file ranks have local numbers.
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final, Self, TypeVar
@@ -37,9 +36,11 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.kv_events.subscriber import EventSource
+from router.releases import V0_32, is_at_least
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.event_ports import EventPorts
 from router.replicas.replica import ServedModel
+from router.replicas.signs import Figures
 from router.roles import Role
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
@@ -61,6 +62,11 @@ _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
 _PATIENCE: Final = 3  # a whole answer may take so many times as long as its next bytes
 _MOST_CONNECTIONS: Final = 256
 _KEPT_S: Final = 4.0  # less than the 5 s after which an engine's server closes one that is idle
+_PROGRESS: Final = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:kv_cache_usage_perc",
+)
 _JSON: Final = {"Content-Type": "application/json"}
 
 
@@ -101,7 +107,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
         A connector that loads nothing is a producer's. What loads is a consumer's, or both's.
         Source: vllm/v1/metrics/loggers.py, 0.32.0.
         """
-        if self.has_pool_connector and not self.loads_kv and _is_recent(self.version):
+        if self.has_pool_connector and not self.loads_kv and is_at_least(self.version, V0_32):
             return "prefill"
         return None
 
@@ -113,7 +119,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
             return self.event_sources
         replay = replica.replay or (None,) * len(replica.events)
         return {
-            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank])
+            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank], is_configured=True)
             for rank, endpoint in enumerate(replica.events)
         }
 
@@ -135,6 +141,7 @@ class RankLoads(Struct, frozen=True, kw_only=True):
     kv_usage: dict[int, float] = {}  # share of blocks that running requests use
     token_s: dict[int, float] = {}  # times between tokens since it started, summed
     num_tokens: dict[int, int] = {}  # how many
+    figures: Figures | None = None  # of its work, all ranks together; None: it shows none
     sleep: SleepState | None  # None: not known: it did not say whether it is paused
     rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
     cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # as of EngineFacts
@@ -327,6 +334,7 @@ class EngineApi:
             rank_numbers=_numbers(sources, running) if sources is not None else (),
             sleep=sleep,
             cache_shapes=page.cache_shapes(),
+            figures=_figures(page, running, waiting),
         )
 
     async def tokenize(self, replica: str, url: str, body: bytes, *, timeout_s: float) -> list[int]:
@@ -493,6 +501,21 @@ async def _read(
     return bytes(body)
 
 
+def _figures(
+    page: pages.Metrics, running: Mapping[int, int], waiting: Mapping[int, int]
+) -> Figures | None:
+    """Read what shows that an engine works: tokens computed, and the cache in use.
+
+    A long prompt counts when it has been computed; meanwhile it takes blocks. Source: vLLM 0.32
+    v1/metrics/loggers.py, set after each step.
+    """
+    if not running:
+        return None
+    totals = [page.sums_by_rank(name) for name in _PROGRESS]
+    progress = tuple(sum(ranks.values()) for ranks in totals)
+    return Figures(num_requests=sum(running.values()) + sum(waiting.values()), progress=progress)
+
+
 def _no_engine(url: str, answer: Answer) -> str:
     """Say what may be wrong with a base URL where something else than an engine answers."""
     if b"https" in answer.body[:_SHOWN].lower() and url.startswith("http://"):
@@ -507,12 +530,6 @@ def _maybe_tls(url: str) -> str:
     """Return the hint for a first question in plain HTTP that a TLS port does not answer."""
     is_first = url.startswith("http://") and url.endswith("/v1/models")
     return "; does it speak TLS? Then write https://" if is_first else ""
-
-
-def _is_recent(version: str | None) -> bool:
-    """Return whether a release is 0.32 or later."""
-    numbers = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 32)
 
 
 def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:

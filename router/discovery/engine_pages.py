@@ -34,8 +34,10 @@ _MAX_LINE_CHARS: Final = 4_096
 
 _LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 
-_EAGLES: Final = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-"""Methods of speculative decoding that want the last block computed again, of vLLM 0.32.0."""
+_EAGLES: Final = frozenset({"eagle", "eagle3", "mtp"})
+_UNTIL_0_32: Final = frozenset({"dflash", "dspark"})
+"""Methods of speculative decoding that want the last block computed again. Source:
+`needs_eagle_block_drop` in vllm/config/speculative.py, 0.33.0, and `use_eagle` there, 0.32.0."""
 
 _QUANTIZATIONS: Final = {
     "auto_gptq": "gptq",
@@ -107,6 +109,16 @@ class _KvTransfer(_Connector):
 class _Speculation(Struct):
     method: Annotated[str, Meta(max_length=64)] | None = None
     disable_eagle_block_drop: bool = False
+    disable_lookahead_block_hashes: bool | None = None  # None: a release before 0.33
+
+    def drops_last(self, *, has_connector: bool) -> bool:
+        """Return whether the last block of each hit is dropped."""
+        if self.disable_eagle_block_drop:
+            return False
+        if self.disable_lookahead_block_hashes is None:
+            return self.method in _EAGLES or self.method in _UNTIL_0_32
+        hashes_ahead = not self.disable_lookahead_block_hashes and not has_connector
+        return self.method in _EAGLES and not hashes_ahead
 
 
 class _ModelConfig(Struct):
@@ -284,8 +296,7 @@ def server_info(body: bytes) -> ServerInfo:
             dict.fromkeys(TRANSFER_OF_CONNECTOR[each.kv_connector or ""] for each in known)
         ),
         eagle=speculation is not None
-        and speculation.method in _EAGLES
-        and not speculation.disable_eagle_block_drop,
+        and speculation.drops_last(has_connector=transfer is not None),
         weights=model.weights if model is not None else {},
         key_head=_key_head(store, model) if store is not None and model is not None else None,
     )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 
 from router.config import HealthConfig
 from router.discovery.engine_api import EngineApi, EngineFacts, RankLoads
@@ -46,58 +47,79 @@ class Probes:
         load_due_s = time.monotonic()
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
-        was_up = True
+        was_up, doubted = True, asyncio.Event()
+        self._fleet.signs(name).on_doubt = doubted.set
         while True:
-            await asyncio.sleep(health.interval_s * random.uniform(0.9, 1.1))
+            await _pause(doubted, health.interval_s * random.uniform(0.9, 1.1))
+            is_doubted = doubted.is_set()
+            doubted.clear()
+            is_silent = False
             try:
                 await self._engine_api.ping(name, replica.url)
             except NotAsked:
                 continue
             except UpstreamError as exc:
+                is_silent = was_up and self._shows_life(name, exc)
                 is_up = self.is_up_after(name, exc)
                 if was_up and not is_up:
                     was_up = False
                     logger.warning("replica down", extra={"replica": name, "reason": exc.message})
-                continue
-            if time.monotonic() >= load_due_s or not was_up:
-                asked_s = time.monotonic()
-                load_due_s = asked_s + health.load_interval_s
-                load = await self._engine_api.load(
-                    name,
-                    replica.url,
-                    names_sources=facts.names_sources,
-                    shows_pause=facts.shows_pause,
-                )
-                if not was_up and (load is None or load.started_s is None):
-                    return  # it may be another process: ask for everything
-                if load is not None:
-                    if _is_another(load, facts):
-                        return
-                    if load.rank_numbers and load.rank_numbers != facts.rank_numbers:
-                        fields = {"replica": name, "ranks": len(load.rank_numbers)}
-                        logger.warning("replica has other ranks now", extra=fields)
-                        return  # scaled: ranks that went are dropped, those that came are found
-                    if load.sleep is not None:
-                        self._sleepers.note(name, load.sleep, asked_s)
-                    for candidate in candidates_of(replica):
-                        rank = candidate.rank or 0
-                        self._fleet.note_engine_load(
-                            candidate.id,
-                            EngineLoad(
-                                num_running=load.num_running.get(rank, 0),
-                                num_waiting=load.num_waiting.get(rank, 0),
-                                kv_usage=load.kv_usage.get(rank),
-                                token_s=load.token_s.get(rank, 0.0),
-                                num_tokens=load.num_tokens.get(rank, 0),
-                                at_s=time.monotonic(),
-                            ),
-                        )
-                if not await self._serves_the_same(name):
+                if not is_silent:
+                    continue
+            if time.monotonic() >= load_due_s or not was_up or is_doubted:
+                load_due_s = time.monotonic() + health.load_interval_s
+                if not await self._read_load(replica, facts, was_up=was_up):
                     return
+            if is_silent:
+                continue
             self._fleet.probe_ok(name, time.monotonic())
             if not was_up:
                 was_up = True
                 logger.info("replica up again", extra={"replica": name})
+
+    async def _read_load(self, replica: Replica, facts: EngineFacts, *, was_up: bool) -> bool:
+        """Read a replica's load; False: ask it for everything, it may be another process."""
+        name, fleet = replica.name, self._fleet
+        asked_s, num_sent = time.monotonic(), fleet.num_sent(name)
+        load = await self._engine_api.load(
+            name, replica.url, names_sources=facts.names_sources, shows_pause=facts.shows_pause
+        )
+        if load is None:
+            self._sleepers.look_again(name, asked_s)
+        figures = load.figures if load is not None else None
+        num_sent = min(num_sent, fleet.num_sent(name))
+        fleet.signs(name).read(figures, num_sent, time.monotonic())
+        if not was_up and (load is None or load.started_s is None):
+            return False
+        if load is not None:
+            if _is_another(load, facts):
+                return False
+            if load.rank_numbers and load.rank_numbers != facts.rank_numbers:
+                fields = {"replica": name, "ranks": len(load.rank_numbers)}
+                logger.warning("replica has other ranks now", extra=fields)
+                return False  # scaled: ranks that went are dropped, those that came are found
+            if load.sleep is not None:
+                self._sleepers.note(name, load.sleep, asked_s)
+            for candidate in candidates_of(replica):
+                rank = candidate.rank or 0
+                fleet.note_engine_load(
+                    candidate.id,
+                    EngineLoad(
+                        num_running=load.num_running.get(rank, 0),
+                        num_waiting=load.num_waiting.get(rank, 0),
+                        kv_usage=load.kv_usage.get(rank),
+                        token_s=load.token_s.get(rank, 0.0),
+                        num_tokens=load.num_tokens.get(rank, 0),
+                        at_s=time.monotonic(),
+                    ),
+                )
+        return await self._serves_the_same(name)
+
+    def _shows_life(self, name: str, failure: UpstreamError) -> bool:
+        """Return whether bytes of answers came lately from a replica that answered no probe."""
+        lately_s = self._health.interval_s + self._health.timeout_s
+        alive_s = self._fleet.signs(name).alive_s
+        return isinstance(failure, UpstreamTimeout) and alive_s >= time.monotonic() - lately_s
 
     async def _serves_the_same(self, name: str) -> bool:
         """Refresh the adapters; False: its base models are others, so it is another process."""
@@ -107,13 +129,26 @@ class Probes:
             return True  # health is judged by probes
 
     def is_up_after(self, name: str, failure: UpstreamError) -> bool:
-        """Count a failed probe; if the replica is down by it, waiting requests move on at once."""
+        """Count a failed probe; if the replica is down by it, waiting requests move on at once.
+
+        One that got no answer in time does not count while bytes of answers come.
+        """
         now_s = time.monotonic()
+        if self._shows_life(name, failure):
+            self._fleet.probe_excused(name)
+            return True
         self._fleet.probe_failed(name, _probe_failure(failure), now_s, jitter=random.random())
         is_up = self._fleet.is_up(name, now_s)
         if not is_up:
             self._upstream.abort(name)
         return is_up
+
+
+async def _pause(doubted: asyncio.Event, pause_s: float) -> None:
+    """Wait until a probe is due, or someone doubts that the replica is at work."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(pause_s):
+            await doubted.wait()
 
 
 def _is_another(load: RankLoads, facts: EngineFacts) -> bool:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from router.api.openai import parse_chat
 from router.config import TokensConfig
 from router.errors import RouterError
+from router.releases import Release, rules_of
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
 from router.tokens.panics import is_failure
@@ -42,12 +43,13 @@ class PrompterLoader:
         self._prompters.adapt({m.id: m.parent for m in replica.models if m.parent is not None})
         tokens = self._config
         for model in replica.models:
-            if model.parent is not None or not self._prompters.start_loading(model.id):
+            release = rules_of(replica.version)
+            if model.parent is not None or not self._prompters.start_loading(model.id, release):
                 continue
             source = tokens.models.get(model.id) or model.root or model.id
             loading = asyncio.get_running_loop().run_in_executor(
                 self._loaders,
-                partial(_warm_prompter, model.id, source, model.root or model.id, tokens),
+                partial(_warm_prompter, model.id, source, model.root or model.id, tokens, release),
             )
             loading.add_done_callback(partial(self._loaded, model.id, source, time.monotonic()))
 
@@ -92,7 +94,9 @@ class PrompterLoader:
             logger.info("tokenizers stays", extra={"model": model, "reason": reason})
 
 
-def _warm_prompter(model: str, source: str, model_id: str, config: TokensConfig) -> Prompter:
+def _warm_prompter(
+    model: str, source: str, model_id: str, config: TokensConfig, release: Release
+) -> Prompter:
     """Load a model's prompter and use it once: the first request need not compile a template.
 
     Whatever a model directory does to the libraries that read it, the engine can still tokenize.
@@ -105,7 +109,9 @@ def _warm_prompter(model: str, source: str, model_id: str, config: TokensConfig)
             chat_template=config.chat_templates.get(model),
             tokenizer_mode=config.tokenizer_modes.get(model),
             cache_tokens=config.cache_tokens,
+            release=release,
         )
+        prompter.map_efforts(config.reasoning_effort_maps.get(model, {}))
         if (pinned := config.start_dates.get(model)) is not None:
             prompter.set_date(date.fromisoformat(pinned))
         with suppress(NeedsEngine, RouterError):

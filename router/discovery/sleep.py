@@ -13,6 +13,10 @@ exists in dev mode alone, as /pause does (entrypoints/rl/online/api_router.py). 
 cache it does not say there; it did, unless with `clear_cache=false`, in every `mode` (v1/engine/
 core.py). An order of our own admin port is known with its parameters, at once.
 
+From 0.33 on, one that is paused answers new requests with 503, and so does one that elastic EP
+scales or has retired. The first such answer counts as seen (router.data_path.forward). The next
+look at its metrics says when it goes on. Without metrics, requests try it again after some seconds.
+
 What a replica lost is dropped when that is seen; and again when it is awake and has not said so
 yet, for history read meanwhile has the blocks from before. The pool is the master's to report
 (router.pool.follower).
@@ -31,6 +35,9 @@ from router.replicas.replica import Replica, candidates_of
 
 logger = logging.getLogger(__name__)
 
+ASIDE_S: Final = 5.0
+"""Without metrics a replica is tried again this long after its 503."""
+
 _WHY: Final[dict[SleepState, str]] = {
     "asleep": "replica sleeps: it gets no requests",
     "emptied": "replica sleeps: it gets no requests; it lost its cache and emptied its pool",
@@ -46,6 +53,7 @@ class Sleepers:
         self._caches = caches
         self._emptied: dict[str, list[tuple[RankStream, int]]] = {}  # and clears until then
         self._ordered_s: dict[str, float] = {}
+        self._aside_s: dict[str, float] = {}  # since when, by its own 503
 
     def note(self, name: str, state: SleepState, asked_s: float) -> None:
         """Note what a replica says; a change takes effect at once.
@@ -54,6 +62,16 @@ class Sleepers:
         """
         if asked_s >= self._ordered_s.get(name, asked_s):
             self._change(name, state, is_lost=state == "emptied")
+
+    def set_aside(self, name: str, now_s: float) -> None:
+        """Note a replica's 503 that says that it is paused, or being scaled."""
+        self._aside_s.setdefault(name, now_s)
+        self.note(name, "paused", now_s)
+
+    def look_again(self, name: str, now_s: float) -> None:
+        """Let requests try a replica that was set aside and whose metrics say nothing."""
+        if now_s - self._aside_s.get(name, now_s) >= ASIDE_S:
+            self._change(name, "awake", is_lost=False)
 
     def ordered(self, name: str, state: SleepState, now_s: float, *, is_lost: bool = False) -> None:
         """Note what an operator ordered and a replica confirmed; `is_lost`: its cache is."""
@@ -66,11 +84,14 @@ class Sleepers:
         """Forget a replica: another process answers there now, or none."""
         self._emptied.pop(name, None)
         self._ordered_s.pop(name, None)
+        self._aside_s.pop(name, None)
 
     def _change(self, name: str, state: SleepState, *, is_lost: bool) -> None:
         replica = self._replica(name)
         if replica is None:
             return
+        if state == "awake":
+            self._aside_s.pop(name, None)
         asleep, paused = state in ("asleep", "emptied"), state == "paused"
         if (replica.asleep, replica.paused) != (asleep, paused):
             self._fleet.set_sleep(name, asleep=asleep, paused=paused)

@@ -156,6 +156,7 @@ class Status:
                 events=_event_counts(stream) if stream is not None else {},
                 cost_error_ms=status.cost.error_ms,
                 trust=self._caches.trust(status.id),
+                cpu_trust=self._caches.cpu_trust(status.id),
                 drops_last=last_block.is_dropped if last_block is not None else None,
                 num_sessions=working_sets.at(status.id).num_sessions,
                 footprint_ratio=num_live_tokens / capacity if capacity else None,
@@ -215,14 +216,17 @@ class Status:
 
     def _describe_rank(self, status: CandidateStatus) -> dict[str, Any]:
         stream = self._caches.stream(status.id)
+        state, reason = self._caches.state_and_reason(status.id)
         return {
             "status": status,
-            "cache": self._caches.state(status.id),
-            "reason": stream.reason if stream is not None else "",
+            "cache": state,
+            "reason": reason,
             "contract": stream.contract if stream is not None else None,
             "num_gpu_blocks": self._caches.index.num_blocks(status.id, "gpu"),
             "num_cpu_blocks": self._caches.index.num_blocks(status.id, "cpu"),
             "trust": self._caches.trust(status.id),
+            "cpu_trust": self._caches.cpu_trust(status.id),
+            "not_understood": sorted(stream.unknown) if stream is not None else [],
             "eagle": _eagle(self._caches.index.last_blocks.get(status.id)),
             "reads_pool": self._reads_pool(status) if self._pools else None,
             "events": _event_counts(stream) if stream is not None else {},

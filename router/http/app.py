@@ -18,8 +18,9 @@ from aiohttp import web
 
 from router.api.apis import REALTIME, api_of
 from router.api.clients import Clients
-from router.api.encodings import AsSent, decoded
+from router.api.encodings import AsSent, decoded, utf8
 from router.api.failures import error_event
+from router.api.forms import SMALL_BYTES
 from router.api.routes import Route, Routes, loggable, shown
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
@@ -40,6 +41,7 @@ from router.errors import (
 )
 from router.http.answers import InternalError, error_answer, metrics_answer, without_message
 from router.http.connection import Handler
+from router.http.cors import Origins
 from router.http.draining import Draining
 from router.http.exchange import Exchange, request_ids
 from router.http.framing import expected
@@ -70,6 +72,7 @@ class DataApp:
         limits: LimitsConfig,
         routes: Routes,
         clients: Clients,
+        origins: Origins,
         withheld: Withheld,
         readiness: Readiness,
         draining: Draining,
@@ -83,6 +86,7 @@ class DataApp:
         self._intake = Intake(limits, metrics)
         self._routes = routes
         self._clients = clients
+        self._origins = origins
         self._withheld = withheld
         self._readiness = readiness
         self._tenants = tenants
@@ -98,20 +102,21 @@ class DataApp:
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request of the public port."""
-        if "Expect" in request.headers and (refusal := expected(request)) is not None:
-            return refusal
-        if request.method in _READS and (page := self._page(request.path)) is not None:
-            return await page(request)
+        if (answer := await self._own(request)) is not None:
+            answer.headers.update(self._origins.headers(request.headers))
+            return answer
         client = self._clients.find(request.remote, request.headers, request.scheme)
-        exchange = Exchange(request, client, self._ids)
+        exchange = Exchange(request, client, self._ids, self._origins)
         try:
             is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
-            route = self._routes.find(request.method, request.raw_path.partition("?")[0])
+            route = self._route(request)
             if is_socket != (route.takes == "socket"):
                 what = "no WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
                 raise BadRequest(f"{route.path} is {what}", param="Upgrade")
             if route.path == "/v1/models" and request.method in _READS:
-                return await self._models(request)  # with a slash at its end
+                answer = await self._models(request)  # with a slash at its end
+                answer.headers.update(exchange.own_headers)
+                return answer
             tenant = exchange.tenant = self._tenant(request)
             serve = self._connect if is_socket else self._answer
             # The tenant before its body: a client that may not ask costs nothing.
@@ -137,6 +142,31 @@ class DataApp:
             return self._failed(exchange, InternalError(message))
         assert exchange.response is not None
         return exchange.response
+
+    async def _own(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """Answer what no engine and no key is needed for; None: it is another request."""
+        if request.method == "OPTIONS":
+            return self._origins.preflight(request)
+        if "Expect" in request.headers and (refusal := expected(request)) is not None:
+            return refusal
+        page = self._page(request.path) if request.method in _READS else None
+        if page is None:
+            return None
+        return await page(request)
+
+    def _route(self, request: web.BaseRequest) -> Route:
+        """Find the route of a request.
+
+        Raises:
+            UnknownRoute, MethodNotAllowed: it is not served.
+        """
+        try:
+            return self._routes.find(request.method, request.raw_path.partition("?")[0])
+        except UnknownRoute:
+            if self._page(request.path) is None:
+                raise
+            message = f"{request.path[:200]!a} takes GET, HEAD, not {request.method[:20]!a}"
+            raise MethodNotAllowed(message, allowed="GET, HEAD, OPTIONS") from None
 
     def _page(self, path: str) -> Handler | None:
         """Find a page of the router's own."""
@@ -196,14 +226,12 @@ class DataApp:
         own_limit = tenant.body_bytes if tenant is not None else None
         body = await held.read(request, own_limit)
         as_sent = None
-        encoding = request.headers.get("Content-Encoding", "identity").lower()
-        if body and encoding != "identity" and route.takes != "any":
-            view = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
-            held.count(len(view))
-            as_sent = AsSent(body, view)
-            body = view
-        if body and route.takes == "form":
-            self._withheld.check_form(body, request.headers.get("Content-Type", ""))
+        if body and route.takes != "any":
+            view = await self._readable(request, route, body)
+            if view is not body:
+                held.count(len(view))
+                as_sent = AsSent(body, view)
+                body = view
         query = request.raw_path.partition("?")[2]
         return Inbound(
             api=api_of(request.method, route.path),
@@ -219,6 +247,24 @@ class DataApp:
             as_sent=as_sent,
             client=exchange.client,
         )
+
+    async def _readable(self, request: web.BaseRequest, route: Route, body: bytes) -> bytes:
+        """Decode a body; `body` itself, if it is plain. A form is checked.
+
+        Raises:
+            ClientError: it is not what it says, or has what clients must not send.
+        """
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            body = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
+        if route.takes == "json":
+            return utf8(body)
+        kind = request.headers.get("Content-Type", "")
+        if len(body) <= SMALL_BYTES:
+            self._withheld.check_form(body, kind)
+        else:
+            await asyncio.to_thread(self._withheld.check_form, body, kind)
+        return body
 
     def _tenant(self, request: web.BaseRequest) -> Tenant | None:
         """Find whose request it is; None: clients are not told apart.
@@ -268,8 +314,7 @@ class DataApp:
                 "path": loggable(request.raw_path.partition("?")[0]) if of_route else None,
             },
         )
-        headers = {"x-warmroute-request-id": exchange.request_id}
-        return error_answer(error, exchange.request.path, headers)
+        return error_answer(error, exchange.request.path, exchange.own_headers)
 
     async def _healthz(self, _: web.BaseRequest) -> web.Response:
         return web.Response(text="ok\n")
@@ -305,6 +350,8 @@ class DataApp:
             for model in self._models_of(request):
                 if model["id"] == wanted:
                     return web.Response(body=orjson.dumps(model), content_type="application/json")
+            if self._fleet.absent():
+                raise NoReplicaAvailable(f"No replica of `{wanted[:200]}` has answered yet.")
             raise UnknownModel(f"The model `{wanted[:200]}` does not exist.", param="model")
         except RouterError as error:
             return error_answer(error, request.path)

@@ -15,9 +15,11 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.api.clients import Client
+from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
 from router.api.realtime import error_text
 from router.errors import BadRequest, ShuttingDown, UpstreamBroken
+from router.http.cors import Origins
 from router.tenants import Tenant
 from router.upstream.socket import CLOSE_S, Socket
 
@@ -27,6 +29,7 @@ logging.getLogger("aiohttp.websocket").setLevel(logging.CRITICAL)
 _LAST_WORD_S: Final = 0.5
 _RESTARTS: Final = 1012  # close code, IANA's registry: service restart
 _COMMENT: Final = b": no token yet\n\n"
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _AT_ONCE_BYTES: Final = 32 * 1024  # for which an empty write buffer has room
 _BEHIND_BYTES: Final = 64 * 1024  # waiting for a client: as much as a transport takes by default
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -45,13 +48,17 @@ class Exchange:
 
     Args:
         ids: Where its id is from, if the client has given it none.
+        origins: Which web pages may read its answer.
     """
 
     __slots__ = (
         "_is_chunked",
         "_is_early",
+        "_last",
+        "_origins",
         "_socket",
         "_transport",
+        "_written_s",
         "arrived_s",
         "client",
         "request",
@@ -60,7 +67,9 @@ class Exchange:
         "tenant",
     )
 
-    def __init__(self, request: web.BaseRequest, client: Client, ids: Iterator[str]) -> None:
+    def __init__(
+        self, request: web.BaseRequest, client: Client, ids: Iterator[str], origins: Origins
+    ) -> None:
         given = request.headers.get("X-Request-Id", "")
         self.arrived_s = time.monotonic()
         self.request = request
@@ -68,23 +77,41 @@ class Exchange:
         self.client = client
         self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
         self.response: web.StreamResponse | None = None
+        self._origins = origins
         self._is_chunked = False
         self._is_early = False
+        self._last = b""  # the last piece of an answer
+        self._written_s = self.arrived_s  # when it was written
         self._socket: Socket | None = None  # None: it is no WebSocket (yet)
         self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
-    async def send(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send a whole answer.
+    @property
+    def own_headers(self) -> dict[str, str]:
+        """The headers of every answer that no engine gave."""
+        return {
+            "x-warmroute-request-id": self.request_id,
+            **self._origins.headers(self.request.headers),
+        }
+
+    async def send(
+        self, status: int, headers: CIMultiDict[str], body: bytes, *, is_own: bool = False
+    ) -> None:
+        """Send a whole answer; `is_own`: no engine gave it.
 
         A small one at once, without waiting: booking the request out and recording it, which comes
         next, would keep it back for 0.1 to 0.3 ms. A large one when the handler returns it.
         """
         if self._is_early:
+            if is_encoded(headers):
+                raise UpstreamBroken("", "the answer is compressed, which was not asked for")
             self._is_early = False
             if status != 200:
                 body = engine_error_event(body, self.request.path)
             self.put(body)
             return
+        if is_own:
+            headers.update(self.own_headers)
+        self._origins.restrict(self.request.headers, headers)
         self.response = response = web.Response(status=status, headers=headers, body=body)
         if len(body) <= _AT_ONCE_BYTES:
             with suppress(ConnectionError):  # aiohttp finds out by itself
@@ -98,11 +125,15 @@ class Exchange:
             UpstreamBroken: its client takes a stream for begun, and it is an error.
         """
         if self._is_early:
+            if is_encoded(headers):
+                replica = headers.get("x-warmroute-replica", "")
+                raise UpstreamBroken(replica, "the answer is compressed, which was not asked for")
             if status != 200:
                 replica = headers.get("x-warmroute-replica", "")
                 raise UpstreamBroken(replica, f"replica {replica} answered with status {status}")
             self._is_early = False
             return
+        self._origins.restrict(self.request.headers, headers)
         self.response = web.StreamResponse(status=status, headers=headers)
         await self.response.prepare(self.request)
         self._is_chunked = "Transfer-Encoding" in self.response.headers
@@ -112,6 +143,7 @@ class Exchange:
         """Send the next piece, at once."""
         assert self.response is not None
         if chunk:
+            self._last, self._written_s = chunk, time.monotonic()
             await self.response.write(chunk)
 
     def put(self, chunk: bytes) -> bool:
@@ -125,6 +157,7 @@ class Exchange:
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
+        self._last, self._written_s = chunk, time.monotonic()
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
         return transport.get_write_buffer_size() <= _BEHIND_BYTES
 
@@ -133,23 +166,35 @@ class Exchange:
         await self.request.writer.drain()
 
     async def keep_alive(self, every_s: float) -> None:
-        """Write comments to the client of a stream until it gets something to read; runs on.
+        """Write a comment to a stream's client after each silence of `every_s`; runs on.
 
-        With the first one its answer begins: what goes wrong from there on comes as an event.
+        With a comment before the first token the answer begins: what goes wrong from there on
+        comes as an event. Inside an answer comments stand between events.
         """
+        self._written_s = time.monotonic()
         with suppress(ConnectionError):  # found out by who writes the answer
             while True:
-                await asyncio.sleep(every_s)
+                left_s = self._written_s + every_s - time.monotonic()
+                if left_s > 0.0:
+                    await asyncio.sleep(left_s)
+                    continue
                 if self.response is None:
                     headers = {
                         "Content-Type": "text/event-stream; charset=utf-8",
                         "Cache-Control": "no-cache",
-                        "x-warmroute-request-id": self.request_id,
+                        **self.own_headers,
                     }
                     await self.start(200, CIMultiDict(headers))
                     self._is_early = True
-                if self._is_early:
+                if self._is_early or self._is_between_events():
                     self.put(_COMMENT)
+                else:
+                    await asyncio.sleep(every_s)
+
+    def _is_between_events(self) -> bool:
+        """Return whether a comment may be written into a stream now."""
+        is_plain = self.response is not None and "Content-Encoding" not in self.response.headers
+        return is_plain and self.is_stream and self._last.endswith(_EVENT_ENDS)
 
     @property
     def is_early(self) -> bool:
@@ -159,7 +204,11 @@ class Exchange:
     @property
     def is_stream(self) -> bool:
         """Whether the answer has begun and takes events."""
-        return self.response is not None and self.response.content_type == "text/event-stream"
+        return (
+            self.response is not None
+            and self.response.content_type == "text/event-stream"
+            and not is_encoded(self.response.headers)
+        )
 
     async def upgrade(self, headers: CIMultiDict[str], max_bytes: int) -> Socket:
         """Make the connection a WebSocket, of messages of so many bytes at most.

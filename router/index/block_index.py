@@ -13,17 +13,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import repeat
 
 from msgspec import Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove
+from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove, remove_to
 from router.index.eviction import EvictionOrder
 from router.index.hit_length import Chain, KvLayout, with_drop
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.last_block import Drop, LastBlock
-from router.index.prefix import NO_END, Either, PrefixEnd, leading, num_leading, prolonged
+from router.index.prefix import (
+    MAX_SHORT,
+    NO_END,
+    Either,
+    PrefixEnd,
+    leading,
+    num_leading,
+    num_leading_exactly,
+    prolonged,
+)
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
 from router.index.trails import Trails
@@ -34,7 +44,7 @@ class BlockMatch(Struct, frozen=True, gc=False):
     """How many leading blocks of a chain one candidate has; 0 <= stored <= gpu <= cpu.
 
     `num_gpu_blocks` includes blocks that requests in flight there are computing (claims),
-    `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts blocks in either tier.
+    `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts the cpu tier's behind those, too.
     """
 
     num_gpu_blocks: int
@@ -43,6 +53,10 @@ class BlockMatch(Struct, frozen=True, gc=False):
 
 
 NO_BLOCKS = BlockMatch(0, 0, 0)
+
+_NUM_WALKS = 64  # of one candidate, after a hole was seen
+_MAX_WALKED = 4  # candidates
+_MAX_LOOKED_AT = 1_024  # blocks of the match of a candidate that was chosen
 
 
 class Speculation:
@@ -70,13 +84,14 @@ class Speculation:
 class _Holdings:
     """What one candidate has, in one epoch."""
 
-    __slots__ = ("computing", "cpu", "evicted", "gpu", "journal")
+    __slots__ = ("computing", "cpu", "evicted", "gpu", "journal", "left")
 
     def __init__(self, journal: Journal | None) -> None:
         self.gpu: Copies = {}
         self.cpu: Copies = {}
         self.computing: Copies = {}
         self.evicted = RecentKeys()
+        self.left = RecentKeys()  # of these, the ones of which copies were left
         self.journal = journal  # outlives the epoch
 
 
@@ -100,6 +115,7 @@ class BlockIndex:
         "_max_cpu_blocks",
         "_max_pending",
         "_retired",
+        "_walks",
         "last_blocks",
         "orders",
         "trails",
@@ -113,6 +129,7 @@ class BlockIndex:
         self.orders: dict[CandidateId, EvictionOrder] = {}
         self.trails = Trails()
         self._retired: list[Copies] = []
+        self._walks: dict[CandidateId, int] = {}  # matches of which each block is looked up
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
 
@@ -146,16 +163,40 @@ class BlockIndex:
             if holdings.journal is not None:
                 holdings.journal.note(tier, dropped)
 
-    def remove(self, candidate: CandidateId, keys: Sequence[BlockKey], tier: Tier = "gpu") -> int:
-        """Take one copy of each block away; return how many were not there. As `store`."""
+    def remove(
+        self,
+        candidate: CandidateId,
+        keys: Sequence[BlockKey],
+        tier: Tier = "gpu",
+        *,
+        num_left: Sequence[int | None] | None = None,
+        all_copies: bool = False,
+    ) -> int:
+        """Take one copy of each block away; return how many were not there. As `store`.
+
+        Args:
+            candidate: The one that lost them.
+            keys: The blocks.
+            tier: Where from.
+            num_left: How many copies of each the engine has left; None: it does not say.
+            all_copies: Whether a removal stands for all copies, where it does not say.
+        """
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
         holdings.evicted.add(keys)
-        journal = holdings.journal
-        if journal is None:
-            return remove(copies, keys)
-        journal.note(tier, keys)
-        return remove(copies, keys, journal.lowered(tier))
+        lowered: set[BlockKey] = set()
+        if num_left is not None:
+            num_missing = remove_to(copies, keys, num_left, lowered)
+        elif all_copies:
+            num_missing = remove_to(copies, keys, repeat(0), lowered)
+        else:
+            num_missing = remove(copies, keys, lowered)
+            if lowered and tier == "gpu":
+                holdings.left.add(lowered)
+        if holdings.journal is not None:
+            holdings.journal.note(tier, keys)
+            holdings.journal.lower(tier, lowered)
+        return num_missing
 
     def clear(self, candidate: CandidateId) -> None:
         """Begin a new epoch: the candidate has nothing, on no tier, nor is it computing. O(1)."""
@@ -341,10 +382,49 @@ class BlockIndex:
         holdings = self._holdings.get(candidate)
         return holdings.gpu if holdings is not None else ()
 
-    def was_evicted(self, candidate: CandidateId, key: BlockKey) -> bool:
-        """Return whether the candidate lost the block recently, even if it has it again."""
+    def num_removals(self, candidate: CandidateId) -> int:
+        """Count what took blocks away from the candidate in this epoch; for `was_evicted`."""
         holdings = self._holdings.get(candidate)
-        return holdings is not None and key in holdings.evicted
+        return holdings.evicted.num_added if holdings is not None else 0
+
+    def was_evicted(self, candidate: CandidateId, key: BlockKey, num_removals: int = 0) -> bool:
+        """Return whether the candidate lost the block recently, even if it has it again.
+
+        `num_removals`: those before do not count.
+        """
+        holdings = self._holdings.get(candidate)
+        return holdings is not None and holdings.evicted.since(key, num_removals)
+
+    def has_left_copies(self, candidate: CandidateId, key: BlockKey) -> bool:
+        """Return whether one of several copies of the block was removed recently, not the last."""
+        holdings = self._holdings.get(candidate)
+        return holdings is not None and key in holdings.left and key in holdings.gpu
+
+    def walk(self, candidate: CandidateId) -> None:
+        """Look up each block of the next chains: the candidate lacked one in the middle of one.
+
+        A walk of 6,000 blocks takes 0.2 ms, so only a few candidates are walked at once.
+        """
+        self._walks.pop(candidate, None)
+        self._walks[candidate] = _NUM_WALKS
+        if len(self._walks) > _MAX_WALKED:
+            del self._walks[next(iter(self._walks))]
+
+    def unbroken(self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int) -> int:
+        """Count leading blocks of a match one by one, if they are not too many: 0.03 us each.
+
+        Where one in the middle is missing, the next chains are looked up so as well.
+        """
+        holdings = self._holdings.get(candidate)
+        if holdings is None or num_blocks > _MAX_LOOKED_AT or candidate in self._layouts:
+            return num_blocks
+        blocks = chain[:num_blocks]
+        num_held = num_leading_exactly(blocks, holdings.gpu)
+        if num_held < num_blocks and holdings.computing:
+            num_held = num_leading_exactly(blocks, Either(holdings.gpu, holdings.computing))
+        if num_held < num_blocks:
+            self.walk(candidate)
+        return num_held
 
     def has_groups(self, candidate: CandidateId) -> bool:
         """Return whether the candidate has several KV groups."""
@@ -440,6 +520,8 @@ class BlockIndex:
         ends: list[PrefixEnd] = []
         end, first, holdings_of = NO_END, chain[0], self._holdings.get
         num_blocks, last, following, before_last, before_that = end
+        short: Sequence[BlockKey] = ()
+        walks = self._walks
         for candidate in candidates:
             holdings = holdings_of(candidate)
             if holdings is None:
@@ -452,6 +534,7 @@ class BlockIndex:
                 and before_last in gpu
                 and before_that in gpu
                 and first in gpu
+                and (not short or all(map(gpu.__contains__, short)))
             ):
                 stored = num_blocks
             else:
@@ -459,6 +542,9 @@ class BlockIndex:
                 if ends and ends[0] is not end:
                     end = ends[0]
                     num_blocks, last, following, before_last, before_that = end
+                    short = chain[:num_blocks] if num_blocks <= MAX_SHORT else ()
+            if walks and candidate in walks:
+                stored = self._walked(candidate, chain, gpu, stored)
             if holdings.computing or holdings.cpu:
                 next_key = chain[stored] if stored < len(chain) else None
                 if next_key in holdings.computing or next_key in holdings.cpu:
@@ -469,6 +555,19 @@ class BlockIndex:
                 match = known[stored] = BlockMatch(stored, stored, stored)
             matches[candidate] = match
         return matches
+
+    def _walked(
+        self, candidate: CandidateId, chain: Sequence[BlockKey], gpu: Copies, num_blocks: int
+    ) -> int:
+        """Count leading blocks one by one, and go on to do so while that makes a difference."""
+        num_held = num_leading_exactly(chain[:num_blocks], gpu)
+        if num_held < num_blocks:
+            self.walk(candidate)
+        elif self._walks[candidate] > 1:
+            self._walks[candidate] -= 1
+        else:
+            del self._walks[candidate]
+        return num_held
 
     def prolonged(
         self, chain: Sequence[BlockKey], candidate: CandidateId, found: BlockMatch
@@ -508,7 +607,10 @@ class BlockIndex:
 
 
 def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, stored: int) -> BlockMatch:
-    """Prolong a stored match through what is being computed and through the cpu tier."""
+    """Prolong a stored match through what is being computed and through the cpu tier.
+
+    Behind what its GPU has an engine reads all from the cpu tier, or nothing.
+    """
     gpu = prolonged(chain, stored, holdings.computing, holdings.gpu)
-    cpu = prolonged(chain, gpu, holdings.cpu, holdings.gpu, holdings.computing)
+    cpu = prolonged(chain, gpu, holdings.cpu)
     return BlockMatch(gpu, stored, cpu)

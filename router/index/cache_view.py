@@ -7,6 +7,7 @@ here: predictions compared with what engines report, and what follows when they 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -14,19 +15,16 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.contracts import BlockKey, HashContract
+from router.contracts import BlockKey, ExtraKeys, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
-from router.index.candidate_stream import CandidateStream, StreamState
+from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.eviction import EvictionOrder, FirstLost, Use
 from router.index.last_block import LastBlock
+from router.index.trust import Trust
+
+logger = logging.getLogger(__name__)
 
 NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
-
-TRUST_DECAY = 0.98  # half of the weight lies on the last 35 audits
-MIN_AUDITS = 20  # nothing is concluded from fewer
-SUSPECT_BELOW = 0.6
-"""Share of right predictions under which a stream is re-synced. Evictions between decision and
-schedule do not count (`was_overtaken`); a lost event costs nearly all of a session's turns."""
 
 LINGER_S = 1.0
 """How long a finished request's claim waits for its events: vLLM's publisher looks every 0.1 s,
@@ -42,11 +40,9 @@ class Claim(Struct, kw_only=True):
     speculation: Speculation | None  # over blocks not there yet; None: none, or they came
     use: Use | None = None  # None: of a candidate that is not known
     until_s: float | None = None  # None: its request is under way; else it waits for events
-
-
-class _Trust(Struct):
-    ratio: float = 1.0
-    num_audits: int = 0
+    num_held_blocks: int = 0  # on the GPU when it was made, those being computed among them
+    num_tier_blocks: int = 0  # with what the cpu tier adds, whether that is counted on or not
+    num_removals: int = 0  # of the candidate, before it was made
 
 
 class _Room(NamedTuple):
@@ -60,13 +56,14 @@ class _Room(NamedTuple):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_streams", "_trust", "index")
+    __slots__ = ("_claims", "_streams", "_trust", "_without_cpu", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
-        self._trust: dict[CandidateId, _Trust] = {}
+        self._trust: dict[CandidateId, Trust] = {}
+        self._without_cpu: set[CandidateId] = set()  # those whose cpu tier does not count
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
@@ -76,10 +73,12 @@ class CacheView:
         `last_block`: what is expected of the last block of its hits; None: it is reused.
         """
         self.hand_over(candidate, stream)
-        self._trust[candidate] = _Trust()
+        self._trust[candidate] = Trust()
+        self._without_cpu.discard(candidate)
         self.index.last_blocks.pop(candidate, None)
         if last_block is not None:
             self.index.last_blocks[candidate] = last_block
+            self._observe_lookahead(candidate)
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Use another stream from now on; blocks, claims and trust stay."""
@@ -88,13 +87,15 @@ class CacheView:
             old.on_applied = None
         self._streams[candidate] = stream
         stream.on_applied = self._applied
-        self._trust.setdefault(candidate, _Trust())
+        self._observe_lookahead(candidate)
+        self._trust.setdefault(candidate, Trust())
         self.index.orders.setdefault(candidate, EvictionOrder())
 
     def drop(self, candidate: CandidateId) -> None:
         """Forget a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
+        self._without_cpu.discard(candidate)
         self._claims.pop(candidate, None)
         self.index.orders.pop(candidate, None)
         self.index.last_blocks.pop(candidate, None)
@@ -129,13 +130,35 @@ class CacheView:
 
     def state(self, candidate: CandidateId) -> StreamState:
         """Return `exact`, `degraded` or `blind`."""
-        stream = self._streams.get(candidate)
-        return "blind" if stream is None else stream.state
+        return self.state_and_reason(candidate)[0]
+
+    def state_and_reason(self, candidate: CandidateId) -> tuple[StreamState, str]:
+        """Return the stream's state, and why it is none better.
+
+        Where reading history again has not helped, it is not exact, whatever the stream says.
+        """
+        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
+        if stream is None:
+            return "blind", ""
+        state, reason = stream.state_and_reason()
+        if state == "exact" and trust is not None and trust.gpu.is_bad:
+            return "degraded", _only(trust.gpu.ratio)
+        return state, reason
 
     def trust(self, candidate: CandidateId) -> float:
         """Return the share of recent predictions that were right, recent ones counting more."""
         trust = self._trust.get(candidate)
-        return 1.0 if trust is None else trust.ratio
+        return 1.0 if trust is None else trust.gpu.ratio
+
+    def is_unknown(self, candidate: CandidateId, extra: ExtraKeys) -> bool:
+        """Return whether the candidate's blocks of prompts with these extra keys are not found."""
+        stream = self._streams.get(candidate)
+        return stream is not None and any(kind in stream.unknown for kind in extra.kinds)
+
+    def cpu_trust(self, candidate: CandidateId) -> float | None:
+        """Return the same of what the cpu tier adds; None: nothing was seen of it."""
+        trust = self._trust.get(candidate)
+        return trust.cpu.ratio if trust is not None and trust.cpu.num_audits else None
 
     def match(
         self,
@@ -163,6 +186,9 @@ class CacheView:
         streams = self._streams
         for candidate in [each for each in matches if each in streams and streams[each].is_suspect]:
             matches[candidate] = NO_BLOCKS
+        for candidate in self._without_cpu & matches.keys():
+            held = matches[candidate]
+            matches[candidate] = _at_most(held, held.num_gpu_blocks)
         return matches
 
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
@@ -187,6 +213,13 @@ class CacheView:
         for num_before, key in self._lost(candidate):
             if num_before < num_left and chain[num_before] == key:
                 num_left = num_before
+        if num_left < num_blocks and self.index.drops_last(candidate):
+            return max(0, num_left - 1)
+        return num_left
+
+    def unbroken(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
+        """Count the leading blocks of a match that are there without a gap."""
+        num_left = self.index.unbroken(candidate, chain, num_blocks)
         if num_left < num_blocks and self.index.drops_last(candidate):
             return max(0, num_left - 1)
         return num_left
@@ -253,6 +286,7 @@ class CacheView:
         `num_tokens`: of the prompt; None: not known, what it leaves in other KV groups is not
         claimed. `num_cut_blocks` stand before `keys` in the chain, which are not known.
         """
+        num_in_tiers = self._num_in_tiers(candidate, keys, num_held_blocks, num_tokens)
         new = keys[num_held_blocks:]
         others = () if num_tokens is None else self.index.left_by(candidate, keys, num_tokens)
         computing = (*new, *others) if others else new
@@ -262,7 +296,14 @@ class CacheView:
         if order is not None:
             use = order.begin(keys, self.index.on_gpu(candidate), num_tokens, num_cut_blocks)
         claim = Claim(
-            candidate=candidate, keys=keys, others=others, speculation=speculation, use=use
+            candidate=candidate,
+            keys=keys,
+            others=others,
+            speculation=speculation,
+            use=use,
+            num_held_blocks=num_held_blocks,
+            num_tier_blocks=num_in_tiers,
+            num_removals=self.index.num_removals(candidate),
         )
         if speculation is not None:
             self._claims.setdefault(candidate, []).append(claim)
@@ -291,9 +332,16 @@ class CacheView:
 
     def _applied(self, candidate: CandidateId) -> None:
         """End claims as soon as events bring what they claim: from then on the index holds it."""
+        self._observe_lookahead(candidate)
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
                 _end(claim)
+
+    def _observe_lookahead(self, candidate: CandidateId) -> None:
+        """Note whether the engine hashes ahead: then it drops no block, whatever is configured."""
+        last_block = self.index.last_blocks.get(candidate)
+        if last_block is not None:
+            last_block.has_lookahead = self._streams[candidate].contract.lookahead > 0
 
     def _expire_claims(self, candidate: CandidateId, now_s: float) -> None:
         waiting = []
@@ -305,32 +353,66 @@ class CacheView:
         if waiting:
             self._claims[candidate] = waiting
 
+    def _num_in_tiers(
+        self,
+        candidate: CandidateId,
+        keys: Sequence[BlockKey],
+        num_held_blocks: int,
+        num_tokens: int | None,
+    ) -> int:
+        """Count the leading blocks that an engine can reuse of its GPU and of its cpu tier."""
+        stream = self._streams.get(candidate)
+        if stream is None or num_tokens is None or not self.index.num_blocks(candidate, "cpu"):
+            return num_held_blocks
+        limit = (num_tokens - 1) // stream.contract.block_size
+        found = self.index.match(keys, [candidate], limit)[candidate]
+        num_dropped = int(found.num_cpu_blocks > 0 and self.index.drops_last(candidate))
+        return max(num_held_blocks, found.num_cpu_blocks - num_dropped)
+
     def was_overtaken(
         self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
     ) -> bool:
         """Return whether a prediction was right when it was made, and an eviction came later.
 
-        The first block that the engine did not have was removed recently, by its events; or, with
+        The first block that the engine did not have was removed since, by its events; or, with
         several KV groups, one that the predicted hit needed.
         """
-        contract = self.contract(claim.candidate)
-        if contract is None:
-            return False
-        missing = num_reported_tokens // contract.block_size
-        if missing >= len(claim.keys):
-            return False
-        num_blocks = min(num_predicted_tokens // contract.block_size, len(claim.keys))
-        needed = self.index.needed_by(claim.candidate, claim.keys, num_blocks)
-        num_more = 2 if self.index.drops_last(claim.candidate) else 1  # it dropped one that it had
+        index, candidate = self.index, claim.candidate
         return any(
-            self.index.was_evicted(claim.candidate, key)
-            for key in (*claim.keys[missing : missing + num_more], *needed)
+            index.was_evicted(candidate, key, claim.num_removals)
+            for key in self._missing(claim, num_reported_tokens, num_predicted_tokens)
         )
 
+    def _missing(self, claim: Claim, num_reported: int, num_predicted: int) -> Iterable[BlockKey]:
+        """Name blocks of which the engine lacked one, if it reused less than predicted."""
+        contract = self.contract(claim.candidate)
+        if contract is None:
+            return ()
+        missing = num_reported // contract.block_size
+        if missing >= len(claim.keys):
+            return ()
+        num_blocks = min(num_predicted // contract.block_size, len(claim.keys))
+        needed = self.index.needed_by(claim.candidate, claim.keys, num_blocks)
+        num_more = 2 if self.index.drops_last(claim.candidate) else 1  # it dropped one that it had
+        return (*claim.keys[missing : missing + num_more], *needed)
+
     def audit(
-        self, candidate: CandidateId, num_predicted_tokens: int, num_reported_tokens: int
+        self,
+        candidate: CandidateId,
+        num_predicted_tokens: int,
+        num_reported_tokens: int,
+        claim: Claim | None = None,
+        *,
+        num_cpu_tokens: int = 0,
     ) -> LastBlock | None:
-        """Note a prediction's outcome; a stream whose predictions fail becomes suspect.
+        """Note a prediction's outcome; what it rests on is charged if it was wrong.
+
+        Args:
+            candidate: The one that answered.
+            num_predicted_tokens: Of all tiers.
+            num_reported_tokens: By its engine.
+            claim: Of the request; None: not known, it is all the GPU's.
+            num_cpu_tokens: What the prediction counted of the cpu tier.
 
         Returns:
             What is expected of the last block from now on, if that is another thing; else None.
@@ -338,6 +420,14 @@ class CacheView:
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
             return None
+        if claim is not None:
+            size = stream.contract.block_size
+            num_gpu_tokens = claim.num_held_blocks * size
+            num_tier_tokens = max(claim.num_tier_blocks * size, num_gpu_tokens + num_cpu_tokens)
+            if num_tier_tokens > num_gpu_tokens:
+                self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
+                if num_reported_tokens >= num_gpu_tokens:
+                    return None  # what the GPU has is as predicted
         last_block = self.index.last_blocks.get(candidate)
         if last_block is not None:
             layout, size = self.index.groups_of(candidate), stream.contract.block_size
@@ -346,16 +436,61 @@ class CacheView:
             if last_block.observe(
                 num_predicted_tokens, num_reported_tokens, step, is_mixed=is_mixed
             ):
-                self._trust[candidate] = _Trust()  # it was not the stream's fault
+                trust.forgive()  # it was not the stream's fault
                 return last_block
-        right = num_predicted_tokens == num_reported_tokens
-        trust.ratio = TRUST_DECAY * trust.ratio + (1 - TRUST_DECAY) * right
-        trust.num_audits += 1
-        if trust.num_audits >= MIN_AUDITS and trust.ratio < SUSPECT_BELOW:
-            if stream.state == "exact":
-                stream.mark_suspect(f"only {trust.ratio:.0%} of recent predictions were right")
-            self._trust[candidate] = _Trust()
+        if claim is not None and self._is_by_copies(
+            claim, stream, num_predicted_tokens, num_reported_tokens
+        ):
+            if trust.observe_copies():
+                is_all = stream.removes_all_copies
+                reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
+                stream.mark_suspect(reason)
+                trust.forgive()
+                return None
+        elif num_predicted_tokens > num_reported_tokens:
+            self.index.walk(candidate)
+        if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
+            was_read = stream.state == "exact"
+            if was_read:
+                stream.mark_suspect(_only(trust.gpu.ratio))
+            trust.forgive(was_read=was_read)
         return None
+
+    def _audit_cpu(self, candidate: CandidateId, trust: Trust, right: bool) -> None:
+        """Note whether the cpu tier added what it was said to hold."""
+        if not trust.observe_cpu(right):
+            return
+        fields = {"candidate": candidate, "right": round(trust.cpu.ratio, 2)}
+        if trust.counts_cpu:
+            self._without_cpu.discard(candidate)
+            logger.info("its cpu tier counts again: it holds what it announced", extra=fields)
+        else:
+            self._without_cpu.add(candidate)
+            text = "its cpu tier does not count any more: less was read from it than it announced"
+            logger.warning(text, extra=fields)
+
+    def _is_by_copies(
+        self, claim: Claim, stream: CandidateStream, num_predicted: int, num_reported: int
+    ) -> bool:
+        """Return whether counting copies the other way explains an answer.
+
+        The engine lacked a block of which copies were left by our count, though it had removed it;
+        or it had one of which one removal stood for all copies.
+        """
+        index, candidate = self.index, claim.candidate
+        if not stream.removes_all_copies:
+            if num_predicted <= num_reported:
+                return False
+            missing = self._missing(claim, num_reported, num_predicted)
+            return any(index.has_left_copies(candidate, key) for key in missing)
+        first = num_predicted // stream.contract.block_size
+        if num_predicted >= num_reported or first >= len(claim.keys):
+            return False
+        return index.was_evicted(candidate, claim.keys[first])
+
+
+def _only(ratio: float) -> str:
+    return f"only {ratio:.0%} of recent predictions were right"
 
 
 def _at_most(found: BlockMatch, limit: int) -> BlockMatch:

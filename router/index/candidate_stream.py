@@ -6,7 +6,7 @@ RankStream follows the engine itself; SharedStream follows another router that d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Literal
 
@@ -27,6 +27,18 @@ class StreamReason(StrEnum):
     """
 
     NO_EVENTS = "no events yet"
+    CONNECTS = (
+        "nobody publishes at its event endpoint: with a host, 0.0.0.0 too, vLLM connects instead "
+        'of binding; set "endpoint": "tcp://*:PORT" in --kv-events-config (or is the port closed?)'
+    )
+    NOT_LISTENING = (
+        "nobody publishes at its event endpoint: nothing answers there; is it the "
+        '"endpoint": "tcp://*:PORT" of --kv-events-config, and is the port open?'
+    )
+    NO_PUBLISHER = (
+        "nobody publishes at its event endpoint: what answers there is no event publisher; is it "
+        'the "endpoint" of --kv-events-config?'
+    )
     EVENTS_NOT_UNDERSTOOD = "its events are not understood"
     BATCH_NOT_UNDERSTOOD = "a batch was not understood"
     UNREACHABLE = "publisher unreachable"
@@ -36,6 +48,8 @@ class StreamReason(StrEnum):
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed, translated"
     UNVERIFIED = "hash contract not verified yet"
+    ALL_COPIES = "one removal stands for all copies of a block, and was read as one copy's"
+    EACH_COPY = "each copy of a block has a removal, and one was read as all copies'"
     GROUPS = "a KV group is of a kind, window or block size that is not understood"
 
 
@@ -80,6 +94,16 @@ class CandidateStream(ABC):
     @abstractmethod
     def is_suspect(self) -> bool:
         """Whether its matches do not count until history is read again."""
+
+    @property
+    def unknown(self) -> Collection[str]:
+        """Kinds of prompts whose blocks are not found here (router.kv_events.unknown_keys)."""
+        return ()
+
+    @property
+    def removes_all_copies(self) -> bool:
+        """Whether one removal stands for all copies of a block."""
+        return False
 
     @property
     def state(self) -> StreamState:

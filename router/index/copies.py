@@ -1,7 +1,9 @@
 """Blocks of one candidate on one tier, copies counted: the operations on a plain dict.
 
 A set would be wrong: vLLM does not de-duplicate equal blocks, it stores, and later removes, each
-copy with an event of its own. A dict of ints is also invisible to the cyclic collector.
+copy with an event of its own. A dict of ints is also invisible to the cyclic collector. Releases
+may differ (open changes of September 2026): a removal that tells how many copies are left
+(vllm-project/vllm#48933), or one removal for all copies (vllm-project/vllm#55092).
 
 Engines speak in relative terms, routers among themselves in absolute ones
 (`apply_change`): see router.messages.
@@ -40,6 +42,30 @@ def remove(copies: Copies, keys: Iterable[BlockKey], lowered: set[BlockKey] | No
             del copies[key]
         else:
             num_missing += 1
+    return num_missing
+
+
+def remove_to(
+    copies: Copies,
+    keys: Iterable[BlockKey],
+    num_left: Iterable[int | None],
+    lowered: set[BlockKey],
+) -> int:
+    """Set how many copies of each block are left; return how many blocks were not there.
+
+    None: one less. Blocks that have some left are added to `lowered`.
+    """
+    num_missing = 0
+    for key, left in zip(keys, num_left, strict=False):
+        count = copies.get(key, 0)
+        num_missing += not count
+        if left is None:
+            left = count - 1
+        if left > 0:
+            copies[key] = left
+            lowered.add(key)
+        else:
+            copies.pop(key, None)
     return num_missing
 
 

@@ -18,7 +18,7 @@ The owner has to know three consequences:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -72,12 +72,13 @@ class Journal:
         if self.num_pending > self._max_pending:
             self.lose()
 
-    def lowered(self, tier: Tier) -> set[BlockKey] | None:
-        """Return the set for blocks that had several copies and lose one; None: do not note them.
+    def lower(self, tier: Tier, keys: Iterable[BlockKey]) -> None:
+        """Note blocks that had several copies and lose some.
 
         They may have one copy now, while followers count more.
         """
-        return None if self._is_lost else self._lowered[tier]
+        if not self._is_lost:
+            self._lowered[tier].update(keys)
 
     def note_again(self, change: TierChange) -> None:
         """Note blocks again that were taken and could not be published, of gpu or cpu tier."""

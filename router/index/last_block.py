@@ -11,8 +11,12 @@ Where a model has windows and full attention, it is dropped in the KV groups tha
 in all; with MTP in that of the last layer, be it the windows' (as far as a hit goes, that is as if
 in all) or full attention's, where windows keep a block less (router.index.hit_length).
 
-No event and no metric says which it is, but each answer does: of an engine that speculates (its
-metrics show that it does), and was expected to
+From 0.33.0 on, dflash and dspark drop nothing. Nor do engines whose hashes cover the tokens behind
+a block (`HashContract.lookahead`): their hit proves the next token. Such hashes overrule what is
+configured.
+
+Otherwise no event and no metric says which it is, but each answer does. An engine that speculates
+(its metrics show it) and was expected to
 
     keep the block                       reported a block less than predicted   it is dropped in all
     drop it, of one kind of groups       a block more                           it is kept
@@ -49,15 +53,25 @@ class LastBlock:
         speculates: Whether its metrics show speculative decoding; else nothing is to be found out.
     """
 
-    __slots__ = ("_leaning", "_needed", "_run", "drop", "is_open", "num_changes")
+    __slots__ = ("_drop", "_leaning", "_needed", "_run", "has_lookahead", "is_open", "num_changes")
 
     def __init__(self, configured: bool | None, *, speculates: bool) -> None:
-        self.drop = Drop.EVERYWHERE if configured else Drop.NOWHERE
+        self._drop = Drop.EVERYWHERE if configured else Drop.NOWHERE
+        self.has_lookahead = False  # its hashes cover the tokens behind a block: nothing is dropped
         self.num_changes = 0
         self.is_open = configured is None and speculates  # whether it is dropped, is found out
         self._leaning: Drop | None = None  # what the run speaks for
         self._run = 0
         self._needed = RUN
+
+    @property
+    def drop(self) -> Drop:
+        """Where it is dropped."""
+        return Drop.NOWHERE if self.has_lookahead else self._drop
+
+    @drop.setter
+    def drop(self, drop: Drop) -> None:
+        self._drop = drop
 
     @property
     def is_dropped(self) -> bool:
@@ -76,7 +90,7 @@ class LastBlock:
 
         `is_mixed`: its model has windows and full attention.
         """
-        if not num_reported:
+        if not num_reported or self.has_lookahead:
             return False
         if num_predicted == num_reported:
             self._run = 0

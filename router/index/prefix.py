@@ -1,8 +1,10 @@
 """How many leading blocks of a chain are held, without walking the chain.
 
 Prefix closure: a candidate that has block n has the blocks before it, so the end of a prefix is
-found by bisecting. Closure can break (a tier that evicts in another order, lost events), so the
-blocks right before an end are looked at too, and a hole there sends the search back.
+found by bisecting. Closure can break (a tier that evicts in another order, lost events), so all
+blocks of a short prefix are looked at, and of a long one those right before its end; a hole there
+sends the search back. One further in front shows by an answer, and then all are looked at for some
+time (`BlockIndex.walk`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ class PrefixEnd(NamedTuple):
 
 
 NO_END = PrefixEnd(0, BlockKey(-1), -1, BlockKey(-1), BlockKey(-1))
+MAX_SHORT = 64
+"""Blocks of a prefix of which each is looked at, which takes 1.5 us."""
+
 _MAX_ENDS = 12  # a bisection of 6,000 blocks costs as much as trying so many
 
 
@@ -50,6 +55,8 @@ def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[Pre
         elif following in held:
             low = num_blocks + 1
         elif before_last in held and before_that in held:
+            if num_blocks <= MAX_SHORT:
+                return num_leading_exactly(chain[:num_blocks], held)
             if position:
                 ends.insert(0, ends.pop(position))
             return num_blocks
@@ -74,11 +81,23 @@ def _bisect(chain: Sequence[BlockKey], held: Container[BlockKey], low: int, high
     return low
 
 
-def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], end: int) -> int:
-    """Step back behind a hole in the last blocks before the end; there may be another."""
-    for position in range(max(1, end - 3), end - 1):
+def num_leading_exactly(chain: Sequence[BlockKey], held: Container[BlockKey]) -> int:
+    """Count leading blocks in `held`, one by one: 0.03 us each."""
+    if all(map(held.__contains__, chain)):
+        return len(chain)
+    return next(position for position, key in enumerate(chain) if key not in held)
+
+
+def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], end: int, start: int = 0) -> int:
+    """Step back behind a hole in the blocks [start, end) if they are few, else in the last ones.
+
+    There may be another.
+    """
+    if end - start <= MAX_SHORT:
+        return start + num_leading_exactly(chain[start:end], held)
+    for position in range(end - 3, end - 1):
         if chain[position] not in held:
-            return _checked(chain, held, _bisect(chain, held, 1, position))
+            return _checked(chain, held, _bisect(chain, held, start + 1, position), start)
     return end
 
 
@@ -92,7 +111,7 @@ def prolonged(
     if start == len(chain) or chain[start] not in tier:
         return start
     held = Either(tier, *others)
-    return max(start, _checked(chain, held, _bisect(chain, held, start + 1, len(chain))))
+    return _checked(chain, held, _bisect(chain, held, start + 1, len(chain)), start)
 
 
 class Either:

@@ -11,20 +11,29 @@ MAX_KEYS: Final = 8_192  # in a generation; half a megabyte
 
 
 class RecentKeys:
-    """The last keys added: at least `max_keys` of them, at most twice as many."""
+    """The last keys added: at least `max_keys` of them, at most twice as many.
 
-    __slots__ = ("_max_keys", "_new", "_old")
+    `num_added` counts the calls of `add`, so that it can be told what came after a moment.
+    """
+
+    __slots__ = ("_max_keys", "_new", "_old", "num_added")
 
     def __init__(self, *, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys
-        self._new: set[BlockKey] = set()
-        self._old: set[BlockKey] = set()
+        self._new: dict[BlockKey, int] = {}
+        self._old: dict[BlockKey, int] = {}
+        self.num_added = 0
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._new or key in self._old
 
+    def since(self, key: BlockKey, num_added: int) -> bool:
+        """Return whether the key was added, for the last time, after so many calls of `add`."""
+        return self._new.get(key, self._old.get(key, 0)) > num_added
+
     def add(self, keys: Iterable[BlockKey]) -> None:
         """Add keys; 0.03 us each."""
-        self._new.update(keys)
+        self.num_added += 1
+        self._new.update(dict.fromkeys(keys, self.num_added))
         if len(self._new) >= self._max_keys:
-            self._old, self._new = self._new, set()
+            self._old, self._new = self._new, {}

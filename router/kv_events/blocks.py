@@ -25,6 +25,7 @@ from router.index.hit_length import FULL_ATTENTION
 from router.kv_events.contract_search import ContractSearch, Phase
 from router.kv_events.groups import RankGroups
 from router.kv_events.translation import Translation
+from router.kv_events.unknown_keys import UnknownKeys
 from router.kv_events.wire import (
     AllBlocksCleared,
     BlockRemoved,
@@ -33,7 +34,7 @@ from router.kv_events.wire import (
     ExternalHash,
     decode,
 )
-from router.messages import KvGroup
+from router.messages import KvGroup, StreamStatus
 
 MediaStored = Callable[
     [str, ExternalHash | None, Sequence[ExternalHash], Sequence[Sequence[Any] | None]], None
@@ -73,10 +74,14 @@ class RankBlocks:
         "_plain",
         "_pool_stored",
         "_translation",
+        "_unexplained",
         "counters",
         "needs_history",
+        "removes_all_copies",
         "search",
         "understands_groups",
+        "unknown_form",
+        "unknown_keys",
     )
 
     def __init__(
@@ -99,6 +104,10 @@ class RankBlocks:
         self.search = ContractSearch(contract, seeds, self._lora_paths)
         self._translation: Translation | None = None
         self._groups = RankGroups()
+        self._unexplained: BlockStored | None = None  # the last that the search made nothing of
+        self.unknown_keys = UnknownKeys()
+        self.unknown_form: str | None = None  # of the last key that was found not to be understood
+        self.removes_all_copies = False
         self._plain: dict[int | None, str | None] = {}
         """How events name the only group, and its kind: full attention. Empty: several, or none."""
         self._is_taken_over = False  # blocks are held whose groups are not known
@@ -127,13 +136,13 @@ class RankBlocks:
         """The KV groups of a model that has several, or one that is no full attention."""
         return self._groups.groups
 
-    def take_over(
-        self, contract: HashContract, *, is_verified: bool, groups: tuple[KvGroup, ...] = ()
-    ) -> None:
+    def take_over(self, status: StreamStatus) -> None:
         """Go on with the blocks that are in the index, as another router named them."""
-        self.search.take_over(contract, is_verified=is_verified)
+        self.search.take_over(status.contract, is_verified=status.is_verified)
         self._is_taken_over = True
-        self._groups.take_over(groups)
+        self._groups.take_over(status.groups)
+        self.unknown_keys = UnknownKeys(status.unknown)
+        self.removes_all_copies = status.removes_all_copies
         self._lay_out()
 
     def restart(self) -> None:
@@ -141,6 +150,9 @@ class RankBlocks:
         self.search.restart()
         self._translation = None
         self._groups = RankGroups()
+        self._unexplained = None
+        self.unknown_keys = UnknownKeys()
+        self.removes_all_copies = False
         self._lay_out()
 
     def clear(self) -> None:
@@ -244,6 +256,7 @@ class RankBlocks:
         if tier == "gpu":
             if self._groups.learn(event):
                 self._lay_out()
+                self._explain()
             return self._salt_of(group, 0 if not group else None)
         is_full = kind in FULL_ATTENTION if kind is not None else not group
         return 0 if self._salt_of(group, 0 if is_full else None) == 0 else None
@@ -270,16 +283,30 @@ class RankBlocks:
         self._index.lay_out(self._candidate, layout)
 
     def _examine(self, event: BlockStored, payload: bytes, position: int) -> None:
-        """Learn about the contract from an event that starts a prompt."""
-        search, contract, phase = self.search, self.contract, self.phase
-        view = self._view(event)
-        if view is None or not search.wants(view):
+        """Learn about the contract, and extra keys, from an event that starts a prompt."""
+        search, view = self.search, self._view(event)
+        if self.phase is Phase.SEARCHING:
+            self._unexplained = event  # it has its tokens: `wants_tokens`
+        if view is None:
+            return
+        wants = search.wants(view)
+        checks = self.phase is Phase.FOUND and self.unknown_keys.wants(view, self._lora_paths)
+        if not wants and not checks:
             return
         if not view.token_ids:
             again = decode(payload, with_tokens=True).events[position]
             assert isinstance(again, BlockStored)
             view = self._view(again)
             assert view is not None
+        if wants:
+            self._search(view)
+        if checks and self.phase is Phase.FOUND:
+            form = self.unknown_keys.examine(view, self.contract, self._lora_paths)
+            self.unknown_form = form or self.unknown_form
+
+    def _search(self, view: StoredView) -> None:
+        """Learn about the contract from an event with its tokens."""
+        search, contract, phase = self.search, self.contract, self.phase
         num_misses = search.num_misses
         self.needs_history = search.examine(view)
         self.counters.num_contract_misses += max(0, search.num_misses - num_misses)
@@ -287,6 +314,19 @@ class RankBlocks:
             self._lay_out()
         if self.phase is Phase.TRANSLATED:
             self._translation = Translation(search.contract)
+        if self.phase is not Phase.SEARCHING:
+            self._unexplained = None
+
+    def _explain(self) -> None:
+        """Look again at an event that the search made nothing of: what a hash covers was not known.
+
+        The groups of one step come in events of their own, the one with the shortest blocks last.
+        """
+        event = self._unexplained
+        view = self._view(event) if event is not None else None
+        if view is not None and self.phase is Phase.SEARCHING:
+            self.search.num_misses = 0  # what was missed under another size says nothing
+            self._search(view)
 
     def _view(self, event: BlockStored) -> StoredView | None:
         """Return what the event shows of the contract; None: nothing sure."""
@@ -315,23 +355,41 @@ class RankBlocks:
         self.counters.num_removed += num_blocks
         if tier == "cpu" and self._pool_stored is not None:
             return  # it is one replica's view of the pool
+        num_left = event.remaining_copy_counts
+        if num_left is not None and len(num_left) != num_blocks:
+            num_left = None
         if self._translation is None:
             keys = _keys(event.block_hashes)
             if salt:
                 keys = [BlockKey(key ^ salt) for key in keys]
-            self.counters.num_missing += self._index.remove(self._candidate, keys, tier)
+            self._take_away(keys, tier, num_left)
         else:
-            self._remove_translated(self._translation, event.block_hashes, tier)
+            self._remove_translated(self._translation, event.block_hashes, tier, num_left)
+
+    def _take_away(
+        self, keys: Sequence[BlockKey], tier: Tier, num_left: Sequence[int | None] | None
+    ) -> None:
+        self.counters.num_missing += self._index.remove(
+            self._candidate,
+            keys,
+            tier,
+            num_left=num_left,
+            all_copies=self.removes_all_copies and tier == "gpu",
+        )
 
     def _remove_translated(
-        self, translation: Translation, externals: Sequence[ExternalHash], tier: Tier
+        self,
+        translation: Translation,
+        externals: Sequence[ExternalHash],
+        tier: Tier,
+        num_left: Sequence[int | None] | None,
     ) -> None:
-        for external in externals:
+        for position, external in enumerate(externals):
             key = translation.key_of(external)
             if key is None:
                 self.counters.num_missing += 1
                 continue
-            self.counters.num_missing += self._index.remove(self._candidate, (key,), tier)
+            self._take_away((key,), tier, num_left and num_left[position : position + 1])
             if not self._index.holds(self._candidate, key):
                 translation.forget((external,))
 
@@ -352,4 +410,5 @@ def _view(event: BlockStored) -> StoredView:
         block_size=event.block_size,
         lora_name=event.lora_name,
         extra_keys=event.extra_keys,
+        lookahead=event.lookahead_token_ids,
     )

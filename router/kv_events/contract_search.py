@@ -124,7 +124,11 @@ class ContractSearch:
         elif stored.is_computable and stored.is_plain and not stored.is_sparse:
             self.num_misses += 1
             if self.num_misses >= MAX_MISSES:
-                self.contract = HashContract(algorithm="warmroute", block_size=stored.block_size)
+                self.contract = HashContract(
+                    algorithm="warmroute",
+                    block_size=stored.block_size,
+                    lookahead=0 if stored.lookahead is None else stored.lookaheads[0],
+                )
                 self.phase = Phase.TRANSLATED
                 return True
         return False

@@ -79,6 +79,7 @@ class _Follower:
     __slots__ = (
         "_backoff",
         "_clock",
+        "_has_replayed",
         "_logged",
         "_pace",
         "_quiet_at_s",
@@ -98,6 +99,7 @@ class _Follower:
         self._source = source
         self._pace = pace
         self._clock = clock
+        self._has_replayed = True  # the last replay was answered
         self._logged = _status(stream)
         stream.opened(has_replay=source.has_replay)
         self._quiet_at_s = float("inf")  # not before it is connected
@@ -110,6 +112,7 @@ class _Follower:
         self._stream.counters.num_undecodable += received.num_odd
         self._note_link(received.is_up)
         await self._apply(received.messages, self._stream.receive)
+        self._log_notices()
         now_s = self._clock()
         if received.messages:
             self._quiet_at_s = now_s + self._pace.quiet_s
@@ -118,6 +121,8 @@ class _Follower:
             self._stream.verify()
         if self._stream.wanted_replay is not None and now_s >= self._replay_at_s:
             await self._replay()
+        if received.why_unheard is not None:
+            self._stream.unheard(self._clock(), received.why_unheard)
         self._stream.tick(self._clock())
         self._log_change()
 
@@ -139,6 +144,8 @@ class _Follower:
                 while messages := await replies.receive():
                     await self._apply(messages, self._stream.replayed)
                 is_complete = replies.is_complete
+            if not is_complete and self._has_replayed:
+                raise ValueError("no answer in time")
         except (UpstreamError, ConfigError, ValueError) as exc:
             logger.warning(
                 "replay failed",
@@ -146,6 +153,7 @@ class _Follower:
             )
         finally:
             self._stream.end_replay(is_complete=is_complete)
+        self._has_replayed = is_complete
         if is_complete:
             self._backoff.reset()
         else:
@@ -161,12 +169,17 @@ class _Follower:
                 await asyncio.sleep(0)
                 until_s = self._clock() + SLICE_S
 
+    def _log_notices(self) -> None:
+        for text, fields in self._stream.take_notices():
+            logger.warning(text, extra={"candidate": self._stream.candidate, **fields})
+
     def _log_change(self) -> None:
         status = _status(self._stream)
         if status == self._logged:
             return
         state, reason = self._stream.state_and_reason()
-        logger.info(
+        logger.log(
+            logging.WARNING if state == "blind" else logging.INFO,
             "event stream changed",
             extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
         )

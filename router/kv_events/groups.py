@@ -128,6 +128,7 @@ class RankGroups:
             block_size=unit,
             lora_name=event.lora_name,
             extra_keys=event.extra_keys,
+            lookahead=event.lookahead_token_ids,
             span=event.block_size,
             is_sparse=not is_full,
         )

@@ -9,8 +9,8 @@ Frames in, one command out: `wanted_replay`, the sequence to replay from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from policies.view import CandidateId
 from router.backoff import Backoff
@@ -30,6 +30,13 @@ engine may have it in one piece, and once its buffer has lost it, the rest is ri
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the candidate's blocks do not count any more."""
+
+
+class Notice(NamedTuple):
+    """A line for the log."""
+
+    text: str
+    fields: dict[str, str]
 
 
 class RankStream(CandidateStream):
@@ -57,6 +64,9 @@ class RankStream(CandidateStream):
         "_reread_backoff",
         "_reread_s",
         "_suspicion",
+        "_unheard",
+        "_waits_since_s",
+        "_why_again",
         "capacity_blocks",
     )
 
@@ -98,8 +108,11 @@ class RankStream(CandidateStream):
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._suspicion: str | None = None
         self._disconnected_s: float | None = None
+        self._waits_since_s: float | None = None  # for a publisher; None: one was there
+        self._unheard: str | None = None  # why there is none, after `BLIND_AFTER_S`
         self._reread_backoff = Backoff(*REREAD_S)
         self._reread_s: float | None = None  # when history is, or was, read again
+        self._why_again: str | None = None  # why it is to be read again, not logged yet
 
     # -- for readers -------------------------------------------------------------------------
 
@@ -124,11 +137,21 @@ class RankStream(CandidateStream):
         return self._suspicion is not None
 
     @property
+    def unknown(self) -> Collection[str]:
+        return self._blocks.unknown_keys.kinds
+
+    @property
+    def removes_all_copies(self) -> bool:
+        return self._blocks.removes_all_copies
+
+    @property
     def is_blind(self) -> bool:
         return not self._has_understood
 
     def state_and_reason(self) -> tuple[StreamState, str]:
         if self.is_blind:
+            if self._unheard is not None:
+                return "blind", self._unheard
             if self.counters.num_undecodable:
                 return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
             return "blind", self._lost_reason or StreamReason.NO_EVENTS
@@ -160,7 +183,22 @@ class RankStream(CandidateStream):
             lacks=self._lacks,
             is_proven=not self._is_resuming,
             groups=self._blocks.groups,
+            unknown=tuple(sorted(self.unknown)),
+            removes_all_copies=self.removes_all_copies,
         )
+
+    def take_notices(self) -> list[Notice]:
+        """Return what has happened since the last call that a log should show."""
+        notices = []
+        why, self._why_again = self._why_again, None
+        if why is not None:
+            notices.append(Notice("its event history is read again", {"reason": why}))
+        form, self._blocks.unknown_form = self._blocks.unknown_form, None
+        if form is not None:
+            text = "an extra key of its blocks is not understood: nothing is predicted for these"
+            prompts = ", ".join(sorted(self.unknown))
+            notices.append(Notice(text, {"key": form, "prompts": prompts}))
+        return notices
 
     @property
     def _lacks(self) -> str:
@@ -191,9 +229,7 @@ class RankStream(CandidateStream):
         if status.contract.algorithm == "warmroute" or status.state == "blind" or status.is_suspect:
             self._begin_epoch()
             return False
-        self._blocks.take_over(
-            status.contract, is_verified=status.is_verified, groups=status.groups
-        )
+        self._blocks.take_over(status)
         self._history.resume(position)
         self._has_understood = True
         self._is_resuming = True
@@ -209,13 +245,20 @@ class RankStream(CandidateStream):
 
     def connected(self) -> None:
         """Note that the publisher is there: ask for missed batches, and whether it is the same."""
-        self._disconnected_s = None
+        self._disconnected_s = self._waits_since_s = self._unheard = None
         self._history.mark_suspect()
 
     def disconnected(self, now_s: float) -> None:
         """Note that the publisher is gone; its blocks count for `BLIND_AFTER_S` more."""
         if self._disconnected_s is None:
             self._disconnected_s = now_s
+
+    def unheard(self, now_s: float, reason: str) -> None:
+        """Note that no publisher has answered so far, and why that may be."""
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        elif now_s - self._waits_since_s >= BLIND_AFTER_S:
+            self._unheard = reason
 
     def tick(self, now_s: float) -> None:
         """Let time pass: BLIND if the publisher is gone for long; read history again if due."""
@@ -271,8 +314,11 @@ class RankStream(CandidateStream):
         # Where there is no history to read, everything is forgotten at once. A second suspicion
         # while it is being read does not begin it again: several routers may have the same one.
         is_reading = self._suspicion is not None and self._history.wanted is not None
+        if reason in (StreamReason.ALL_COPIES, StreamReason.EACH_COPY):
+            self._blocks.removes_all_copies = reason == StreamReason.ALL_COPIES
         self._suspicion = reason
         if not is_reading:
+            self._why_again = reason
             self.resync()
 
     def cleared(self) -> None:
@@ -299,6 +345,7 @@ class RankStream(CandidateStream):
         elif now_s >= due_s:
             if now_s - due_s > REREAD_S[1]:  # long ago
                 self._reread_backoff.reset()
+            self._why_again = StreamReason.BATCH_NOT_UNDERSTOOD
             self._history.trust_replay()
             self._history.ask_all()
             self._reread_s = now_s + self._reread_backoff.next_s()
@@ -352,6 +399,7 @@ class RankStream(CandidateStream):
     def _read_again(self) -> None:
         """Begin an epoch under another contract: blocks are indexed under wrong keys."""
         self._blocks.needs_history = False
+        self._why_again = "its hashes are made in another way"
         self._begin_epoch()
         self._is_partial = True
         self._history.ask_all()

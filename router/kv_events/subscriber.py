@@ -26,6 +26,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from router.backoff import Backoff
 from router.errors import ConfigError, UpstreamUnreachable
+from router.index.candidate_stream import StreamReason
 from router.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ MAX_DRAINED: Final = 256
 """Messages taken at once; the caller yields to the loop before it takes more."""
 
 
-_LINK_EVENTS: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_LINK_EVENTS: Final = zmq.Event.CONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 _MAX_SOCKETS: Final = 16_384  # of the process, three a rank; ZeroMQ's default is 1,023
 
@@ -63,6 +64,18 @@ class EventSource(Struct, frozen=True):
     topic: _Address = ""
     enable_kv_cache_events: bool = True
     publisher: str | None = "zmq"  # "null": events are created and dropped
+    is_configured: bool = False  # the endpoint is the configuration's, not what the engine reports
+
+    @property
+    def connects(self) -> bool:
+        """Whether the engine connects to the endpoint, as far as that shows: nobody can subscribe.
+
+        vLLM binds what has a wildcard, which 0.0.0.0 is none of. But for `tcp://*:0` it reports the
+        address that it bound. Source: ZmqEventPublisher._is_bind_endpoint, 0.32.0.
+        """
+        endpoint = self.endpoint
+        binds = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+        return not binds and not self.is_configured
 
 
 class Received(Struct, frozen=True):
@@ -74,6 +87,7 @@ class Received(Struct, frozen=True):
     messages: list[Message]
     is_up: bool | None = None
     num_odd: int = 0  # messages of no known shape; where it was a batch there is a gap
+    why_unheard: str | None = None  # why no publisher has answered so far; None: one has
 
 
 class EngineEvents:
@@ -88,6 +102,7 @@ class EngineEvents:
         replay_endpoint: Where it replays; None: nowhere.
         topic: Prefix of the topics wanted; empty for all.
         replay_timeout_s: Longest wait for the next replay reply.
+        connects: See `EventSource`.
 
     Raises:
         ConfigError: ZeroMQ cannot make sense of the endpoint.
@@ -100,7 +115,11 @@ class EngineEvents:
         topic: str = "",
         *,
         replay_timeout_s: float = 5.0,
+        connects: bool = False,
     ) -> None:
+        self._connects = connects
+        self._is_open = False  # something listens there
+        self._was_up = False
         self._context = _shared_context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
@@ -145,9 +164,16 @@ class EngineEvents:
             messages, num_odd = self._drain_messages()
             is_up = self._drain_link()
             self._note_link(is_up)
-            return Received(messages, is_up, num_odd)
+            self._was_up = self._was_up or bool(is_up)
+            return Received(messages, is_up, num_odd, self._why_unheard())
         except zmq.ZMQError as exc:
             raise UpstreamUnreachable(self.endpoint, f"event stream failed: {exc}") from exc
+
+    def _why_unheard(self) -> str | None:
+        if self._was_up:
+            return None
+        reason = StreamReason.NO_PUBLISHER if self._is_open else StreamReason.NOT_LISTENING
+        return f"{StreamReason.CONNECTS if self._connects else reason} ({self.endpoint})"
 
     def _drain_messages(self) -> tuple[list[Message], int]:
         messages: list[Message] = []
@@ -169,7 +195,10 @@ class EngineEvents:
         is_up: bool | None = None
         for frames in _drain(self._monitor, MAX_DRAINED):
             event = parse_monitor_message(frames)["event"]
-            is_up = event == zmq.Event.HANDSHAKE_SUCCEEDED
+            if event == zmq.Event.CONNECTED:
+                self._is_open = True
+            else:
+                is_up = event == zmq.Event.HANDSHAKE_SUCCEEDED
         return is_up
 
     def _note_link(self, is_up: bool | None) -> None:

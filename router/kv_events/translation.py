@@ -44,6 +44,9 @@ class Translation:
             return []
         num_blocks = _num_plain_blocks(event, extra)
         tokens = event.token_ids[: num_blocks * event.block_size]
+        if event.lookahead and num_blocks:
+            ahead = event.lookahead[min(num_blocks, len(event.lookahead)) - 1]
+            tokens = [*tokens, *ahead[: self.contract.lookahead]]
         digests = self.contract.digests(parent, tokens, extra)
         for external, digest in zip(event.block_hashes, digests, strict=False):
             self._digests[block_key(external)] = digest

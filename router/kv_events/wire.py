@@ -2,7 +2,7 @@
 
 A message is three ZMQ frames: topic, sequence (8 bytes, big-endian), msgpack payload
 `[ts, [event, ...], dp_rank]`. Events are maps tagged `type`, or arrays with the tag first (older
-releases). Source: vllm/distributed/kv_events.py, 0.32.0 (maps) and 0.17 (arrays).
+releases). Source: vllm/distributed/kv_events.py, 0.33.0 (maps) and 0.17 (arrays).
 
 Decoding is tolerant where engines differ (missing and surplus fields, unknown event types) and
 strict where a guess would corrupt an index (no hashes, wrong types): those raise `ValueError`.
@@ -42,9 +42,10 @@ def _no_tokens() -> list[int]:
 class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     """Blocks that became reusable, in chain order behind `parent_block_hash`.
 
-    `token_ids` is empty where the decoder skips it. `block_size` 0: not given (the
-    offloading connector's placeholders). `medium` None means GPU (old engines). `group_idx` None
-    means the only group. As in vLLM the first seven are always written, the others if set.
+    `token_ids` is empty where the decoder skips it, `lookahead_token_ids` is None then.
+    `block_size` 0: not given (the offloading connector's placeholders). `medium` None means GPU
+    (old engines). `group_idx` None means the only group. As in vLLM the first seven are always
+    written, the others if set.
     """
 
     block_hashes: list[ExternalHash]
@@ -59,14 +60,20 @@ class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
     session_id: str | None = None  # of the request; of several, the last (0.32)
+    lookahead_token_ids: list[list[int]] | None = None  # tokens behind each block (0.33)
 
 
 class BlockRemoved(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
-    """Blocks that are gone from `medium`; one event per copy the engine had."""
+    """Blocks that are gone from `medium`; one event per copy the engine had.
+
+    `remaining_copy_counts`: copies that it still has of each (vllm-project/vllm#48933, open in
+    September 2026); None: it does not say.
+    """
 
     block_hashes: list[ExternalHash]
     medium: str | None = field(default_factory=_null)
     group_idx: int | None = None
+    remaining_copy_counts: list[int | None] | None = None
 
 
 class AllBlocksCleared(Struct, tag=True, gc=False):
@@ -142,9 +149,10 @@ def _check_sizes(payload: bytes, batch: EventBatch) -> None:
 
 
 class _BareStored(BlockStored, tag="BlockStored", omit_defaults=True, gc=False, kw_only=True):
-    """BlockStored whose `token_ids` is never on the wire, so that C skips the real one."""
+    """BlockStored whose tokens are never on the wire, so that C skips the real ones."""
 
     token_ids: list[int] = field(default_factory=_no_tokens, name="-")
+    lookahead_token_ids: list[list[int]] | None = field(default=None, name="--")
 
 
 class _BareBatch(EventBatch, array_like=True, gc=False):

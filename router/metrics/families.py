@@ -78,6 +78,10 @@ REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_trust_ratio", "replica",
         "Share of recent audited predictions that were right",
         lambda r: [((r.replica,), r.trust)]),
+    Family("warmroute_cpu_trust_ratio", "replica",
+        "Share of recent predictions that were right of what the replica's own CPU tier adds; none "
+        "if nothing was seen of it. Below 0.6 the tier does not count, until it is 0.9 again",
+        lambda r: [] if r.cpu_trust is None else [((r.replica,), r.cpu_trust)]),
     Family("warmroute_last_block_dropped", "replica",
         "1 if its engine is taken to drop the last block of each hit (EAGLE, MTP); none of those "
         "that do not speculate",

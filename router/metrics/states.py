@@ -23,6 +23,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     events: dict[str, int]  # counter name -> value, since the router started
     cost_error_ms: float
     trust: float  # share of recent audited predictions that were right, 1.0 before the first
+    cpu_trust: float | None = None  # the same of its cpu tier; None: nothing was seen of it
     drops_last: bool | None = None  # the last block of a hit; None: its engine does not speculate
     num_sessions: int = 0  # conversations that are alive there
     footprint_ratio: float | None = None  # what they take, of the cache; None: its size is unknown

@@ -32,6 +32,7 @@ from router.replicas.health import Health, HealthRules, HealthState, ProbeFailur
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+from router.replicas.signs import Signs
 from router.replicas.working_sets import WorkingSets
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
@@ -69,6 +70,7 @@ class Fleet:
         "_replicas",
         "_restricted",
         "_rules",
+        "_signs",
         "_speeds",
         "_states",
         "absent",
@@ -90,6 +92,7 @@ class Fleet:
         self._prior = prior
         self._replicas: dict[str, Replica] = {}
         self._health: dict[str, Health] = {}
+        self._signs: dict[str, Signs] = {}
         self._states: dict[CandidateId, CandidateState] = {}
         self._classes: dict[tuple[str, str], list[CostClass]] = {}  # by model and label
         self._speeds: dict[str, Speed] = {}
@@ -132,6 +135,7 @@ class Fleet:
         if known is None or known.url != replica.url:
             self.remove(replica.name)
             self._health[replica.name] = Health(self._rules)
+            self._signs[replica.name] = Signs()
         else:
             replica = replace(
                 replica,
@@ -160,7 +164,7 @@ class Fleet:
         """Forget a replica; its open leases end without effect. False if it was unknown."""
         if self._replicas.pop(name, None) is None:
             return False
-        del self._health[name]
+        del self._health[name], self._signs[name]
         self._speeds.pop(name).leave()
         self._restricted.discard(name)
         for state in self._states_of(name):
@@ -216,6 +220,14 @@ class Fleet:
     def is_idle(self, name: str) -> bool:
         """Return whether this router has nothing in flight at a replica."""
         return all(state.is_idle for state in self._states_of(name))
+
+    def signs(self, name: str) -> Signs:
+        """Return the signs of a replica's work; of one that is gone there are none."""
+        return self._signs.get(name) or Signs()
+
+    def num_sent(self, name: str) -> int:
+        """Count the requests that routers have in flight at a replica."""
+        return sum(state.ledger.num_requests for state in self._states_of(name))
 
     def has(self, candidate: CandidateId) -> bool:
         """Return whether a candidate is known."""
@@ -474,6 +486,11 @@ class Fleet:
             self._watch(name)
             self.on_change()
 
+    def probe_excused(self, name: str) -> None:
+        """Note that a probe got no answer from a replica that shows life otherwise."""
+        if (health := self._health.get(name)) is not None:
+            health.probe_excused()
+
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
@@ -530,7 +547,8 @@ class Fleet:
     def _serving(self, model: str | None) -> tuple[Candidate, ...]:
         """List a model's candidates that may be offered; UnknownModel if no replica has it.
 
-        While some replica's models are not known yet, a model may be there: that is not unknown.
+        While some replica's models are not known yet, or it was not found, a model may be there:
+        that is not unknown.
         """
         known = self._by_model.get(model)
         if known is not None:
@@ -549,7 +567,8 @@ class Fleet:
                 "has a role. Set role: prefill there, and role: decode at the others."
             )
         if not replicas:
-            if model is not None and all(replica.models for replica in self._replicas.values()):
+            is_known = all(replica.models for replica in self._replicas.values())
+            if model is not None and is_known:
                 raise self._unknown_model(model)
             return ()  # not kept: clients may ask for any name
         serving = self._by_model[model] = tuple(
@@ -569,9 +588,13 @@ class Fleet:
             return NoReplicaAvailable(self.no_replica())
         served = ", ".join(entry["id"] for entry in self.models())
         absent = self.absent()
-        more = f"; not answered yet: {absent}" if absent else ""
+        if absent:  # one of these may serve it, so the client may come back
+            return NoReplicaAvailable(
+                f"No replica that has answered serves `{model}` "
+                f"(served: {served}; not answered yet: {absent})."
+            )
         return UnknownModel(
-            f"The model `{model}` does not exist (served: {served}{more}).", param="model"
+            f"The model `{model}` does not exist (served: {served}).", param="model"
         )
 
     def _eligible(

@@ -182,6 +182,10 @@ class Health:
         elif self._state is HealthState.DOWN:
             self._state = HealthState.TRIAL  # it listens again: let a request try early
 
+    def probe_excused(self) -> None:
+        """Learn that a probe got no answer, but that bytes of answers came meanwhile."""
+        self._num_probe_failures = 0
+
     def probe_failed(self, failure: ProbeFailure, now_s: float, jitter: float) -> None:
         """Learn that a probe failed."""
         self._num_probe_failures += 1

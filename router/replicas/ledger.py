@@ -63,7 +63,7 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     presumes the first token when it is due, so that decoding does not count as a queue.
     """
 
-    num_uncached_tokens: int  # prompt tokens the candidate must compute
+    num_uncached_tokens: int  # prompt tokens the candidate must compute, of all prompts
     num_cached_tokens: int  # the prompt's other tokens, the fetched ones included
     num_fetched_tokens: int = 0  # of these, tokens read from the cpu tier or the pool
     is_from_pool: bool = False  # they are read from the pool
@@ -72,6 +72,13 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     is_ours: bool = True  # False: another router sent it
     session_hash: int | None = None  # of its conversation; None: not known
     is_batch: bool = False  # its class
+    num_prompts: int = 1  # of one request; the engine computes each by itself
+
+    @property
+    def num_mtoken2(self) -> float:
+        """Count (token, context) pairs in millions; a prompt attends to itself alone."""
+        num_each = self.num_uncached_tokens // self.num_prompts
+        return self.num_prompts * mtoken2(num_each, self.num_cached_tokens)
 
     def sent(self, num_gpu_tokens: int) -> Booking:
         """Return it for a prompt that another replica has computed and sends.
@@ -165,7 +172,7 @@ class Ledger:
         """
         self._presume(model, now_s)
         num_uncached_tokens = booking.num_uncached_tokens
-        own = mtoken2(num_uncached_tokens, booking.num_cached_tokens)
+        own = booking.num_mtoken2
         done_tokens, done_pairs = self._head_done(model, now_s)
         ahead = self.num_queued_tokens - done_tokens + foreign.num_queued_tokens
         work = Work(
@@ -242,7 +249,10 @@ class Ledger:
         )
 
     def queue_ms(self, model: CostModel, now_s: float) -> float:
-        """Predict the time until the prefills ahead are done; 0.0 if there are none."""
+        """Predict the time until the prefills ahead are done; 0.0 if there are none.
+
+        A head without prompt tokens (an embedding, an upload) adds nothing, however old it is.
+        """
         head = self._head
         if head is not None and not head.booking.streams:
             self._presume(model, now_s)
@@ -251,7 +261,7 @@ class Ledger:
             return 0.0
         token_ms, pair_ms = model.ms_per_token, model.ms_per_mtoken2
         head_ms = token_ms * head.booking.num_uncached_tokens + pair_ms * head.num_mtoken2
-        elapsed_ms = (now_s - self._head_s) * 1000.0
+        elapsed_ms = (now_s - self._head_s) * 1000.0 if head_ms > 0.0 else 0.0
         left_ms = head_ms - elapsed_ms
         late_ms = _LATE_RATIO * (head_ms if head_ms > elapsed_ms else elapsed_ms)
         if left_ms < late_ms:

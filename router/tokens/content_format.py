@@ -2,7 +2,8 @@
 
 The engine decides by the template's syntax tree: if anything loops over a message's content, parts
 are handed over ("openai"), else their joined text ("string"). The same decision, on the same tree.
-Source: vllm/renderers/hf.py, _iter_nodes_assign_content_item, 0.32.0.
+Source: vllm/renderers/hf.py, _iter_nodes_assign_content_item, 0.32.0 and 0.33.0. From 0.33 on, the
+attributes of a namespace count as names of messages (`ns.rest`), and other targets are passed over.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Literal
 
 from jinja2 import nodes
 
+from router.releases import V0_32, V0_33, Release
+
 ContentFormat = Literal["string", "openai"]
 
 
-def detect_content_format(tree: nodes.Template) -> ContentFormat:
+def detect_content_format(tree: nodes.Template, release: Release = V0_32) -> ContentFormat:
     """Find the format by the template's tree; "string" where the rule cannot be applied."""
     try:
-        return "openai" if any(_content_loops(tree)) else "string"
+        return "openai" if any(_content_loops(tree, release)) else "string"
     except _NotAName:
         return "string"
 
@@ -30,8 +33,9 @@ class _NotAName(Exception):
     """The rule stops at a target such as `{% for a, b in messages %}`."""
 
 
-def _content_loops(tree: nodes.Template) -> Iterator[bool]:
-    messages = list(_loop_targets(tree, _aliases(tree, "messages")))
+def _content_loops(tree: nodes.Template, release: Release) -> Iterator[bool]:
+    aliases = _aliases if release < V0_33 else _aliases_since_0_33
+    messages = list(_loop_targets(tree, aliases(tree, "messages")))
     content_params: dict[int, set[str]] = {}
     in_macros: set[int] = set()
     for macro in tree.find_all(nodes.Macro):
@@ -66,6 +70,32 @@ def _aliases(tree: nodes.Template, name: str) -> list[str]:
     return found
 
 
+def _aliases_since_0_33(tree: nodes.Template, name: str) -> list[str]:
+    """List the names as `_aliases`, and attributes of namespaces as `ns.rest`."""
+    found = [name]
+    for related in found:  # it grows
+        for assign in tree.find_all(nodes.Assign):
+            for alias in _assigned(assign, related):
+                if alias not in found:
+                    found.append(alias)
+    return found
+
+
+def _assigned(assign: nodes.Assign, related: str) -> Iterator[str]:
+    """List the names that an assignment gives to `related` or to a part of it."""
+    target, value = assign.target, assign.node
+    if isinstance(target, nodes.Name):
+        if _reads(value, related):
+            yield target.name
+        called = value.node if isinstance(value, nodes.Call) else None
+        if isinstance(called, nodes.Name) and called.name == "namespace":
+            for keyword in value.kwargs:  # type: ignore[attr-defined]
+                if _reads(keyword.value, related):
+                    yield f"{target.name}.{keyword.key}"
+    elif isinstance(target, nodes.NSRef) and _reads(value, related):
+        yield f"{target.name}.{target.attr}"
+
+
 def _loop_targets(tree: nodes.Template, iterables: list[str]) -> Iterator[str]:
     for loop in tree.find_all(nodes.For):
         if any(_reads(loop.iter, name) for name in iterables):
@@ -97,6 +127,9 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     ):
         node = node.node
     if key is None:
+        if isinstance(node, nodes.Getattr):
+            space, _, attribute = name.rpartition(".")
+            return bool(space) and node.attr == attribute and _reads_name(node, space)
         return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
     if isinstance(node, nodes.Getitem):
         return (

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
+from router.releases import V0_32, Release
 from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation, build_conversation
@@ -46,6 +47,7 @@ class DeepSeekRenderer(ABC):
 
     Args:
         given: The engine's `--chat-template`, which it only tries out for its Messages API.
+        release: The engine's.
 
     Encoding ignores `add_generation_prompt`, `continue_final_message` and `documents`.
 
@@ -56,10 +58,11 @@ class DeepSeekRenderer(ABC):
     tag_prefix = ""
     is_dated: Final = False
 
-    __slots__ = ("_given", "_memo", "_printers", "_remembering", "date")
+    __slots__ = ("_given", "_memo", "_printers", "_release", "_remembering", "date")
 
-    def __init__(self, given: str | None = None) -> None:
+    def __init__(self, given: str | None = None, release: Release = V0_32) -> None:
         self.date: datetime.date | None = None
+        self._release = release
         self._given = given
         self._memo = JsonMemo()
         arguments = functools.partial(_arguments, f"{DSML}{self.tag_prefix}parameter")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from router.api.openai import Json
 from router.errors import TemplateFailed
+from router.releases import V0_33
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation, build_conversation
 from router.tokens.deepseek import (
@@ -82,13 +83,13 @@ class DeepSeekV41Renderer(DeepSeekRenderer):
         sort_results(messages)
         drops = bool(arguments.get("drop_thinking", True)) and not tools
         if effort is not None and drops:
-            user = _last_user(messages)
+            user = self._last_user(messages)
             messages = [
                 message
                 for index, message in enumerate(messages)
                 if index >= user or message["role"] != "developer"
             ]
-        user = _last_user(messages)
+        user = self._last_user(messages)
         pieces = [BOS]
         if effort is not None:
             pieces.append(
@@ -105,6 +106,21 @@ class DeepSeekV41Renderer(DeepSeekRenderer):
                 opens = effort is not None and (not drops or index >= user)
                 pieces.append(_transition(message, index, effort is not None, opens))
         return "".join(pieces)
+
+    def _last_user(self, messages: Sequence[Message]) -> int:
+        """Find the last message that asks for an answer; -1: there is none.
+
+        From 0.33 on, tool results alone ask for none.
+        """
+        for index in range(len(messages) - 1, -1, -1):
+            message = messages[index]
+            role = message["role"]
+            if role == "user" and self._release >= V0_33:
+                if all(is_result for is_result, _, _ in message["blocks"]):
+                    continue
+            if role in ("user", "developer") or (role == "system" and index > 0):
+                return index
+        return -1
 
 
 def _effort(arguments: dict[str, Any]) -> int | None:
@@ -126,15 +142,6 @@ def _effort(arguments: dict[str, Any]) -> int | None:
             param="reasoning_effort",
         )
     return effort if wants_thinking(arguments) else None
-
-
-def _last_user(messages: Sequence[Message]) -> int:
-    """Find the last message that asks for an answer; -1: there is none."""
-    for index in range(len(messages) - 1, -1, -1):
-        role = messages[index]["role"]
-        if role in ("user", "developer") or (role == "system" and index > 0):
-            return index
-    return -1
 
 
 def _message(messages: list[Message], index: int, shows_thinking: bool, printers: Printers) -> str:

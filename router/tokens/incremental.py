@@ -75,7 +75,7 @@ class Chain(NamedTuple):
 
     keys: array[int]
     digest: bytes | None  # of the last full block of the path; None: there is none yet
-    open_tokens: TokenIds  # behind that block, fewer than a block
+    open_tokens: TokenIds  # behind that block, fewer than a block and its lookahead
     digests: bytes | None = None  # of the blocks of `keys`, put together; None: not asked for
     open_media: tuple[MediaSpan, ...] = ()  # from the first open token; the last may end there
 

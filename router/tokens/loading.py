@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
+from router.releases import V0_32, Release
 from router.tokens import modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
 from router.tokens.encoder import TextEncoder
@@ -30,9 +31,9 @@ from router.tokens.prompter import Prompter
 from router.tokens.renderer import ChatRenderer
 from router.tokens.renderers import WITHOUT_TEMPLATE
 
-# Model types for which the engine overrides the tokenizer's class.
+# Model types for which the engine overrides the tokenizer's class, of 0.33.0.
 _OTHER_TOKENIZER_CLASS = frozenset(
-    {"internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"}
+    {"internlm2", "step3_vl", "step3p7", "step5", "step5_vl", "unlimited-ocr", "unlimited_ocr"}
 )
 _BYTES_PER_TOKEN = 6  # an id (4), its share of a block key (0.5) and of a segment (1 to 2)
 _MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
@@ -48,6 +49,7 @@ def load_prompter(
     tokenizer_mode: str | None = None,
     cache_tokens: int = 20_000_000,
     local_files_only: bool = False,
+    release: Release = V0_32,
 ) -> Prompter:
     """Load what renders and tokenizes for a model; blocking, up to seconds: off the loop.
 
@@ -59,6 +61,7 @@ def load_prompter(
         tokenizer_mode: The engine's `--tokenizer-mode`; None: it was not given one.
         cache_tokens: About how many tokens of prompts to remember.
         local_files_only: Do not go to the hub.
+        release: The engine's; see `router.releases`.
 
     Returns:
         A prompter in any case: where something is missing it hands out nothing but block keys of
@@ -78,20 +81,22 @@ def load_prompter(
         if mode == modes.MISTRAL:
             return _mistral_prompter(model, given, local_files_only, max_bytes)
         if mode == modes.HF and _is_kimi(model, local_files_only):
-            return _kimi_prompter(model, given, local_files_only, max_bytes)
+            return _kimi_prompter(model, given, local_files_only, max_bytes, release)
         tokenizer = _load_tokenizer(model, mode, local_files_only)
         _check_tokenizer(tokenizer)
     except NeedsEngine as exc:
         return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
     if mode in WITHOUT_TEMPLATE:
         encoder = TextEncoder(tokenizer.backend_tokenizer, f"{BOS}{EOS}{USER}{ASSISTANT}")
-        return Prompter(encoder, WITHOUT_TEMPLATE[mode](given), max_bytes=max_bytes)
+        return Prompter(encoder, WITHOUT_TEMPLATE[mode](given, release), max_bytes=max_bytes)
     templates = _Templates(tokenizer, _processor_template(model, local_files_only), given)
-    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map)
+    renderer = ChatRenderer(templates.find, tokenizer.special_tokens_map, release=release)
     encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
     if mode == modes.HARMONY:
         return _harmony_prompter(encoder, renderer, max_bytes)
     media = _media_book(config, encoder, model_id or model)
+    if media is not None:
+        media.release = release
     if media is not None and "audio" in media.placeholders:
         media.sample_rate = _sample_rate(model, local_files_only)
     return Prompter(encoder, renderer, media=media, max_bytes=max_bytes)
@@ -210,7 +215,7 @@ def _is_kimi(model: str, local_files_only: bool) -> bool:
 
 
 def _kimi_prompter(
-    model: str, template: str | None, local_files_only: bool, max_bytes: int
+    model: str, template: str | None, local_files_only: bool, max_bytes: int, release: Release
 ) -> Prompter:
     """Make the prompter of a model with Kimi's tokenizer.
 
@@ -225,7 +230,7 @@ def _kimi_prompter(
     templates = _Templates(tokenizer, _processor_template(model, local_files_only), template)
     return Prompter(
         KimiEncoder(tokenizer, templates.hints()),
-        ChatRenderer(templates.find, tokenizer.special_tokens_map, KimiArguments(code)),
+        ChatRenderer(templates.find, tokenizer.special_tokens_map, KimiArguments(code), release),
         max_bytes=max_bytes,
     )
 

@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.openai import TokenIds
 from router.backoff import Suspension
+from router.releases import V0_32, Release
 from router.tokens.media_names import MediaItem, MediaKind
 
 _MAX_BYTES: Final = 32 << 20
@@ -68,6 +69,7 @@ class MediaBook:
         "is_proven",
         "model_id",
         "placeholders",
+        "release",
         "sample_rate",
     )
 
@@ -76,10 +78,12 @@ class MediaBook:
         placeholders: Mapping[MediaKind, Placeholder],
         model_id: str,
         sample_rate: int | None = None,
+        release: Release = V0_32,
     ) -> None:
         self.placeholders = placeholders
         self.model_id = model_id
         self.sample_rate = sample_rate
+        self.release = release
         tokens = (re.escape(each.token) for each in placeholders.values())
         self._tokens = re.compile(f"({'|'.join(tokens)})")
         self.is_proven = False

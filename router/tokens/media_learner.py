@@ -64,8 +64,11 @@ class MediaLearner:
         if extra.lora is not None:
             return
         spans, size = tokens.media_spans(), contract.block_size
-        num_full = tokens.num_tokens // size
-        blocks = [span.start // size for span in spans if span.identifier in unseen.items]
+        ahead, num_full = contract.lookahead, contract.num_blocks(tokens.num_tokens)
+        # From the first block whose hash has the item in it.
+        blocks = [
+            max(0, span.start - ahead) // size for span in spans if span.identifier in unseen.items
+        ]
         blocks = [block for block in blocks if block < num_full]
         if not blocks:
             return
@@ -77,7 +80,7 @@ class MediaLearner:
             contract=contract,
             extra=extra,
             parent=parent,
-            ids=tokens.ids_between(start, end),
+            ids=tokens.ids_between(start, end + ahead),
             spans=[
                 MediaSpan(name, span_start - start, span_end - start)
                 for name, span_start, span_end in spans
@@ -152,7 +155,7 @@ class _Expected:
     def take(self, key: BlockKey, extra_keys: Sequence[Any] | None) -> bool:
         """Take in the next block; False: it is another one."""
         size = self._contract.block_size
-        start, end = self._offset, self._offset + size
+        start, end = self._offset, self._offset + size + self._contract.lookahead
         inside = [span for span in self._spans if span.start < end and span.end > start]
         names = [each[0] for each in extra_keys or () if _is_item(each)]
         if len(names) != len(inside):
@@ -169,13 +172,13 @@ class _Expected:
             known = self._unseen.pop(span.identifier, None)
             if known is not None:
                 self._book.learn(known, name)
-        self._offset, self._parent, self.before = end, digest, key
+        self._offset, self._parent, self.before = start + size, digest, key
         return True
 
     @property
     def is_done(self) -> bool:
         """Whether there is nothing more to learn."""
-        return not self._unseen or self._offset >= len(self._ids)
+        return not self._unseen or self._contract.num_blocks(len(self._ids) - self._offset) == 0
 
 
 def _is_item(extra_key: object) -> bool:

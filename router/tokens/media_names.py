@@ -8,7 +8,8 @@ or the reading of media in the request:
     a client's `uuid`    is the identifier
     an image's bytes     BLAKE3 of {"image": the bytes, "model_id": what `--model` says}; the
                          bytes with {"image_mode": "RGB", "rgba_background_color": white} beside
-                         them where the engine had to convert the picture: it was not RGB
+                         them where the engine had to convert the picture: it was not RGB, or,
+                         from 0.33 on, a PNG with a transparent colour
     a sound              BLAKE3 of {"audio": its samples as float32, "model_id": the same}, as they
                          are after decoding and resampling to what the model hears
 
@@ -28,6 +29,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from blake3 import blake3
 
+from router.releases import V0_32, V0_33, Release
+
 MediaKind = Literal["image", "audio", "video"]
 
 MAX_URL_CHARS: Final = 16 << 20
@@ -37,6 +40,7 @@ _MAX_JPEG_SEGMENTS: Final = 1_000
 _SEQUENCE, _MAPPING, _LEAF = b"\x01", b"\x02", b"\x03"
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB: Final = 2  # its colour type, with any number of bits
+_MAX_PNG_CHUNKS: Final = 1_000
 _JPEG_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MAX_WAV_CHUNKS: Final = 100
 _SCALE: Final = np.float32(1 / 32768)
@@ -50,7 +54,13 @@ class MediaItem(NamedTuple):
     kind: MediaKind = "image"
 
 
-def name_of(item: MediaItem, data: bytes, model_id: str, sample_rate: int | None) -> str | None:
+def name_of(
+    item: MediaItem,
+    data: bytes,
+    model_id: str,
+    sample_rate: int | None,
+    release: Release = V0_32,
+) -> str | None:
     """Find an item's identifier; None: it is not known here. Blocking: some ms a megabyte.
 
     Args:
@@ -62,7 +72,7 @@ def name_of(item: MediaItem, data: bytes, model_id: str, sample_rate: int | None
         return item.uuid
     model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
     if item.kind == "image":
-        is_rgb = _is_rgb(data)
+        is_rgb = _is_rgb(data, release)
         if is_rgb is None:
             return None
         image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
@@ -104,15 +114,30 @@ def _converted(data: bytes) -> bytes:
     )
 
 
-def _is_rgb(data: bytes) -> bool | None:
-    """Return whether Pillow reads a picture as RGB, from its head; None: not certain."""
+def _is_rgb(data: bytes, release: Release) -> bool | None:
+    """Return whether a picture stays as Pillow reads it, from its head: RGB; None: not certain."""
     if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) > 25:
-        return data[25] == _PNG_RGB
+        if data[25] != _PNG_RGB or release < V0_33:
+            return data[25] == _PNG_RGB
+        return _png_is_opaque(data)
     if data.startswith(b"\xff\xd8\xff"):
         return _jpeg_is_rgb(data)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _webp_is_rgb(data)
     return False if data[:6] in (b"GIF87a", b"GIF89a") else None
+
+
+def _png_is_opaque(data: bytes) -> bool | None:
+    """Return whether an RGB picture has no transparent colour: a chunk before the pixels."""
+    position = len(_PNG)
+    for _ in range(_MAX_PNG_CHUNKS):
+        kind = data[position + 4 : position + 8]
+        if len(kind) < 4:
+            return None
+        if kind in (b"tRNS", b"IDAT"):
+            return kind == b"IDAT"
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return None
 
 
 def _jpeg_is_rgb(data: bytes) -> bool | None:

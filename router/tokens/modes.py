@@ -29,6 +29,7 @@ _BY_ARCHITECTURE = {
     "GptOssForCausalLM": HARMONY,
     "InklingForCausalLM": "inkling",
     "InklingForConditionalGeneration": "inkling",
+    "Alpamayo2Super": "alpamayo2_super",  # 0.33
 }
 _MISTRAL_FAMILY = ("Mistral", "Mixtral", "Ministral", "Pixtral", "Voxtral", "Magistral")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import datetime
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -135,7 +135,7 @@ class Tokens:
         return self._tree.json(self._path)
 
     def keys(self, contract: HashContract, extra: ExtraKeys = NO_EXTRA) -> Sequence[BlockKey]:
-        """List the keys of the full blocks, shape (num_tokens // block_size,), as an array("Q").
+        """List the keys of the full blocks, shape (num_blocks(num_tokens),), as an array("Q").
 
         Known parts are put together (some 15 µs for 100,000 tokens in a hundred segments), the
         rest is hashed (about 1.3 µs a block) and remembered.
@@ -601,12 +601,19 @@ class Prompter:
         Raises:
             NeedsEngine: it does depend on it, and the template is not known here.
         """
-        if not (request.has_inline_system or request.is_thinking_disabled):
+        probes = self._probes
+        is_mapped = probes is not None and request.reasoning_effort in probes.efforts
+        if not (request.has_inline_system or request.is_thinking_disabled or is_mapped):
             return request
         self._usable_encoder()
-        if self._probes is None:
+        if probes is None:
             raise NeedsEngine("model", self._reason)
-        return self._probes.adapted(request)
+        return probes.adapted(request)
+
+    def map_efforts(self, efforts: Mapping[str, str]) -> None:
+        """Replace reasoning efforts as the engine's `--reasoning-effort-map` does."""
+        if self._probes is not None:
+            self._probes.efforts = efforts
 
     def _usable_encoder(self) -> PlainEncoder:
         if self.trust.reason is not None:

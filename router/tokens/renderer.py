@@ -18,6 +18,7 @@ from jinja2 import Template, TemplateError
 
 from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
+from router.releases import V0_32, Release
 from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import detect_content_format
 from router.tokens.conversation import (
@@ -44,11 +45,11 @@ class ChatTemplate:
 
     __slots__ = ("accepted", "content_format", "is_dated", "knows_developer", "source", "template")
 
-    def __init__(self, source: str, memo: JsonMemo) -> None:
+    def __init__(self, source: str, memo: JsonMemo, release: Release = V0_32) -> None:
         self.source = source
         self.template: Template = compile_template(source, memo)
         tree = self.template.environment.parse(source)
-        self.content_format = detect_content_format(tree)
+        self.content_format = detect_content_format(tree, release)
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.accepted = jinja2.meta.find_undeclared_variables(tree) | _PASSED
         self.is_dated = "strftime_now" in source
@@ -66,18 +67,29 @@ class ChatRenderer:
             Raises LookupError where there is none.
         special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
         adapt: What the tokenizer's own code makes of a template's arguments; None: nothing.
+        release: The engine's.
     """
 
-    __slots__ = ("_adapt", "_find_template", "_memo", "_special_tokens", "_templates", "date")
+    __slots__ = (
+        "_adapt",
+        "_find_template",
+        "_memo",
+        "_release",
+        "_special_tokens",
+        "_templates",
+        "date",
+    )
 
     def __init__(
         self,
         find_template: FindTemplate,
         special_tokens: Mapping[str, str],
         adapt: Adapt | None = None,
+        release: Release = V0_32,
     ) -> None:
         self.date: datetime.date | None = None
         self._adapt = adapt
+        self._release = release
         self._find_template = find_template
         self._special_tokens = dict(special_tokens)
         self._memo = JsonMemo()
@@ -108,7 +120,7 @@ class ChatRenderer:
             if other is not None and other.source == source:
                 found = other
             else:
-                found = ChatTemplate(source, self._memo)
+                found = ChatTemplate(source, self._memo, self._release)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
         self._templates[with_tools] = found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from router.api.openai import ChatRequest
+from router.releases import Release
 from router.tokens import modes
 from router.tokens.deepseek_v4 import DeepSeekV4Renderer
 from router.tokens.deepseek_v32 import DeepSeekV32Renderer
@@ -73,7 +74,7 @@ class Renderer(Protocol):
         ...
 
 
-WITHOUT_TEMPLATE: Final[dict[str, Callable[[str | None], Renderer]]] = {
+WITHOUT_TEMPLATE: Final[dict[str, Callable[[str | None, Release], Renderer]]] = {
     modes.DEEPSEEK_V32: DeepSeekV32Renderer,
     modes.DEEPSEEK_V4: DeepSeekV4Renderer,
     modes.DEEPSEEK_V41: DeepSeekV41Renderer,

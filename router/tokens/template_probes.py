@@ -12,7 +12,7 @@ that wants its system message first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import jinja2
@@ -58,17 +58,21 @@ class Probed(Protocol):
 
 
 class TemplateProbes:
-    """What was found out of one model's renderer, once each."""
+    """What was found out of one model's renderer, once each.
 
-    __slots__ = ("_effort", "_probed", "_wants_system_first")
+    efforts: The engine's `--reasoning-effort-map`.
+    """
+
+    __slots__ = ("_effort", "_probed", "_wants_system_first", "efforts")
 
     def __init__(self, probed: Probed) -> None:
         self._probed = probed
         self._wants_system_first: bool | None = None  # None: not tried yet
         self._effort: str | None = None
+        self.efforts: Mapping[str, str] = {}
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
-        """Change what the Messages API makes dependent on the template.
+        """Change what the Messages API makes dependent on the template; map the effort.
 
         Raises:
             NeedsEngine: the template cannot be tried out here.
@@ -83,6 +87,9 @@ class TemplateProbes:
             if self._effort is None:
                 self._effort = self._disabled_effort()
             request = replace(request, reasoning_effort=self._effort, is_thinking_disabled=False)
+        effort = request.reasoning_effort
+        if effort is not None and effort in self.efforts:
+            request = replace(request, reasoning_effort=self.efforts[effort])
         return request
 
     def _disabled_effort(self) -> str:
@@ -93,6 +100,7 @@ class TemplateProbes:
         return "none"
 
     def _prompt(self, effort: str) -> str | None:
+        effort = self.efforts.get(effort, effort)
         request = ChatRequest(model=None, messages=_HI, reasoning_effort=effort)
         try:
             return self._probed.render(request, apart=True)

@@ -4,35 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import aiohttp
 
+from router.api.encodings import decoded, is_encoded
+from router.api.keep_alives import KeepAlives
+from router.errors import ClientError
+from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response
 from router.upstream.tap import tapped
+
+_MOST_HELD_BYTES: Final = 16 * 1024  # of keep-alives in front of a stream
+_MAX_DECODED_BYTES: Final = 4 * 1024 * 1024
 
 
 class Answer:
     """A replica's answer, its first bytes read. Close it in a `finally`.
 
-    is_event_stream: Whether its body is server-sent events.
+    A stream is silent while nothing but keep-alive comments comes.
+
+    is_event_stream: Whether its body is server-sent events that can be read.
+    streams: Whether its body is server-sent events, readable or not.
+    is_encoded: Its body is compressed, although that was not asked for: passed on as it comes.
     """
 
     __slots__ = (
         "_idle_s",
         "_idle_timer",
+        "_keep_alives",
         "_loop",
         "_on_close",
         "_pouring",
         "_replica",
         "_response",
+        "_signs",
         "_waits_since_s",
         "error_status",
         "first",
         "first_s",
         "headers",
+        "is_encoded",
         "is_event_stream",
         "status",
+        "streams",
     )
 
     def __init__(
@@ -41,12 +57,14 @@ class Answer:
         response: Response,
         first: bytes,
         idle_s: float,
+        signs: Signs,
         on_close: Callable[[], None],
     ) -> None:
         self._on_close: Callable[[], None] | None = on_close
         self._replica = replica
         self._response = response
         self._idle_s = idle_s
+        self._signs = signs
         self._loop = asyncio.get_running_loop()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._waits_since_s: float | None = None  # None: no one waits for the next bytes
@@ -57,7 +75,10 @@ class Answer:
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
         kind = response.headers.get("Content-Type", "").partition(";")[0]
-        self.is_event_stream = kind.strip().lower() == "text/event-stream"
+        self.is_encoded = is_encoded(response.headers)
+        self.streams = kind.strip().lower() == "text/event-stream"
+        self.is_event_stream = self.streams and not self.is_encoded
+        self._keep_alives = KeepAlives() if self.is_event_stream else None
 
     @property
     def outcome_status(self) -> int:
@@ -65,9 +86,35 @@ class Answer:
         return self.error_status or self.status
 
     @property
+    def readable(self) -> bytes:
+        """`first` without its compression, where that can be undone here; else nothing."""
+        if not self.is_encoded:
+            return self.first
+        try:
+            encoding = self.headers.get("Content-Encoding", "").strip().lower()
+            return decoded(self.first, encoding, _MAX_DECODED_BYTES)
+        except ClientError:
+            return b""
+
+    @property
     def complete(self) -> bool:
         """Whether the whole body has been read."""
         return self._response.content.at_eof()
+
+    async def begin(self) -> None:
+        """Read on until more than keep-alives has come; `first` begins with those.
+
+        Of a stream's many keep-alives the oldest are dropped.
+
+        Raises:
+            aiohttp.ClientError, OSError: the answer broke off.
+        """
+        content, keep_alives, piece = self._response.content, self._keep_alives, self.first
+        while not self._note(piece) and not self.complete:
+            if keep_alives is not None and len(self.first) > _MOST_HELD_BYTES:
+                self.first = keep_alives.unfinished
+            piece = await content.readany()
+            self.first += piece
 
     async def gather(self, limit_bytes: int) -> None:
         """Read the rest of the body into `first`, up to about `limit_bytes`.
@@ -83,20 +130,29 @@ class Answer:
             num_bytes += len(chunk)
         self.first = b"".join(parts)
 
-    async def read_on(self, wait_s: float) -> bool:
+    async def read_on(self, wait_s: float | None) -> bool:
         """Read the next piece into `first`; False, and nothing lost, if none comes in time.
+
+        Args:
+            wait_s: None: as long as it takes; the caller has a deadline.
 
         Raises:
             UpstreamBroken, UpstreamTimeout: the answer broke off.
         """
-        if wait_s <= 0.0:
+        if wait_s is not None and wait_s <= 0.0:
             return False
         deadline = asyncio.timeout(wait_s)
         try:
             async with deadline:
-                self.first += await self._next()
+                piece = await self._response.content.readany()
         except TimeoutError:
+            if not deadline.expired():
+                raise
             return False
+        except (aiohttp.ClientError, OSError) as exc:
+            raise upstream_error(exc, self._replica, "inside its answer") from exc
+        self._note(piece)
+        self.first += piece
         return True
 
     async def pour(self, take: Callable[[bytes], bool]) -> None:
@@ -136,6 +192,7 @@ class Answer:
                 raise upstream_error(exc, self._replica, "inside its answer") from exc
             if chunk:
                 last = chunk
+                self._note(chunk)
                 if not take(chunk):
                     return last, False
             if content.total_bytes == num_bytes:  # else reading let more in
@@ -145,11 +202,25 @@ class Answer:
         self._waits_since_s = self._loop.time()
         self._watch()
         try:
-            return await self._response.content.readany()
+            piece = await self._response.content.readany()
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
             raise upstream_error(exc, self._replica, "inside its answer") from exc
         finally:
             self._waits_since_s = None
+        self._note(piece)
+        return piece
+
+    def _note(self, piece: bytes) -> bool:
+        """Note that a piece has come; return whether it says more than that."""
+        now_s, signs, keep_alives = self._loop.time(), self._signs, self._keep_alives
+        if piece:
+            signs.alive_s = now_s
+        if keep_alives.are_all(piece) if keep_alives is not None else not piece.strip():
+            return False
+        signs.said_s = now_s
+        if self._waits_since_s is not None:
+            self._waits_since_s = now_s
+        return True
 
     def _watch(self) -> None:
         if self._idle_timer is None:
@@ -158,13 +229,15 @@ class Answer:
     def _check_idle(self) -> None:
         """Fail a read that has waited for too long, else check again when it would have.
 
+        The replica may be at work meanwhile, and is waited for then.
+
         One timer for the whole answer: a deadline around each event's read was a fifth of what
         passing the event on costs.
         """
         now_s = self._loop.time()
         since_s = now_s if self._waits_since_s is None else self._waits_since_s
-        left_s = since_s + self._idle_s - now_s
-        if left_s > 0:
+        left_s = self._signs.wait_s(since_s, self._idle_s, now_s)
+        if left_s is not None:
             self._idle_timer = self._loop.call_later(left_s, self._check_idle)
         else:
             self._response.content.set_exception(TimeoutError())
@@ -205,7 +278,8 @@ class _Pouring:
         """Hand over what has been parsed; return the last piece of it."""
         last, goes_on = b"", False
         if not self.is_over:
-            self._answer._waits_since_s = self._answer._loop.time()
+            if self._answer._waits_since_s is None:
+                self._answer._waits_since_s = self._answer._loop.time()
             try:
                 last, goes_on = self._answer._take(self._take)
             except Exception as exc:
@@ -219,7 +293,7 @@ class _Pouring:
         over, answer = self.over, self._answer
         if over.done():
             return False
-        answer._waits_since_s = answer._loop.time()
+        answer._note(body)
         try:
             goes_on = self._take(body)
         except Exception as exc:

@@ -6,15 +6,17 @@ import asyncio
 import resource
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
 import aiohttp
+from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
 from router.config import ForwardConfig
 from router.errors import HandshakeRefused, OutOfConnections, Overdue
+from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
 from router.upstream.failures import upstream_error
@@ -25,6 +27,9 @@ _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 _STALE_S: Final = 1.0
 """A closed connection from the pool is noticed within a round trip; a request that fails later had
 reached the replica."""
+
+
+_Request = tuple[str, str, CIMultiDict[str], bytes | None]  # URL, method, headers, body
 
 
 class _Watch:
@@ -54,11 +59,22 @@ class _Watch:
 
 
 class Upstream:
-    """The pooled client to all replicas. Use as an async context manager."""
+    """The pooled client to all replicas. Use as an async context manager.
 
-    def __init__(self, config: ForwardConfig, tls: ssl.SSLContext | None = None) -> None:
+    Args:
+        signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
+            the deadlines say.
+    """
+
+    def __init__(
+        self,
+        config: ForwardConfig,
+        tls: ssl.SSLContext | None = None,
+        signs_of: Callable[[str], Signs] = lambda name: Signs(),
+    ) -> None:
         self._config = config
         self._tls = tls
+        self._signs_of = signs_of
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
@@ -81,7 +97,7 @@ class Upstream:
         self._sockets = aiohttp.ClientSession(
             connector=fresh,
             connector_owner=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=None),
+            timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_read=None),
             skip_auto_headers=SKIPPED,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
@@ -109,8 +125,11 @@ class Upstream:
         may_resend: bool = True,
         patience: Callable[[], float | None] | None = None,
         patience_s: float = 0.0,
+        hold: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
+
+        Keep-alive comments of a stream, and white space before another body, are not among them.
 
         Where a kept connection turns out to have been closed, the request is sent on a new one.
 
@@ -124,10 +143,12 @@ class Upstream:
             patience: Asked while nothing came, first after `patience_s`: how long to wait before it
                 is asked again; None: leave now.
             patience_s: See there.
+            hold: Reads on until what has come of an answer says enough, under the same deadline.
 
         Raises:
             Overdue: `patience` returned None.
-            UpstreamUnreachable, UpstreamTimeout, UpstreamBroken: nothing of an answer came.
+            UpstreamUnreachable, ConnectTimeout: nothing was sent.
+            UpstreamTimeout, UpstreamBroken: nothing of an answer came.
             OutOfConnections: no connection can be made here, to any replica.
         """
         if self._num_open >= self._max_connections:
@@ -135,25 +156,50 @@ class Upstream:
                 f"{self._max_connections} requests are at replicas (forward.max_connections)."
             )
         waiting = self._first_bytes.setdefault(replica, {})
-        deadline = asyncio.timeout(self._config.first_byte_timeout_s)
+        deadline = asyncio.timeout(None)
         waiting[deadline] = may_move_on
         self._num_open += 1
-        watch = _Watch(patience, patience_s, deadline) if patience is not None else None
+        signs, limit_s = self._signs_of(replica), self._config.first_byte_timeout_s
+        begun_s = time.monotonic()
+        watches = [
+            _Watch(lambda: signs.wait_s(begun_s, limit_s, time.monotonic()), limit_s, deadline)
+        ]
+        if patience is not None:
+            watches.append(_Watch(patience, patience_s, deadline))
+        assert self._kept is not None
+        assert self._fresh is not None
+        answer: Answer | None = None
+        is_sent = False
         try:
             async with deadline:
-                response, first = await self._send(url, method, headers, body, may_resend)
+                session = self._kept if may_resend else self._fresh
+                connection, is_kept = await session.connect(url)
+                is_sent = True
+                request = (url, method, headers, body)
+                response, first = await self._send(session, connection, is_kept, request)
+                answer = Answer(
+                    replica, response, first, self._config.idle_timeout_s, signs, self._closed
+                )
+                await answer.begin()
+                if hold is not None:
+                    await hold(answer)
         except BaseException as exc:
-            self._closed()
-            if watch is not None and watch.is_over and isinstance(exc, TimeoutError):
+            if answer is not None:
+                answer.close()
+            else:
+                self._closed()
+            if not is_sent and isinstance(exc, TimeoutError):
+                raise upstream_error(aiohttp.ConnectionTimeoutError(), replica, "") from exc
+            if patience is not None and watches[1].is_over and isinstance(exc, TimeoutError):
                 raise Overdue(replica, f"replica {replica} was overdue") from exc
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
                 raise upstream_error(exc, replica, "before its first byte") from exc
             raise
         finally:
             del waiting[deadline]
-            if watch is not None:
+            for watch in watches:
                 watch.stop()
-        return Answer(replica, response, first, self._config.idle_timeout_s, self._closed)
+        return answer
 
     async def connect(
         self, replica: str, url: str, *, headers: CIMultiDict[str], max_bytes: int
@@ -197,29 +243,18 @@ class Upstream:
             raise
 
     async def _send(
-        self,
-        url: str,
-        method: str,
-        headers: CIMultiDict[str],
-        body: bytes | None,
-        may_resend: bool,
+        self, session: Session, connection: Connection, is_kept: bool, request: _Request
     ) -> tuple[Response, bytes]:
-        assert self._kept is not None
         assert self._fresh is not None
-        request = (url, method, headers, body)
-        if not may_resend:
-            connection, _ = await self._fresh.connect(url)
-            return await self._fresh.exchange(connection, *request)
-        connection, is_kept = await self._kept.connect(url)
         begun_s = time.monotonic()
         try:
-            return await self._kept.exchange(connection, *request)
+            return await session.exchange(connection, *request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not is_kept or time.monotonic() - begun_s >= _STALE_S:
                 raise
         try:
-            connection, _ = await self._fresh.connect(url)
-        except aiohttp.ClientConnectorError as exc:
+            connection, _ = await self._fresh.connect(request[0])
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             if shortage(exc) is not None:
                 raise
             # It died with the request: that one was sent, so this is no plain refusal.

@@ -66,7 +66,8 @@ class Session:
     def __init__(self, connector: aiohttp.TCPConnector, *, connect_timeout_s: float) -> None:
         self.connector = connector
         self._loop = asyncio.get_running_loop()
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        # Of the name, the connection and TLS together.
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
         self._used: WeakSet[ResponseHandler] = WeakSet()
         self._origin_of = lru_cache(maxsize=_ORIGINS)(_origin)
 
@@ -78,10 +79,14 @@ class Session:
         """Take a connection; return whether it has served a request before.
 
         Raises:
-            aiohttp.ClientError, OSError, TimeoutError: none can be made.
+            aiohttp.ConnectionTimeoutError: none was made in time.
+            aiohttp.ClientError, OSError: none can be made.
         """
         origin = self._origin_of(_split(url)[0])
-        connection = await self.connector.connect(origin, [], self._timeout)
+        try:
+            connection = await self.connector.connect(origin, [], self._timeout)
+        except TimeoutError as exc:  # the connector's own, which says no more than that
+            raise aiohttp.ConnectionTimeoutError from exc
         protocol = connection.protocol
         assert protocol is not None
         is_kept = protocol in self._used

@@ -94,6 +94,11 @@ def test_newer_limit_wins() -> None:
             "kv_transfer_params.prompt_token_ids",
         ),
         ({"kv_transfer_params": {"do_remote_prefill": True}}, None),
+        ({"tools": []}, "tools"),
+        ({"tools": None}, None),
+        ({"stop": []}, None),
+        ({"tool_choice": "auto"}, None),
+        ({"stream": 0.0}, None),
     ],
 )
 def test_engine_only(fields: dict[str, Any], reason: str | None) -> None:
@@ -119,7 +124,6 @@ def test_an_object_for_parts_is_the_engines() -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"model": 5}, "model"),
         ({"tools": {}}, "tools"),
-        ({"tools": []}, "tools"),
         ({"tools": ["f"]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"function": {"name": None}}]}, "tools[0].function.name"),
@@ -163,6 +167,10 @@ def test_missing_is_reported_as_missing() -> None:
         ([1, 2], (array("I", [1, 2]),)),
         (["a", "b"], ("a", "b")),
         ([[1], [2, 3]], (array("I", [1]), array("I", [2, 3]))),
+        ([1.0, 2], (array("I", [1, 2]),)),
+        ([[1.0]], (array("I", [1]),)),
+        ([], ()),
+        ("", ("",)),
     ],
 )
 def test_prompts(prompt: Any, prompts: tuple[Any, ...]) -> None:
@@ -178,7 +186,6 @@ def test_prompts(prompt: Any, prompts: tuple[Any, ...]) -> None:
     ("prompt", "param"),
     [
         (None, "prompt"),
-        ([], "prompt"),
         (5, "prompt"),
         ([1, "a"], "prompt[1]"),
         ([1, -1], "prompt[1]"),

@@ -84,6 +84,14 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         rank(has_handshake=False, endpoint="tcp://127.0.0.1:5557"),
         "error", "events", "no event publisher", "another port",
     ),
+    *(
+        (
+            rank(reach=reach, reported=f"tcp://{host}:5557", connects=True, has_handshake=False),
+            "error", "events", f"nobody publishes at tcp://{host}:5557", '"tcp://*:5557"',
+        )
+        for host in ("0.0.0.0", "10.0.0.5", "engine-1")
+        for reach in ("refused", "silent", "open")
+    ),
     # -- its history
     (rank(replay_endpoint=None), "warning", "replay", "unknown", '"replay_endpoint"'),
     (rank(replay_reach="refused"), "warning", "replay", "(refused)", '"replay_endpoint"'),
@@ -133,6 +141,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "note", "drafts", "drops the last block", "eagle: true",
     ),
     (replace(REPLICA, eagle=True), "warning", "drafts", "does not draft so", ""),
+    (
+        replace(rank(lookahead=1), speculates=True, eagle=True),
+        "note", "drafts", "no block is dropped: eagle has no effect", "remove eagle",
+    ),
 ]  # fmt: skip
 
 

@@ -49,6 +49,15 @@ def test_a_switch_needs_no_quotes(tmp_path: Path, text: str) -> None:
     assert load(write(tmp_path, f"queue: {{mode: {text}}}")).queue.mode == text.strip("'")
 
 
+def test_a_map_of_efforts_is_given_as_engines_get_it() -> None:
+    """A model's name, and the JSON of its engine's flag, whose commas separate no pairs."""
+    name = "WARMROUTE_TOKENS_REASONING_EFFORT_MAPS"
+    loaded = load(environ={name: 'tiny={"medium": "low", "xhigh": "max"},other={"none":"low"}'})
+
+    efforts = {"tiny": {"medium": "low", "xhigh": "max"}, "other": {"none": "low"}}
+    assert loaded.tokens.reasoning_effort_maps == efforts
+
+
 def test_mappings_come_as_pairs() -> None:
     """NAME=VALUE pairs keep numbers as numbers."""
     environ = {"WARMROUTE_POLICY_PARAMS": "alpha=1.5", "WARMROUTE_TOKENS_MODELS": "a=x,b=y"}

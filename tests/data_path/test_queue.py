@@ -721,6 +721,7 @@ def a_job(num_waiting: int = 0) -> Any:
     return SimpleNamespace(
         session_hash=None,
         num_tokens=10,
+        num_more_tokens=0,
         choice=choice,
         waited_ms=0.0,
         released=None,

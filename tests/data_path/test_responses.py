@@ -217,6 +217,19 @@ async def test_a_rank_of_the_engines_choice_proves_nothing() -> None:
         assert stage.metric("warmroute_trust_ratio", replica="r1#0") in (0.0, 1.0)
 
 
+async def test_from_0_33_on_the_rank_is_the_routers_choice() -> None:
+    """So each rank is predicted for itself, and its reports count."""
+    options = {"data_parallel_size": 2, "version": "0.33.0"}
+    async with Engines(1, **options) as engines, on_stage(*engines) as stage:
+        for num_steps in range(1, 5):
+            reply = await ask(stage, asked(num_steps))
+            await stage.knows(*engines)
+            assert reply.predicted == usage_of(reply)["input_tokens_details"]["cached_tokens"]
+
+        assert reply.predicted > 0
+        assert stage.metric("warmroute_audited_total") == 4
+
+
 @pytest.mark.parametrize(
     "fields",
     [

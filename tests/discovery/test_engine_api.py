@@ -185,18 +185,37 @@ async def test_an_engine_in_dev_mode_says_its_role(
         ({"method": "eagle3", "num_speculative_tokens": 3}, True),
         ({"method": "mtp", "disable_eagle_block_drop": False}, True),
         ({"method": "mtp", "disable_eagle_block_drop": True}, False),
+        ({"method": "dflash"}, True),
+        ({"method": "dflash", "disable_lookahead_block_hashes": False}, False),
+        ({"method": "dspark", "disable_lookahead_block_hashes": True}, False),
+        ({"method": "mtp", "disable_lookahead_block_hashes": False}, False),
+        ({"method": "mtp", "disable_lookahead_block_hashes": True}, True),
     ],
 )
 async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
     replica: Replica, api: EngineApi, speculation: dict[str, object] | None, eagle: bool
 ) -> None:
-    """By the method of its drafts, and the switch that turns it off."""
+    """By the method of its drafts, and the switches that turn it off; 0.33 hashes ahead instead."""
     page = {"vllm_config": {"speculative_config": speculation}}
 
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
 
     assert info is not None
     assert info.eagle is eagle
+
+
+async def test_with_a_connector_an_engine_of_0_33_drops_the_last_block(
+    replica: Replica, api: EngineApi
+) -> None:
+    """A connector keeps the hashes of before, and so the dropped block."""
+    speculation = {"method": "eagle3", "disable_lookahead_block_hashes": False}
+    transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    page = {"vllm_config": {"speculative_config": speculation, "kv_transfer_config": transfer}}
+
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
+
+    assert info is not None
+    assert info.eagle is True
 
 
 async def test_several_connectors_are_taken_one_by_one(replica: Replica, api: EngineApi) -> None:

@@ -20,7 +20,7 @@ async def test_a_tokenizer_that_is_ready_as_the_router_ends_is_let_go() -> None:
     prompters = Prompters()
     model = SimpleNamespace(id="m", root=str(MODEL), parent=None)
     loader = PrompterLoader(prompters, TokensConfig(), threads)
-    loader.load(SimpleNamespace(models=(model,)))  # type: ignore[arg-type]
+    loader.load(SimpleNamespace(version=None, models=(model,)))  # type: ignore[arg-type]
     threads.shutdown(wait=False)
     while prompters.get("m") is None:  # noqa: ASYNC110 (it has no event)
         await asyncio.sleep(0.01)

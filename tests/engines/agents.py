@@ -1,4 +1,4 @@
-"""Coding agents as their users start them: with what the README says, and nothing else.
+"""Coding agents as their users start them: with what docs/agents.md says, and nothing else.
 
 Each works in a folder of its own with a home of its own, and is killed if it takes too long.
 """
@@ -27,7 +27,7 @@ _TIMEOUT_S: Final = 150.0
 class Agent(Struct, frozen=True):
     """One agent.
 
-    api: The API it speaks. block: What its block of the README has in it. file: Where in its home
+    api: The API it speaks. block: What its block of the page has in it. file: Where in its home
     the block goes; None: it is a command line, of which the variables are taken. command,
     resumed: Arguments before the prompt of a new conversation, or of one that goes on. script: What
     the model says, turn by turn.
@@ -117,7 +117,7 @@ def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = Fa
 
 
 def _block(agent: Agent, url: str) -> str:
-    """Find the agent's block of the README, for this router and the tiny model."""
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    [code] = [block.code for block in blocks(readme) if agent.block in block.code]
+    """Find the agent's block of the page, for this router and the tiny model."""
+    page = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
+    [code] = [block.code for block in blocks(page) if agent.block in block.code]
     return code.replace(f"http://127.0.0.1:{ROUTER_PORT}", url).replace(MODEL, "tiny")

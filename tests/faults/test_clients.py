@@ -253,7 +253,6 @@ async def test_bad_completions_are_refused_by_field() -> None:
     """The same for prompts."""
     bodies: list[tuple[Json, str]] = [
         ({}, "prompt"),
-        ({"prompt": []}, "prompt"),
         ({"prompt": 3}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [-1]}, "prompt[0]"),

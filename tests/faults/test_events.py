@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -125,6 +126,52 @@ async def test_a_publisher_that_is_gone_for_long_leaves_blind(
 
         assert reply.status == 200
         assert reply.predicted == 0
+
+
+SILENT = [
+    ("tcp://0.0.0.0:1", "tcp://*:PORT", "vLLM connects instead"),
+    ("tcp://127.0.0.1:1", "tcp://*:PORT", "vLLM connects instead"),
+    ("tcp://*:1", "tcp://*:PORT", "nothing answers there"),
+    ("tcp://*:{http}", "--kv-events-config", "no event publisher"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "flag", "why"), SILENT)
+async def test_an_event_endpoint_without_a_publisher_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, flag: str, why: str
+) -> None:
+    """After a minute (here: at once): one line, and the reason for operators, name the flag."""
+    monkeypatch.setattr(rank_stream, "BLIND_AFTER_S", 1.0)
+    async with FakeEngine() as engine:
+        source = {"endpoint": endpoint.format(http=urlsplit(engine.url).port)}
+        engine.pages["/kv_event_sources"] = {"0": source}
+        async with on_stage(engine) as stage:
+            await stage.until(lambda: "nobody publishes" in stage.log)
+            for _ in range(5):
+                assert (await stage.ask(chat("a"))).status == 200
+            rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
+
+            assert rank["cache"] == "blind"
+            assert flag in rank["reason"]
+            assert why in rank["reason"]
+            assert stage.log.count("nobody publishes") == 2  # in both forms
+
+
+async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said of its absence is over."""
+    monkeypatch.setattr(rank_stream, "BLIND_AFTER_S", 0.0)
+    async with Engines(1) as (engine,):
+        publisher = engine.replica.ranks[0].publisher
+        assert publisher is not None
+        port = publisher.ports[0]
+        publisher._pub.unbind(f"tcp://127.0.0.1:{port}")
+        async with on_stage(engine, ready=False) as stage:
+            await stage.until(lambda: "nobody publishes" in stage.log)
+            publisher._pub.bind(f"tcp://127.0.0.1:{port}")
+            await stage.until(lambda: "nobody" not in stage.router.caches.state_and_reason("r1")[1])
+            await converse(stage, [engine])
+
+            assert stage.state("r1") == "exact"
 
 
 async def test_an_engine_without_events_is_served_by_guesses() -> None:

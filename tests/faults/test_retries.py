@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
 from tests.faults.fake_engine import FakeEngine, hang_up
+from tests.faults.hanging import no_accept
 from tests.faults.stage import (
     STUCK,
     Engines,
@@ -54,6 +56,62 @@ async def test_a_poison_request_takes_no_replica_down(at_once: bool) -> None:
         assert all(s.state == "up" for s in stage.router.fleet.status(time.monotonic()))
         assert stage.metric("warmroute_failures_absolved_total") == len(replies)
         assert (await stage.ask(chat(words(1)))).status == 200
+
+
+UPLOAD = (
+    b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--b--\r\n'
+)
+
+
+@pytest.mark.parametrize("kind", ["chat", "stream", "embedding", "upload"])
+async def test_a_request_goes_on_until_a_replica_takes_its_connection(kind: str) -> None:
+    """Three of four addresses hang on connect: nothing was sent there, so the fourth answers."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine()) for _ in range(4)]
+        stage = await stack.enter_async_context(
+            on_stage(
+                *engines,
+                forward__connect_timeout_s=0.2,
+                forward__max_tries=2,
+                health__interval_s=60.0,
+            )
+        )
+        await all_known(stage, 4)
+        for engine in engines[:3]:
+            port = int(engine.url.rpartition(":")[2])
+            await engine.__aexit__()
+            stack.enter_context(no_accept(port))
+
+        if kind == "upload":
+            form = {"Content-Type": "multipart/form-data; boundary=b"}
+            reply = await stage.ask(UPLOAD, "/v1/audio/transcriptions", headers=form)
+        elif kind == "embedding":
+            body = {"model": "tiny", "input": words(1)}
+            reply = await stage.ask(body, "/v1/embeddings")
+        else:
+            reply = await stage.ask(chat(words(1)) | {"stream": kind == "stream"})
+
+    assert reply.status == 200
+    assert len(engines[3].received) == 1
+
+
+async def test_if_no_address_takes_a_connection_the_client_may_come_back() -> None:
+    """All hang on connect: 503 with Retry-After, not a read timeout."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(FakeEngine())
+        stage = await stack.enter_async_context(
+            on_stage(engine, forward__connect_timeout_s=0.2, health__interval_s=60.0)
+        )
+        port = int(engine.url.rpartition(":")[2])
+        await engine.__aexit__()
+        stack.enter_context(no_accept(port))
+
+        reply = await stage.ask(chat(words(1)))
+
+    assert reply.status == 503
+    assert "did not accept a connection in time" in reply.error["message"]
+    assert int(reply.headers["Retry-After"]) >= 1
 
 
 async def test_retries_are_a_share_of_the_requests() -> None:

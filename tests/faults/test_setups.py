@@ -47,7 +47,7 @@ async def test_a_model_that_is_not_there_may_be_one_that_has_not_answered() -> N
             await stage.until(lambda: "replica not usable yet" in stage.log)
             reply = await stage.ask(chat("a", model="other"))
 
-    assert reply.status == 404
+    assert reply.status == 503
     assert "(served: tiny; not answered yet: r2 (refused the connection))" in str(reply.error)
 
 

@@ -155,6 +155,57 @@ def test_a_duplicate_survives_the_eviction_of_the_other_copy() -> None:
     assert index.remove(A, chain(3)) == 3
 
 
+@pytest.mark.parametrize(
+    ("held", "num_matched"),
+    [
+        ([1, 1, 0, 1, 1, 1], 2),
+        ([1, 0, 1, 1, 1, 1], 1),
+        ([0, 1, 1, 1, 1, 1], 0),
+        ([1, 1, 0, 0, 1, 0, 1, 1], 2),
+        ([1] * 20 + [0] + [1] * 40, 20),
+        ([1] * 200 + [0] + [1] * 2, 200),
+    ],
+)
+@pytest.mark.parametrize("tier", ["gpu", "cpu"])
+def test_what_is_behind_a_hole_is_not_matched(
+    held: list[int], num_matched: int, tier: Tier
+) -> None:
+    """An engine goes on from the blocks before it, whatever it has behind."""
+    index = BlockIndex()
+    blocks = chain(len(held))
+    for candidate, holds in ((A, [1] * len(held)), (B, held)):
+        kept = [key for key, is_held in zip(blocks, holds, strict=True) if is_held]
+        index.store(candidate, kept, tier)
+
+    found = index.match(blocks, [A, B, A])
+
+    assert found[A].num_cpu_blocks == len(held)
+    assert found[B].num_cpu_blocks == num_matched
+
+
+def test_a_hole_far_from_the_end_is_found_at_the_candidate_that_was_chosen() -> None:
+    """Then its next chains are looked up block by block, as long as that makes a difference."""
+    index = BlockIndex()
+    blocks = chain(1000)
+    index.store(A, blocks)
+    index.remove(A, keys(100))
+    index.store(B, blocks)
+
+    assert index.match(blocks, [A, B])[A].num_gpu_blocks == 1000
+    assert (index.unbroken(A, blocks, 1000), index.unbroken(B, blocks, 1000)) == (100, 1000)
+    for _ in range(200):
+        assert index.match(blocks, [A, B])[A].num_gpu_blocks == 100
+    index.store(A, keys(100))
+    for _ in range(100):
+        assert index.match(blocks, [A, B])[A].num_gpu_blocks == 1000
+    index.remove(A, keys(100))
+    assert index.match(blocks, [A])[A].num_gpu_blocks == 1000
+    claim = index.speculate(A, keys(100))
+    assert index.unbroken(A, blocks, 1000) == 1000
+    claim.end()
+    assert index.unbroken(A, chain(2000), 2000) == 2000  # too many to look at each
+
+
 @pytest.mark.parametrize("hole", [7, 8])
 def test_a_hole_before_the_boundary_is_seen(hole: int) -> None:
     """Blocks behind a hole are of no use, though a bisection may land there."""

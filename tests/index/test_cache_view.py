@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 
 from policies.view import CandidateId
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
-from router.index.cache_view import LINGER_S, MIN_AUDITS, SUSPECT_BELOW, CacheView
+from router.index.cache_view import LINGER_S, CacheView
+from router.index.candidate_stream import StreamReason
 from router.index.hit_length import KvLayout
 from router.index.last_block import LastBlock
+from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
 from router.messages import KvGroup
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
@@ -194,6 +199,155 @@ def test_an_eviction_overtakes_a_prediction() -> None:
     assert not view.was_overtaken(claim, 3 * BLOCK_SIZE)
     view.drop(R1)
     assert not view.was_overtaken(claim, BLOCK_SIZE)
+
+
+def test_an_eviction_before_a_prediction_is_no_excuse() -> None:
+    """The block was said to be there, though it had been removed: copies are misread, or lost."""
+    view = received(caches(R1), EVENT, EVENT)
+    view.index.remove(R1, CHAIN[1:2])
+    claim = view.claim(R1, CHAIN, 3)
+
+    assert not view.was_overtaken(claim, BLOCK_SIZE)
+    view.index.remove(R1, CHAIN[1:2])
+    assert view.was_overtaken(claim, BLOCK_SIZE)
+
+
+def test_history_that_says_the_same_again_is_read_ever_more_seldom() -> None:
+    """After twice as many answers each time; meanwhile the state shows how many were right."""
+    view = received(caches(R1), EVENT)
+    stream = view.stream(R1)
+    assert isinstance(stream, RankStream)
+    stream.opened(has_replay=True)
+    reread_at = []
+    for number in range(1000):
+        view.audit(R1, 12, 0)
+        if stream.wanted_replay is not None:
+            reread_at.append(number + 1)
+            (notice,) = stream.take_notices()
+            assert notice.fields["reason"].startswith("only ")
+            stream.begin_replay()
+            stream.replayed(0, EVENT)
+            stream.end_replay(is_complete=True)
+            assert stream.state == view.state(R1) == "exact"
+        elif number == 60:
+            assert stream.state == "exact"
+            assert view.state_and_reason(R1) == (
+                "degraded",
+                f"only {view.trust(R1):.0%} of recent predictions were right",
+            )
+    again = [later - before for before, later in pairwise(reread_at)]
+    assert (reread_at[0], again) == (26, [40, 80, 160, 320])
+
+    for _ in range(MIN_AUDITS):
+        view.audit(R1, 12, 12)
+    for _ in range(200):
+        view.audit(R1, 12, 12)
+    assert view.state(R1) == "exact"
+    for _ in range(40):
+        view.audit(R1, 12, 0)
+    assert stream.wanted_replay == 0  # as if there never was a doubt
+
+
+def tiered() -> CacheView:
+    """Make a view of a candidate with a block on its GPU, and all three in its cpu tier."""
+    return received(
+        caches(R1),
+        batch(stored(prompt(1)[:BLOCK_SIZE]), stored(prompt(1), medium="CPU")),
+    )
+
+
+def audited(view: CacheView, num_reported: int) -> int:
+    """Send a prompt of these blocks, and have the engine report; return what was predicted."""
+    found = view.match(CHAIN, [R1])[R1]
+    claim = view.claim(R1, CHAIN, found.num_gpu_blocks, 3 * BLOCK_SIZE + 1)
+    num_predicted = found.num_cpu_blocks * BLOCK_SIZE
+    num_cpu_tokens = (found.num_cpu_blocks - found.num_gpu_blocks) * BLOCK_SIZE
+    view.audit(R1, num_predicted, num_reported, claim, num_cpu_tokens=num_cpu_tokens)
+    view.release(claim, computed=False, now_s=0.0)
+    return num_predicted
+
+
+def test_a_tier_that_is_wrong_counts_no_more_until_it_would_be_right() -> None:
+    """The GPU's part is as it was, and keeps its own account."""
+    view = tiered()
+
+    predicted = [audited(view, BLOCK_SIZE) for _ in range(60)]
+    assert (predicted[0], predicted[9:12]) == (12, [12, 4, 4])
+    assert (view.trust(R1), view.state(R1)) == (1.0, "exact")
+    assert (view.cpu_trust(R1) or 0.0) < SUSPECT_BELOW
+    predicted = [audited(view, 3 * BLOCK_SIZE) for _ in range(150)]
+    assert (predicted[0], predicted[-1]) == (4, 12)
+    assert (view.trust(R1), view.state(R1)) == (1.0, "exact")
+
+
+def test_a_gpu_that_has_less_than_its_part_is_not_excused_by_the_tier() -> None:
+    """Both are wrong."""
+    view = tiered()
+    audited(view, 0)
+
+    assert view.trust(R1) < 1.0
+    assert (view.cpu_trust(R1) or 0.0) < 1.0
+
+
+def test_a_tier_that_another_router_knows_is_charged_as_well() -> None:
+    """Its blocks are looked up in Redis, and none is known here."""
+    view = received(caches(R1), EVENT)
+    claim = view.claim(R1, CHAIN, 1, 3 * BLOCK_SIZE + 1)
+    view.audit(R1, 12, 4, claim, num_cpu_tokens=8)
+
+    assert view.trust(R1) == 1.0
+    assert (view.cpu_trust(R1) or 0.0) < 1.0
+
+
+def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
+    """One removal for all copies is detected by three answers, single removals again by six."""
+    view = received(caches(R1), EVENT, EVENT)
+    stream = view.stream(R1)
+    assert isinstance(stream, RankStream)
+    names = [int(key) for key in CHAIN]
+    stream.receive(2, batch(removed(names)))
+    stream.opened(has_replay=True)
+
+    def replay(*payloads: bytes) -> None:
+        assert stream.wanted_replay == 0
+        stream.begin_replay()
+        for sequence, payload in enumerate(payloads):
+            stream.replayed(sequence, payload)
+        stream.end_replay(is_complete=True)
+
+    history = [EVENT, EVENT, batch(removed(names))]
+    for _ in range(3):
+        assert not stream.removes_all_copies
+        assert num_matched(view) == 3
+        view.audit(R1, 12, 0, view.claim(R1, CHAIN, 3))
+    assert (stream.removes_all_copies, stream.reason) == (True, StreamReason.ALL_COPIES)
+    (notice,) = stream.take_notices()
+    assert notice.fields == {"reason": StreamReason.ALL_COPIES}
+    replay(*history)
+    assert (num_matched(view), view.state(R1), view.trust(R1)) == (0, "exact", 1.0)
+
+    for _ in range(6):
+        assert stream.removes_all_copies
+        view.audit(R1, 0, 12, view.claim(R1, CHAIN, 0))
+    assert (stream.removes_all_copies, stream.reason) == (False, StreamReason.EACH_COPY)
+    replay(*history)
+    view.expire_claims(math.inf)
+    assert num_matched(view) == 3
+
+
+def test_another_routers_suspicion_says_how_copies_are_counted() -> None:
+    """Said twice, it is the same; it comes as text."""
+    view = received(caches(R1), EVENT)
+    stream = view.stream(R1)
+    assert isinstance(stream, RankStream)
+    for _ in range(2):
+        stream.mark_suspect(str(StreamReason.ALL_COPIES))
+        assert stream.removes_all_copies
+    assert stream.status().removes_all_copies
+    stream.mark_suspect("its engine restarted")
+    assert stream.removes_all_copies
+    stream.mark_suspect(str(StreamReason.EACH_COPY))
+    assert not stream.removes_all_copies
 
 
 def test_few_wrong_predictions_are_life() -> None:

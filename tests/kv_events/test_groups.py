@@ -258,3 +258,38 @@ def test_a_restart_forgets_the_groups() -> None:
 
     assert not talk.index.has_groups(R1)
     assert talk.hit(prompt(2)) == 3
+
+
+def coarse_and_fine(number: int, sizes: tuple[int, ...]) -> list[KvEvent]:
+    """A prompt's events: full attention in coarse blocks first, windows in finer ones behind."""
+    tokens = prompt(number, 6 * sizes[0] // BLOCK_SIZE)
+    events = []
+    for group, size in enumerate(sizes):
+        step = size // BLOCK_SIZE
+        event = stored(tokens, group=group, kind="sliding_window" if group else "full_attention")
+        event.block_hashes = event.block_hashes[step - 1 :: step]
+        event.extra_keys = [None] * len(event.block_hashes)
+        event.block_size = size
+        if group:
+            event.kv_cache_spec_sliding_window = 2 * size + 1
+            event.block_hashes = event.block_hashes[-sizes[0] // size :]
+            event.parent_block_hash = hashes(tokens)[-sizes[0] // BLOCK_SIZE - 1]
+            event.token_ids = tokens[-sizes[0] :]
+        events.append(event)
+    return events
+
+
+@pytest.mark.parametrize("sizes", [(256, 4), (256, 64, 4), (1024, 256, 64, 16, 4), (8, 4)])
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_the_first_conversation_is_known_whatever_its_groups_blocks(
+    sizes: tuple[int, ...], in_one_batch: bool
+) -> None:
+    """What a hash covers shows by the finest group, which comes last."""
+    talk = Talk(block_size=sizes[0])
+    events = coarse_and_fine(1, sizes)
+    for said in [events] if in_one_batch else [[event] for event in events]:
+        talk.say(*said)
+    tokens = prompt(1, 6 * sizes[0] // BLOCK_SIZE)
+
+    assert talk.stream.state_and_reason() == ("exact", "")
+    assert talk.hit(tokens) * BLOCK_SIZE == 6 * sizes[0]

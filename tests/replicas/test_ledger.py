@@ -258,3 +258,22 @@ def _end_all(ledger: Ledger, leases: list[Lease], now_s: float) -> None:
         ledger.end(lease, now_s)
     assert ledger.num_requests == ledger.num_waiting == ledger.num_queued_tokens == 0
     assert ledger.queue_ms(UNIT, now_s) == 0.0
+
+
+def test_a_head_without_tokens_adds_no_queue_however_old_it_is() -> None:
+    """Embeddings and uploads are load by their number; a hung head with tokens still grows."""
+    without, hung = Ledger(), Ledger()
+    for number in range(3):
+        book(without, number, 0.0, tokens=0)
+    book(hung, 9, 0.0, tokens=10)
+
+    assert without.queue_ms(UNIT, 100.0) == 0.0
+    assert hung.queue_ms(UNIT, 100.0) >= 10_000.0
+
+
+def test_a_batch_costs_as_much_as_its_prompts_one_by_one() -> None:
+    """Prompts of one request attend to themselves, not to each other."""
+    one = Booking(num_uncached_tokens=2_000, num_cached_tokens=0)
+    batch = Booking(num_uncached_tokens=64 * 2_000, num_cached_tokens=0, num_prompts=64)
+
+    assert batch.num_mtoken2 == pytest.approx(64 * one.num_mtoken2)

@@ -4,6 +4,9 @@ python -m tests.tokens.prove_families prove --count 400    400 chats per family,
                                            by each of the other APIs; now
 python -m tests.tokens.prove_families record                golden/families.json, for the tests
 
+`--newest` asks the newest release of vLLM, by its Python on the installed one's compiled parts
+(tests/engines/overlay.py); `--sources` another one, from a wheel or a directory.
+
 A family may be the file of a chat template. Kimi's are left out unless named: vLLM needs the code
 of their tokenizers (`kimi_models`).
 """
@@ -13,7 +16,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +31,9 @@ from router.api.anthropic import parse_messages
 from router.api.openai import ChatRequest, Json, parse_chat
 from router.api.responses import parse_responses
 from router.errors import ClientError
+from router.releases import V0_32, Release, rules_of
 from router.tokens import NeedsEngine, Prompter, load_prompter
+from tests.engines.overlay import PYTHON, environment, overlay, version_of
 from tests.tokens import kimi_models
 from tests.tokens.families import (
     COUNT,
@@ -44,8 +48,6 @@ from tests.tokens.families import (
 from tests.tokens.vllm_routes import HERE, fingerprint
 
 GOLDEN = HERE / "golden" / "families.json"
-_ENGINES = HERE.parents[1] / ".engines" / "venv" / "bin" / "python"
-
 
 PARSERS: dict[str, Callable[[Json], ChatRequest]] = {
     "chat": parse_chat,
@@ -64,8 +66,8 @@ class Comparison(NamedTuple):
     num_refused: int
 
 
-def load(name: str) -> Prompter:
-    """Load what renders a family here."""
+def load(name: str, release: Release = V0_32) -> Prompter:
+    """Load what renders a family here, as an engine of this release does."""
     shown = family(name)
     with tempfile.TemporaryDirectory() as into:
         prompter = load_prompter(
@@ -73,6 +75,7 @@ def load(name: str) -> Prompter:
             chat_template=shown.template,
             tokenizer_mode=shown.mode,
             local_files_only=True,
+            release=release,
         )
     prompter.set_date(DATE if shown.is_harmony else datetime.date.today())
     return prompter
@@ -111,12 +114,16 @@ def compare(
     return Comparison(wrong, wrongly_refused, num_equal, num_for_engine, num_refused)
 
 
-def ask_engine(names: list[str], seed: int, count: int) -> dict[str, list[str | None]]:
-    """Record by the interpreter that has vLLM."""
-    python = os.environ.get("WARMROUTE_VLLM_PYTHON", str(_ENGINES))
-    command = [python, "-m", "tests.tokens.families", *names]
+def ask_engine(
+    names: list[str], seed: int, count: int, sources: Path | None = None
+) -> dict[str, list[str | None]]:
+    """Record by the interpreter that has vLLM; `sources`: an overlay of another release."""
+    command = [str(PYTHON), "-m", "tests.tokens.families", *names]
     command += ["--seed", str(seed), "--count", str(count)]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, cwd=HERE.parents[1], check=True)
+    environ = environment(sources)
+    answer = subprocess.run(
+        command, stdout=subprocess.PIPE, cwd=HERE.parents[1], check=True, env=environ
+    )
     found: dict[str, list[str | None]] = json.loads(answer.stdout.splitlines()[-1])
     return found
 
@@ -127,10 +134,15 @@ def main() -> None:
     parser.add_argument("families", nargs="*")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--newest", action="store_true")
+    parser.add_argument("--sources", type=Path)
     given = parser.parse_intermixed_args()
+    sources = overlay(given.sources) if given.newest or given.sources else None
+    release = rules_of(version_of(sources))
     known = FAMILIES if given.what == "record" else FAMILIES | ONLY_PROVEN
     names: list[str] = given.families or sorted(known.keys() - kimi_models.VERSIONS.keys())
-    found = ask_engine(names, given.seed, given.count)
+    found = ask_engine(names, given.seed, given.count, sources)
+    print(f"vLLM {version_of(sources)}")
     if given.what == "record":
         before = json.loads(GOLDEN.read_text())["families"] if GOLDEN.exists() else {}
         golden = {"seed": given.seed, "families": {**before, **found}}
@@ -138,7 +150,7 @@ def main() -> None:
     counts: dict[str, Counter[str]] = {}
     for name, recorded in found.items():
         named, _, api = name.rpartition(" ")
-        seen = compare(load(named), named, api, given.seed, recorded)
+        seen = compare(load(named, release), named, api, given.seed, recorded)
         counts.setdefault(named, Counter()).update(_counts(seen, len(recorded)))
         for fault, numbers in (("wrong", seen.wrong), ("wrongly refused", seen.wrongly_refused)):
             if numbers:

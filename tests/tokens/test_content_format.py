@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.releases import V0_32, V0_33
 from router.tokens.content_format import detect_content_format
 from router.tokens.sandbox import stock_template
 
@@ -102,3 +103,36 @@ def test_names_set_to_each_other_end() -> None:
     tree = stock_template(source).environment.parse(source)
 
     assert detect_content_format(tree) == "string"
+
+
+_NS = "{% set ns = namespace(rest=messages) %}"
+_PARTS = "{% for m in ns.rest %}{% for p in m.content %}{% endfor %}{% endfor %}"
+SINCE_0_33 = [
+    (_NS + _PARTS, "openai"),
+    ("{% set ns = namespace() %}{% set ns.rest = messages[1:] %}" + _PARTS, "openai"),
+    ("{% set ns.a = messages %}{% set ns.rest = ns.a %}" + _PARTS, "openai"),
+    ("{% set ns = namespace(rest=messages) %}{% set all = ns.rest %}" + _PARTS, "openai"),
+    ("{% set ns = namespace(other=messages) %}" + _PARTS, "string"),
+    ("{% set ns = namespace(rest=tools) %}" + _PARTS, "string"),
+    ("{% set ns = space(rest=messages) %}" + _PARTS, "string"),
+    ("{% set a, b = messages %}{% for p in content %}{% endfor %}", "openai"),
+    ("{% set ns.rest = messages %}{% for p in content %}{% endfor %}", "openai"),
+]
+
+
+@pytest.mark.parametrize(("source", "content_format"), SINCE_0_33)
+def test_names_in_namespaces_count_from_0_33_on(source: str, content_format: str) -> None:
+    """As the engine's own rule says; before, no attribute was a name."""
+    tree = stock_template(source).environment.parse(source)
+
+    assert detect_content_format(tree, V0_33) == content_format
+    assert detect_content_format(tree, V0_32) == "string"
+
+
+@pytest.mark.parametrize(("source", "content_format"), CASES)
+def test_other_templates_are_as_before(source: str, content_format: str) -> None:
+    """The rule has changed for namespaces, and for targets that it passes over now."""
+    tree = stock_template(source).environment.parse(source)
+
+    is_passed_over = source.startswith("{% set a, b")
+    assert detect_content_format(tree, V0_33) == ("openai" if is_passed_over else content_format)

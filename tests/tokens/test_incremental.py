@@ -6,6 +6,7 @@ import tracemalloc
 from array import array
 
 import pytest
+from msgspec.structs import replace
 
 from router.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import incremental
@@ -162,8 +163,10 @@ def test_a_long_salt_is_not_kept(algorithm: Algorithm) -> None:
     assert size_bytes < 200_000
 
 
-def test_keys_are_the_same_whatever_is_put_together_already() -> None:
+@pytest.mark.parametrize("lookahead", [0, 1, 3, 9])
+def test_keys_are_the_same_whatever_is_put_together_already(lookahead: int) -> None:
     """A turn's keys are copied from the last one's while these exist, in the same chain alone."""
+    contract = replace(CONTRACT, lookahead=lookahead)
     tree = SegmentTree()
     root = tree.make_root("r")
     salted = ExtraKeys(cache_salt="s")
@@ -176,9 +179,9 @@ def test_keys_are_the_same_whatever_is_put_together_already() -> None:
     kept = []
     for extra in (NO_EXTRA, salted, NO_EXTRA, salted):
         for data in turns:
-            keys = tree.keys(_add(tree, root, data)[1], CONTRACT, extra)
-            assert list(keys) == CONTRACT.extend(None, list(data), extra)[0]
-            again = tree.keys(_add(tree, root, data)[1], CONTRACT, extra)
+            keys = tree.keys(_add(tree, root, data)[1], contract, extra)
+            assert list(keys) == contract.extend(None, list(data), extra)[0]
+            again = tree.keys(_add(tree, root, data)[1], contract, extra)
             assert again == keys
             assert again is not keys
             kept += [keys, again]
@@ -186,8 +189,8 @@ def test_keys_are_the_same_whatever_is_put_together_already() -> None:
     kept.clear()
     for data in turns:
         assert (
-            list(tree.keys(_add(tree, root, data)[1], CONTRACT, NO_EXTRA))
-            == (CONTRACT.extend(None, list(data))[0])
+            list(tree.keys(_add(tree, root, data)[1], contract, NO_EXTRA))
+            == (contract.extend(None, list(data))[0])
         )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
-from router.contracts import NO_EXTRA, ExtraKeys, block_key
+from router.contracts import NO_EXTRA, ExtraKeys, MediaSpan, block_key
 from router.tokens import Tokens
 from router.tokens.media_book import KnownMedia, MediaBook
 from router.tokens.media_learner import MediaLearner, Unseen
@@ -187,3 +188,40 @@ def test_digests_are_named_as_blocks_are(setup: Setup) -> None:
     keys = list(sent.tokens.keys(CONTRACT))
 
     assert keys == [block_key(each) for each in sent.stored.hashes]
+
+
+@pytest.mark.parametrize("step", [1, 3, 10_000])
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_names_are_learned_where_hashes_cover_the_next_tokens(
+    setup: Setup, lookahead: int, step: int
+) -> None:
+    """The block before an item has its name in it, too, if the item begins right behind it."""
+    contract = replace(CONTRACT, lookahead=lookahead)
+    num_learned = 0
+    for number in WITH_ITEMS:
+        sent, learner = send(setup, number), MediaLearner()
+        ids, places = PROMPTS[number][1]["ids"], PROMPTS[number][1]["places"]
+        spans = [MediaSpan(n, *at) for n, at in zip(sent.names, places, strict=True)]
+        digests = contract.digests(None, ids, NO_EXTRA, spans)
+        extra_keys: list[list[list[Any]] | None] = []
+        for start in range(0, len(digests) * BLOCK_SIZE, BLOCK_SIZE):
+            end = start + BLOCK_SIZE + lookahead
+            extra_keys.append(
+                [[s.identifier, s.start - start] for s in spans if s.start < end and s.end > start]
+                or None
+            )
+        stored = Stored([int.from_bytes(each[-8:], "big") for each in digests], extra_keys)
+        learner.expect(SESSION, sent.unseen, sent.tokens, contract, NO_EXTRA)
+
+        for at in range(0, len(digests), step):
+            until = at + step
+            learner.observe(
+                SESSION, stored.parent(at), stored.hashes[at:until], extra_keys[at:until]
+            )
+
+        seen = {name for keys in extra_keys for name, _ in keys or ()}
+        assert sent.learned() == [name if name in seen else None for name in sent.names]
+        assert not len(learner)
+        num_learned += len(seen)
+
+    assert num_learned > 10

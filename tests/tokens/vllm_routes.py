@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -43,8 +44,17 @@ class Rendering:
         self._config = arguments.create_engine_config()
         self._renderer = renderer_from_config(self._config)
 
-    def routes(self, template: Path | None, *, is_harmony: bool = False) -> Routes:
-        """Make the routes of an engine with this `--chat-template`; None: the model's own."""
+    def routes(
+        self,
+        template: Path | None,
+        *,
+        is_harmony: bool = False,
+        efforts: Mapping[str, str] | None = None,
+    ) -> Routes:
+        """Make the routes of an engine with this `--chat-template`; None: the model's own.
+
+        `efforts`: its `--reasoning-effort-map`, which releases before 0.33 do not have.
+        """
         from vllm.renderers.chat_utils import load_chat_template
         from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -57,6 +67,8 @@ class Rendering:
             enable_auto_tools=True,
             tool_parser="hermes",
         )
+        if efforts and hasattr(made, "reasoning_effort_map"):
+            made.reasoning_effort_map = dict(efforts)
         if is_harmony:  # as for a model of the type gpt_oss
             made.use_harmony, made.parser = True, None
         return Routes(made)
@@ -98,21 +110,28 @@ class Routes:
         """Convert a body of `/v1/messages` as its route does."""
         from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 
-        serving = self._messages
+        serving, request = self._messages, AnthropicMessagesRequest.model_validate(body)
+        if hasattr(serving, "disabled_thinking_effort_resolver"):  # 0.33
+            effort = await serving.disabled_thinking_effort_resolver.resolve_for(request)
+        else:
+            effort = await serving._get_disabled_thinking_effort()
         return serving.to_chat_completion_request(
-            AnthropicMessagesRequest.model_validate(body),
+            request,
             merge_inline_system=serving._merge_inline_system,
-            disabled_thinking_effort=await serving._get_disabled_thinking_effort(),
+            disabled_thinking_effort=effort,
         )
 
     @cached_property
     def _messages(self) -> Any:
         """What serves `/v1/messages`, without an engine, with what it tries out on the template."""
-        from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+        from vllm.entrypoints.anthropic import serving
 
-        made: Any = object.__new__(AnthropicServingMessages)
+        made: Any = object.__new__(serving.AnthropicServingMessages)
         made.online_renderer = self._renderer
         made.model_config = self._renderer.model_config
         made._merge_inline_system = made._should_merge_inline_system(self._renderer)
         made._disabled_thinking_effort = None
+        if hasattr(serving, "DisabledThinkingEffortResolver"):
+            resolver = serving.DisabledThinkingEffortResolver(self._renderer)
+            made.disabled_thinking_effort_resolver = resolver
         return made

@@ -10,7 +10,7 @@ from loadtest.agents import Session
 from loadtest.results import TurnResult
 from loadtest.simulator import simulate
 from loadtest.studies.cliff import main, points_of, report, twice_the_peak
-from loadtest.studies.cliff_map import draw_cliff
+from loadtest.studies.cliff_map import draw_cliff, draw_goodput
 from loadtest.studies.cliff_run import (
     NUM_EACH,
     RAMP_S,
@@ -185,3 +185,15 @@ def test_a_panel_for_each_figure() -> None:
 
     assert drawn == draw_cliff(points)
     assert drawn.count(b'id="axes_') == 3
+
+
+def test_the_goodput_picture_names_warmroute_and_the_session_hash() -> None:
+    """The picture of the README has one panel and no internal names."""
+    pytest.importorskip("matplotlib")
+    points = points_of([replace(RUN, num_sessions=num) for num in (10, 20, 40)])
+
+    drawn = draw_goodput(points)
+
+    assert drawn == draw_goodput(points)
+    assert drawn.count(b'id="axes_') == 1
+    assert b"<!-- warmroute -->" in drawn

@@ -1,0 +1,77 @@
+"""Which web pages may read answers of the public port (CORS), as vLLM does by default.
+
+Preflights are answered here, before any key or replica is asked for: browsers send them without
+the page's key. Answers of engines keep the headers that the engine gave them, unless
+`listen.allowed_origins` excludes the page. The admin port has no such headers.
+
+Source: Starlette 1.10 middleware/cors.py with vLLM 0.32's defaults: every origin, method and
+header, and no credentials (cookies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+ALLOW: Final = "Access-Control-Allow-Origin"
+_METHODS: Final = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+_MAX_AGE_S: Final = "600"
+_EXPOSED: Final = (
+    "Retry-After, X-Request-Id, x-warmroute-request-id, x-warmroute-replica, x-warmroute-policy, "
+    "x-warmroute-arm, x-warmroute-cached, x-warmroute-ms, x-warmroute-waited-ms"
+)
+_ASKED: Final = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
+
+
+class Origins:
+    """The web pages that may read answers.
+
+    Args:
+        allowed: Origins (scheme://host[:port]), or `*` for all.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ("*",)) -> None:
+        self._allowed = frozenset(origin.lower() for origin in allowed)
+        self._all = "*" in self._allowed
+
+    def preflight(self, request: web.BaseRequest) -> web.Response | None:
+        """Answer the question whether a page may send a request; None: it is another question."""
+        asked = request.headers
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in asked:
+            return None
+        if "Origin" not in asked:
+            return None
+        headers = self.headers(asked)
+        if not headers.get(ALLOW):
+            return web.Response(status=400, text="Disallowed CORS origin", headers={"Vary": _ASKED})
+        headers |= {
+            "Access-Control-Allow-Methods": _METHODS,
+            "Access-Control-Max-Age": _MAX_AGE_S,
+            "Vary": _ASKED,
+        }
+        if wanted := asked.get("Access-Control-Request-Headers"):
+            headers["Access-Control-Allow-Headers"] = wanted
+        return web.Response(text="OK", headers=headers)
+
+    def headers(self, asked: Mapping[str, str]) -> dict[str, str]:
+        """Return what the router's own answer to a request says about web pages.
+
+        Args:
+            asked: The headers of the request.
+        """
+        origin = asked.get("Origin")
+        if origin is None:
+            return {} if self._all else {"Vary": "Origin"}
+        if self._all:
+            return {ALLOW: "*", "Access-Control-Expose-Headers": _EXPOSED}
+        if origin.lower() not in self._allowed:
+            return {"Vary": "Origin"}
+        return {ALLOW: origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin"}
+
+    def restrict(self, asked: Mapping[str, str], answer: CIMultiDict[str]) -> None:
+        """Take an engine's permission out of an answer, if the page is not allowed here."""
+        if not self._all and asked.get("Origin", "").lower() not in self._allowed:
+            answer.popall(ALLOW, None)

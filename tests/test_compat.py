@@ -1,0 +1,113 @@
+"""What is said of a next release of vLLM: which of its changes break an assumption."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from router.kv_events import wire
+from tests.engines import compat
+from tests.engines.compat import Row, judge
+from tests.test_docs import VLLM_FLAGS
+
+IMAGES = json.loads((compat.ROOT / "tests/data/media_vectors.json").read_text())["images"]
+
+
+def release() -> dict[str, Any]:
+    """The facts of a release that is all that warmroute assumes."""
+    return {
+        "hashes": {
+            "hash sha256": "120 of 120 equal",
+            "lookahead sha256 lookahead": "0 of 20 equal",
+        },
+        "image_names": {
+            f"{number} {image['form']} {image['mode']}": image["identifier"]
+            for number, image in enumerate(IMAGES)
+        },
+        "events": {
+            "EventBatch": ["ts", "events", "data_parallel_rank"],
+            **{
+                f"{struct.__name__} (map, tag {struct.__name__})": list(struct.__struct_fields__)
+                for struct in (wire.BlockStored, wire.BlockRemoved, wire.AllBlocksCleared)
+            },
+        },
+        "hit_lengths": {"coordinator": "1920 of 1920 equal"},
+        "store_keys": {"listings": "20 of 20 equal"},
+        "flags": sorted(VLLM_FLAGS),
+        "routes": sorted(compat._needed_routes()),
+        "metrics": sorted(compat._needed_metrics()),
+        "request_fields": {name: read.split() for name, read in compat._READ_FIELDS.items()},
+        "registries": {
+            "modes by architecture": ["deepseek_v32"],
+            "tool parsers": ["hermes"],
+            **{name: sorted(needed) for name, needed in compat._READ_SETTINGS.items()},
+        },
+        "texts": sorted(compat._needed_texts()),
+    }
+
+
+def test_the_same_release_again_breaks_nothing() -> None:
+    """The table is empty."""
+    assert judge(release(), release()) == []
+
+
+STORED = "BlockStored (map, tag BlockStored)"
+BROKEN: list[tuple[str, Any, str]] = [
+    ("hashes", {"hash sha256": "119 of 120 equal"}, "119 of 120"),
+    ("hashes", {"lookahead sha256 lookahead": "19 of 20 equal"}, "19 of 20"),
+    ("image_names", {f"0 {IMAGES[0]['form']} {IMAGES[0]['mode']}": "x"}, "PNG RGB"),
+    ("events", {STORED: ["block_hashes"]}, "lacks parent_block_hash"),
+    ("events", {"EventBatch": ["events", "ts"]}, "EventBatch has"),
+    ("hit_lengths", {"coordinator": "1900 of 1920 equal"}, "1900"),
+    ("store_keys", {"listings": "0 of 20 equal"}, "0 of 20"),
+    ("flags", "ImportError: moved", "cannot be asked any more: ImportError"),
+    ("request_fields", {"CompletionRequest": ["prompt"]}, "CompletionRequest lacks"),
+    ("registries", {"hash algorithms": ["sha256"]}, "sha256_cbor"),
+    ("registries", {"modes by architecture": ["unheard_of"]}, "unheard_of"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "said"), BROKEN)
+def test_what_breaks_is_named(kind: str, change: Any, said: str) -> None:
+    """Each kind has a verdict of its own, first in the table."""
+    new = copy.deepcopy(release())
+    new[kind] = change if isinstance(change, str) else {**new[kind], **change}
+
+    row = judge(release(), new)[0]
+
+    assert (row.verdict, row.kind) == ("breaks", kind)
+    assert said in row.what
+
+
+@pytest.mark.parametrize("kind", ["flags", "routes", "metrics", "texts"])
+def test_names_that_are_used_must_stay_and_others_may_come_and_go(kind: str) -> None:
+    """A route or a metric of warmroute's that is gone breaks it; any other is worth a look."""
+    old, new = release(), release()
+    gone = new[kind].pop(0)
+    old[kind].append("old one")
+    new[kind].append("new one")
+
+    assert judge(old, new) == [
+        Row("breaks", kind, f"gone: {gone}"),
+        Row("new", kind, "new one"),
+        Row("gone", kind, "old one"),
+    ]
+
+
+def test_events_of_another_shape_break_all() -> None:
+    """As arrays, with another tag, or under another name."""
+    new = release()
+    new["events"]["BlockStored (array, tag BlockStored)"] = new["events"].pop(STORED)
+
+    assert judge(release(), new)[0].what.startswith("BlockStored has another form")
+
+
+def test_a_new_field_of_events_is_named() -> None:
+    """What it means has to be read: it may be part of a block's name."""
+    new = release()
+    new["events"][STORED].append("drafted_by")
+
+    assert judge(release(), new) == [Row("new", "events", "BlockStored: drafted_by")]
