@@ -368,6 +368,9 @@ async def test_a_router_has_nothing_to_log_of_a_check_beside_it(token: Path) -> 
     async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
         ports = [int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url)]
         tree = settings(*engines, listen__port=ports[0], admin__port=ports[1])
+        await stage.ask(chat(words(1)))
+        await stage.until(lambda: stage.state("r1") == "exact")
+        await stage.settled(*engines)
         logged = len(stage.log)
         reports = [
             await check(tree, admin_token=admin_token, wait_s=PATIENCE_S)
