@@ -47,14 +47,20 @@ def is_form(content_type: str) -> bool:
     return content_type.lstrip()[:20].lower().startswith("multipart/form-data")
 
 
+def boundary_of(content_type: str) -> bytes | None:
+    """Find what separates the parts of a form; None: it is no form, or an unusual one."""
+    matched = _CONTENT_TYPE.fullmatch(content_type)
+    return (matched[1] or matched[2]).encode() if matched is not None else None
+
+
 def model_of_form(body: bytes, content_type: str) -> str | None:
     """Find the model that a form names; None: it names none, or not clearly."""
-    matched = _CONTENT_TYPE.fullmatch(content_type)
-    if matched is None:
+    boundary = boundary_of(content_type)
+    if boundary is None:
         return None
     found = None
     try:
-        for name, is_file, start, end in _parts(body, (matched[1] or matched[2]).encode()):
+        for name, is_file, start, end in _parts(body, boundary):
             if name != b"model":
                 continue
             if is_file or end - start > _MAX_NAME_BYTES:
