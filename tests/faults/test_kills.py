@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -26,6 +27,7 @@ from tests.faults.stage import (
     on_stages,
     words,
 )
+from tests.faults.test_tenants import A, B, tenants_file
 from tests.redis_servers import Start
 
 POISON = f"{SECRET} the poisoned prompt"
@@ -261,3 +263,61 @@ async def test_a_death_at_each_of_two_routers_is_enough(start_redis: Start) -> N
         await first.until(lambda: len(list(first.router.deaths.all_lost())) == 2)
         assert (await first.ask(chat(POISON))).status == 422
         assert num_dead(engines) == 2
+
+
+async def test_an_operator_sees_it_and_allows_it_again() -> None:
+    async with Engines(4) as engines, on_stage(*engines) as stage:
+        await all_known(stage, 4)
+        poison(engines)
+        assert (await stage.ask(chat(POISON))).status == 422
+        (refusal,) = (await stage.admin("/admin/refusals")).json()["refusals"]
+        assert len(refusal["replicas"]) == 2
+        assert 500 < refusal["left_s"] <= 600
+        for engine in engines:
+            engine.app.clear_faults()
+        allowed = await stage.admin(f"/admin/refusals/{refusal['body']}", method="DELETE")
+
+        assert (allowed.status, allowed.json()["allowed"]) == (200, True)
+        assert (await stage.ask(chat(POISON))).status == 200
+        gone = [
+            await stage.admin(f"/admin/refusals/{body}", method="DELETE")
+            for body in (refusal["body"], "no-digest")
+        ]
+        assert [reply.status for reply in gone] == [404, 400]
+
+
+async def test_a_tenant_suffers_from_no_others_requests(tmp_path: Path) -> None:
+    """Its own request of the same body is another."""
+    file = tenants_file(tmp_path)
+    async with Engines(5) as engines, on_stage(*engines, tenants__file=file) as stage:
+        await all_known(stage, 5)
+        poison(engines)
+        refused = await stage.ask(chat(POISON), headers=A)
+        for engine in engines:
+            engine.app.clear_faults()
+        again = await stage.ask(chat(POISON), headers=A)
+        other = await stage.ask(chat(POISON), headers=B)
+
+        assert [refused.status, again.status, other.status] == [422, 422, 200]
+        assert "r1" not in again.error["message"]
+
+
+async def test_the_end_of_a_draining_replica_is_no_death() -> None:
+    """An operator takes replicas down one after another, with a long answer in flight."""
+    async with (
+        Engines(4, time_model=SLOW, reply_tokens=200) as engines,
+        on_stage(*engines, policy__name="round_robin", **QUICK) as stage,
+    ):
+        await all_known(stage, 4)
+        async with asyncio.TaskGroup() as tg:
+            asked = tg.create_task(stage.ask(chat(POISON, max_tokens=200)))
+            for _ in range(2):
+                await stage.until(lambda: any(map(num_running, engines)))
+                busy = next(engine for engine in engines if num_running(engine))
+                (name,) = [r.name for r in stage.router.fleet.replicas if r.url == busy.url]
+                await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
+                arm(busy, "kill")
+                await busy.serve()
+
+        assert asked.result().status == 502
+        assert not stage.router.deaths.is_watching
