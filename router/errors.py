@@ -16,6 +16,7 @@ RouterError                    status  code
 │   ├── HeadersTooLarge         431    headers_too_large
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnsupportedEncoding     415    unsupported_encoding
+│   ├── RequestKills            422    request_kills_replicas  (x-should-retry: false)
 │   ├── UnknownRoute            404    unknown_route
 │   ├── ResponseNotFound        404    response_not_found       (its replica is gone)
 │   ├── MethodNotAllowed        405    method_not_allowed       (Allow)
@@ -54,6 +55,7 @@ Raised anywhere, turned into an API's own JSON in router.http alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
@@ -189,6 +191,26 @@ class UnsupportedEncoding(ClientError):
     status = 415
     code = "unsupported_encoding"
     type = "UnsupportedMediaTypeError"
+
+
+class RequestKills(ClientError):
+    """Replicas went down while they processed this request; see router.replicas.deaths."""
+
+    status = 422
+    code = "request_kills_replicas"
+    type = "request_kills_replicas"
+
+    def __init__(self, *, num_replicas: int, left_s: float) -> None:
+        which = (
+            "A replica went down twice"
+            if num_replicas == 1
+            else (f"{num_replicas} replicas went down")
+        )
+        super().__init__(
+            f"{which} while processing this request, so it is refused for another "
+            f"{math.ceil(left_s)} s. Change the request, or ask the operator of the router to "
+            "allow it again."
+        )
 
 
 class UnknownRoute(ClientError):

@@ -267,7 +267,25 @@ class Left(Struct, frozen=True, array_like=True, tag="left"):
     """The router has ended, its requests before it. The last thing that it says."""
 
 
-Note = Began | Answered | Ended | Alive | Suspected | Registered | Consumed | Left
+Digest = Annotated[bytes, Meta(min_length=1, max_length=32)]
+
+
+class Lost(Struct, frozen=True, array_like=True, tag="lost"):
+    """A request was at a replica that was found down `age_s` ago; see router.replicas.deaths."""
+
+    stream_id: _StreamId
+    body: Digest
+    is_answered: bool
+    age_s: Seconds
+
+
+class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
+    """A request that was lost has been answered, or an operator allows it."""
+
+    body: Digest
+
+
+Note = Began | Answered | Ended | Alive | Suspected | Registered | Consumed | Left | Lost | Cleared
 
 
 class Notes(Struct, frozen=True, array_like=True):

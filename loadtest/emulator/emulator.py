@@ -54,6 +54,7 @@ class Emulator:
     async def __aenter__(self) -> Self:
         self.replica = Replica(self.options)
         self.app = App(self.replica, self._faults.put_nowait)
+        self.replica.faults.on_kill = lambda: self._faults.put_nowait(Fault(kind="kill"))
         self._server = web.Server(
             self.app.handle,
             request_factory=make_request,

@@ -8,6 +8,7 @@ Same seed and same order of requests, same faults.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -27,10 +28,11 @@ FaultKind = Literal[
     "garbage_events",
     "restart",
     "kill",
+    "kill_before",
 ]
 
 REQUEST_FAULTS: Final = frozenset(
-    {"die_before", "die_after", "hang", "refuse", "status", "first_event_error"}
+    {"die_before", "die_after", "hang", "refuse", "status", "first_event_error", "kill_before"}
 )
 
 
@@ -44,6 +46,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         hang              never answer (until the client goes)
         refuse            503
         status            HTTP status `status`, with vLLM's error body
+        kill_before       end the whole replica instead of answering, as `kill` does
         first_event_error a stream: 200, then an error event of `status`; else as `status`
     At once:
         slow              multiply step times by `factor` (1.0: as before)
@@ -74,12 +77,14 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Faults:
     """The armed request faults, asked once per generation request."""
 
-    __slots__ = ("_armed", "_dice", "num_fired")
+    __slots__ = ("_armed", "_dice", "num_fired", "on_kill")
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
         self._armed: list[tuple[Fault, int | None]] = []  # with how often it still fires
         self.num_fired = 0
+        self.on_kill: Callable[[], None] = lambda: None
+        """Called when a request ends the replica."""
 
     def arm(self, fault: Fault) -> None:
         """Add a request fault; those armed first go first."""
@@ -121,5 +126,7 @@ class Faults:
                 else:
                     self._armed[index] = fault, left - 1
             self.num_fired += 1
+            if fault.kind == "kill_before":
+                self.on_kill()
             return fault
         return None

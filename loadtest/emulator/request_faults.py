@@ -19,7 +19,7 @@ async def suffer(request: web.BaseRequest, fault: Fault) -> None:
             raise ApiError(fault.status, f"emulated: status {fault.status}", type="EmulatedError")
         case "die_before":
             await hang_up(request)
-        case "hang":
+        case "hang" | "kill_before":  # until its connection is cut
             await asyncio.Event().wait()
         case _:
             pass

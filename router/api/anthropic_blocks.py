@@ -24,7 +24,7 @@ from router.api.anthropic_types import TOOL_CHANGES, Block, Message, Unknown
 Chat = dict[str, Any]
 """A message of a chat."""
 
-_BILLING_HEADER: Final = "x-anthropic-billing-header"
+BILLING_HEADER: Final = "x-anthropic-billing-header"
 _LARGE: Final = 2.0**63
 
 
@@ -51,7 +51,7 @@ def add_message(message: Message, chats: list[Chat]) -> None:
     if role == "system":
         if not isinstance(content, str):
             content = _system_text(content)
-        elif content.startswith(_BILLING_HEADER):
+        elif content.startswith(BILLING_HEADER):
             return
         if content:
             chats.append({"role": "system", "content": content})
@@ -70,7 +70,7 @@ def _refuse_tool_changes(blocks: Sequence[Block]) -> None:
 
 def _system_text(blocks: Sequence[Block]) -> str:
     texts = [block.text for block in blocks if block.type == "text" and block.text]
-    return "".join([text for text in texts if not text.startswith(_BILLING_HEADER)])
+    return "".join([text for text in texts if not text.startswith(BILLING_HEADER)])
 
 
 def _add_blocks(role: str, blocks: Sequence[Block], chats: list[Chat]) -> None:

@@ -18,6 +18,7 @@ from router.errors import (
     Overloaded,
     QueueFull,
     RateLimited,
+    RequestKills,
     RouterError,
     ShuttingDown,
     TbtUnmet,
@@ -29,6 +30,7 @@ _ANTHROPIC_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
 }
@@ -100,6 +102,8 @@ def error_headers(error: RouterError) -> dict[str, str]:
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
     if isinstance(error, MethodNotAllowed):
         return {"Allow": error.allowed}
+    if isinstance(error, RequestKills):
+        return {"x-should-retry": "false"}  # OpenAI's and Anthropic's SDKs heed it
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, Overloaded | ShuttingDown):

@@ -21,6 +21,9 @@ import orjson
 MAX_BYTES: Final = 64 * 1024
 """Of a beginning: with `return_token_ids` the role brings the prompt's ids; longer is not held."""
 
+_END_BYTES: Final = 4 * 1024
+_END_EVENTS: Final = 4  # an error, [DONE], the empty line behind it
+
 _PREAMBLES: Final = frozenset(
     {"ping", "message_start", "response.created", "response.in_progress", "response.queued"}
 )
@@ -83,6 +86,13 @@ class Opening:
 def opening_of(beginning: bytes) -> Begun | int:
     """Read a beginning at once; see `Opening.read`."""
     return Opening().read(beginning)
+
+
+def ends_with_error(end: bytes) -> bool:
+    """Return whether a stream's last events say that its engine failed."""
+    events = end[-_END_BYTES:].replace(b"\r\n", b"\n").split(b"\n\n")
+    kinds = [_kind(event) for event in events[-_END_EVENTS:]]
+    return any(isinstance(kind, int) and kind >= 500 for kind in kinds)
 
 
 def _first_kind(events: list[bytes]) -> Begun | int:

@@ -16,6 +16,7 @@ from router.api.outliner import Outliner
 from router.api.withheld import Withheld
 from router.cluster import OrderShare, PoolShare, RecordShare, Sharing
 from router.cluster.candidate_names import CandidateNames
+from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
@@ -48,6 +49,7 @@ from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
 from router.records.log import DecisionLog
+from router.replicas.deaths import Deaths
 from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
@@ -111,6 +113,8 @@ class Parts:
             pools=config.mooncake.names,
         )
         self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
+        self.deaths = Deaths()
+        self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
         self.event_owners = FleetEventOwners(self.fleet)
         self.fleet.layout_of = self.caches.index.groups_of
@@ -278,6 +282,7 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
+        share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
         if not config.redis.is_configured:
             return
         self.store = RedisStore(config.redis, router=name, password=redis_password)

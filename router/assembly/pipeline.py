@@ -31,6 +31,7 @@ from router.data_path.retry import Retries
 from router.data_path.token_audit import TokenAudit
 from router.data_path.tokenize import Tokenizer
 from router.data_path.wait import WaitingRoom
+from router.data_path.witness import Witness
 from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
 
@@ -92,7 +93,18 @@ def build_pipeline(parts: Parts) -> Pipeline:
         admission=admission,
         metrics=metrics,
     )
-    retries = Retries(config.forward, fleet=parts.fleet, pool=verifier, metrics=metrics)
+    retries = Retries(
+        config.forward,
+        fleet=parts.fleet,
+        pool=verifier,
+        witness=Witness(
+            parts.deaths,
+            fleet=parts.fleet,
+            engine_api=parts.engine_api,
+            upstream=parts.upstream,
+        ),
+        metrics=metrics,
+    )
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     forwarder = Forwarder(
         parts.upstream,

@@ -95,4 +95,5 @@ def _admin_app(router: Router) -> AdminApp:
         adapters=Adapters(control, router.registry, router.fleet),
         tenants=router.tenants,
         metrics=router.metrics,
+        deaths=router.deaths,
     )

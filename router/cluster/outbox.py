@@ -16,6 +16,7 @@ candidates the whole chain goes: all routers guess alike what is cached there.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -28,8 +29,10 @@ from router.messages import (
     Alive,
     Answered,
     Began,
+    Cleared,
     Ended,
     Load,
+    Lost,
     Note,
     OpenLease,
     SessionState,
@@ -83,6 +86,7 @@ class Outbox:
         self._last = 0
         self._notes: list[Note] = []
         self._suspicions: dict[StreamId, Suspected] = {}  # one of a stream is enough
+        self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
         self._num_bytes = 0
         self._is_lost = False
         self._turned: dict[int, None] = {}  # sessions that had a turn here and are not stored
@@ -151,6 +155,11 @@ class Outbox:
             self._suspicions[stream_id] = Suspected(stream_id, reason)
             self.on_note(False)
 
+    def tell(self, note: Lost | Cleared) -> None:
+        """Put a note of a request that was lost into the outbox."""
+        self._told.append(note)
+        self.on_note(True)
+
     def alive(self) -> None:
         """Put a heartbeat into the outbox, behind all notes so far."""
         self._put(Alive(tuple(self._open), self._last))
@@ -164,8 +173,9 @@ class Outbox:
                 if own.is_answered:
                     self._notes.append(Answered(number))
             self._notes.append(Alive(tuple(self._open), self._last))
-        notes = (*self._notes, *self._suspicions.values())
+        notes = (*self._notes, *self._suspicions.values(), *self._told)
         self._notes.clear()
+        self._told.clear()
         self._suspicions.clear()
         self._num_bytes = 0
         return notes

@@ -28,10 +28,12 @@ from router.messages import (
     Alive,
     Answered,
     Began,
+    Cleared,
     Consumed,
     Ended,
     Left,
     Load,
+    Lost,
     Notes,
     Registered,
     SessionState,
@@ -73,8 +75,8 @@ class _Peer:
         self.work: LeaseTracker[_Work] = LeaseTracker()
 
 
-def _ignore(candidate: CandidateId, reason: str) -> None:
-    """Do nothing about a suspicion."""
+def _ignore(*_: object) -> None:
+    """Do nothing about it."""
 
 
 class Peers:
@@ -99,6 +101,10 @@ class Peers:
         self.name = name
         self.on_suspected: Callable[[CandidateId, str], None] = _ignore
         """Called with candidate and reason where another router found predictions wrong."""
+        self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
+        """Called with what another router says of requests that were lost, and now."""
+        self.on_found: Callable[[float], None] = _ignore
+        """Called when another router was found, with now."""
         self._fleet = fleet
         self._caches = caches
         self._sessions = sessions
@@ -132,6 +138,8 @@ class Peers:
                     candidate = self._names.candidate_of(stream_id)
                     if candidate is not None:
                         self.on_suspected(candidate, reason)
+                case Lost() | Cleared():
+                    self.on_lost(note, now_s)
                 case Consumed():
                     pass  # for the tenants' accounts
                 case _:
@@ -221,6 +229,7 @@ class Peers:
         if peer is None:
             peer = self._peers[router] = _Peer()
             logger.info("router found", extra={"router": router})
+            self.on_found(now_s)
         peer.seen_s = now_s
         return peer
 

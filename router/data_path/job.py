@@ -23,6 +23,7 @@ from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord, PrefillRecord, Try
+from router.replicas.deaths import Body
 from router.replicas.fleet import Match
 from router.replicas.halves import PrefillPlan
 from router.replicas.ledger import Lease
@@ -61,6 +62,9 @@ class Job(Struct, kw_only=True):
 
     inbound: Inbound
     request_id: str
+    received: Inbound | None = None  # as it came, before a field had to change; None: a dry run
+    digest: Body | None = None  # of that; None: not needed so far
+    lost_lease: int | None = None  # of its last try that failed as it does when a replica dies
     model: str | None = None
     streams: bool = False
     keepalive_s: float | None = None  # how often its client gets a comment; None: never

@@ -42,7 +42,7 @@ from router.data_path.owners import Owners
 from router.data_path.prefill import Prefill
 from router.data_path.read import Reader
 from router.data_path.relay import Passage, Relay, Reply
-from router.data_path.retry import Failures, Retries
+from router.data_path.retry import NOT_PROCESSED, Failures, Retries
 from router.data_path.service import keepalive_s_of
 from router.data_path.tokenize import Tokenizer
 from router.data_path.verify import PoolVerifier
@@ -101,7 +101,9 @@ class Pipeline:
         Raises:
             RouterError: the caller answers in the API's own shape, if nothing was sent yet.
         """
+        digest = await self.steps.retries.witness.check(inbound)
         job = await self.prepare(inbound, request_id)  # 1, 2, and of 3 what may wait
+        job.received, job.digest = inbound, digest
         if job.num_counted_tokens is not None:
             body = counted_body(job.num_counted_tokens)
             await reply.send(200, counted_headers(job), body, is_own=True)
@@ -147,8 +149,10 @@ class Pipeline:
         try:
             usage = await self.steps.relay.pass_through(passage, reply, self._send)  # 7
             outcome = Outcome.of_status(passage.answer.outcome_status)
-        except UpstreamError:
+        except UpstreamError as exc:
             outcome = Outcome.REPLICA_FAILED
+            witness = self.steps.retries.witness
+            await witness.lost(passage.job, passage.placement, exc.code, is_answered=True)
             raise
         finally:
             if passage.last_usage is not None:
@@ -212,18 +216,20 @@ class Pipeline:
                 continue
             attempt = await self._attempt(job, placement)  # 7
             objection = steps.retries.judge(job, placement, attempt.failure, failed)
-            if attempt.answer is not None and (attempt.failure is None or objection is not None):
+            refused = steps.retries.witness.refusal(job) if objection is not None else None
+            is_last = attempt.failure is None or objection is not None
+            if attempt.answer is not None and is_last and refused is None:
                 return placement, attempt.answer
             outcome = attempt.outcome(placement)
             steps.admission.release(placement, outcome)
             if job.is_excused:
                 steps.admission.absolve(placement.lease)
-            if attempt.error is not None and objection is not None:
-                last = _last_word(job, attempt.error)
-                self._note_unanswered(job, placement, last.status, outcome)
-                raise last from attempt.error
             if attempt.answer is not None:
                 attempt.answer.close()
+            if objection is not None:
+                last = refused or _last_word(job, attempt.error)
+                self._note_unanswered(job, placement, last.status, outcome)
+                raise last from attempt.error
             await steps.retries.move_on(job, placement, failed)
 
     async def _verified(self, job: Job, choice: Choice) -> bool:
@@ -258,12 +264,21 @@ class Pipeline:
 
     async def _attempt(self, job: Job, placement: Placement) -> Attempt:
         """Forward a request once; where it ends here, it ends with a record."""
+        witness, attempt = self.steps.retries.witness, None
         try:
             if placement.plan is not None:
-                return await self.steps.prefill.send(job, placement)
-            return await self.steps.forwarder.send(job, placement)
+                attempt = await self.steps.prefill.send(job, placement)
+            else:
+                attempt = await self.steps.forwarder.send(job, placement)
+            if attempt.failure is not None and attempt.failure not in NOT_PROCESSED:
+                await witness.lost(job, placement, attempt.failure)
+            return attempt
         except BaseException as exc:  # the client left while we waited, or we can send nothing
             is_ours = isinstance(exc, OutOfConnections)
+            if not is_ours:
+                witness.left(job, placement)
+            if attempt is not None and attempt.answer is not None:
+                attempt.answer.close()
             outcome = Outcome.ROUTER_FAILED if is_ours else Outcome.CLIENT_GONE
             self.steps.admission.release(placement, outcome)
             status = exc.status if isinstance(exc, OutOfConnections) else CLIENT_LEFT
@@ -290,6 +305,7 @@ class Pipeline:
         """Give back what a request holds, and record it."""
         steps, job, placement = self.steps, passage.job, passage.placement
         passage.answer.close()
+        steps.retries.witness.answered(job, placement, outcome)
         steps.relay.release(passage, outcome)
         if job.is_excused:
             steps.admission.absolve(placement.lease)
@@ -306,11 +322,12 @@ class Pipeline:
         )
 
 
-def _last_word(job: Job, error: UpstreamError) -> RouterError:
+def _last_word(job: Job, error: UpstreamError | None) -> RouterError:
     """Return the error for the client; where nothing listens, one that says it may come back.
 
     But the response that a replica had issued will not.
     """
+    assert error is not None  # an answer is handed on
     if not isinstance(error, UpstreamUnreachable | ConnectTimeout):
         return error
     if job.owner is not None and job.response_id is not None:

@@ -135,11 +135,16 @@ class Prefill:
         try:
             if prefill is not None:
                 record, attempt = await self._try(job, placement, prefill, record)
+                if attempt is None and self._retries.witness.refusal(job) is not None:
+                    return _gone(prefill)
                 again = self._again(job, placement, prefill, record) if attempt is None else None
                 if again is not None:
                     self._note(job, record)
                     prefill, record = again, _planned(placement)
                     record, attempt = await self._try(job, placement, prefill, record)
+            if attempt is None and self._retries.witness.refusal(job) is not None:
+                assert prefill is not None  # it has died just now
+                return _gone(prefill)
             if attempt is None:
                 attempt = await self._decode(job, placement, record)
             if prefill is None or record.transfer == "store":
@@ -164,6 +169,8 @@ class Prefill:
         done, attempt = await self._elsewhere(job, placement, prefill)
         if done.failure:
             self._forget(job, prefill)
+            if done.failure == UpstreamBroken.code or done.failure.startswith("status_5"):
+                await self._retries.witness.lost(job, prefill, done.failure)
         record = replace(
             record,
             result="failed" if done.failure else "remote",
@@ -399,6 +406,13 @@ def _mooncake_params(
         "remote_engine_id": engine_id,
         "transfer_id": params["transfer_id"],
     }
+
+
+def _gone(prefill: Placement) -> Attempt:
+    """Return how a request ends whose prompt has ended a replica again."""
+    name = prefill.candidate.replica.name
+    error = UpstreamBroken(name, f"replica {name} went down")
+    return Attempt(error=error, failure=error.code)
 
 
 def _planned(placement: Placement) -> PrefillRecord:

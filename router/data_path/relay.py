@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 
 from router.api.body_fields import with_fields
 from router.api.failures import error_event
-from router.api.opening import Begun, opening_of
+from router.api.opening import Begun, ends_with_error, opening_of
 from router.api.usage import TAIL_BYTES, Usage
 from router.data_path.admit import Admission
 from router.data_path.continuation import Continuation, is_whole
@@ -157,6 +157,8 @@ class Relay:
             if job.inbound.api.end in tail:
                 passage.last_usage = _usage_at_the_end(job, tail)
             raise
+        if answer.is_event_stream and ends_with_error(bytes(tail[-TAIL_BYTES:])):
+            await self._retries.witness.lost(job, passage.placement, "event_500", is_answered=True)
         return _usage_at_the_end(job, tail)
 
     def release(self, passage: Passage, outcome: Outcome) -> None:
@@ -239,6 +241,7 @@ class Relay:
         placement, name = passage.placement, passage.placement.candidate.replica.name
         passage.answer.close()
         self.release(passage, Outcome.REPLICA_FAILED)
+        await self._retries.witness.lost(job, placement, error.code, is_answered=True)
         objection = self._retries.objection(job, placement, error.code)
         job.tries[-1] = Try(candidate=placement.candidate.id, failure=error.code)
         passage.failed.append((placement.lease, error.code))

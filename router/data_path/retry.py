@@ -23,6 +23,7 @@ from router.data_path.decide import candidates_for
 from router.data_path.job import Job, Placement
 from router.data_path.read import extra_keys
 from router.data_path.verify import PoolVerifier
+from router.data_path.witness import Witness
 from router.errors import (
     BadRequest,
     ConnectTimeout,
@@ -46,7 +47,7 @@ UNLOADED: Final = "adapter_unloaded"
 SET_ASIDE: Final = "set_aside"
 """A 503 of a replica that is paused or scales; see router.data_path.forward."""
 
-_NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE}
+NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
 _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
@@ -64,8 +65,15 @@ class Retries:
     """
 
     def __init__(
-        self, config: ForwardConfig, *, fleet: Fleet, pool: PoolVerifier | None, metrics: Metrics
+        self,
+        config: ForwardConfig,
+        *,
+        fleet: Fleet,
+        pool: PoolVerifier | None,
+        witness: Witness,
+        metrics: Metrics,
     ) -> None:
+        self.witness = witness
         self._config = config
         self._fleet = fleet
         self._pool = pool
@@ -78,13 +86,15 @@ class Retries:
 
     def objection(self, job: Job, placement: Placement, failure: str) -> str | None:
         """Return why a failed try may not be followed by one more elsewhere; None: it may."""
+        if self.witness.refusal(job) is not None:
+            return "kills"
         if failure not in _NOT_SENT:
             if job.has_side_effects:
                 return "side_effects"
             if len(job.tried) >= self._config.max_tries:
                 return "max_tries"
-            if failure not in _NOT_PROCESSED and any(
-                t.failure is not None and t.failure not in _NOT_PROCESSED for t in job.tries
+            if failure not in NOT_PROCESSED and any(
+                t.failure is not None and t.failure not in NOT_PROCESSED for t in job.tries
             ):
                 return "sent_twice"
         now_s = monotonic()
@@ -129,7 +139,7 @@ class Retries:
         if objection is not None:
             self._metrics.not_retried.labels(objection).inc()
         failure, before = failed[-1][1], failed[:-1]
-        if failure in _NOT_PROCESSED:
+        if failure in NOT_PROCESSED:
             return
         same = [other for other, its_failure in before if its_failure == failure]
         if same:

@@ -102,6 +102,7 @@ class ReplicaWatch:
                 self._members.detach(replica)
                 self._streams.drop(replica)
             logger.warning("replica restarted", extra={"replica": self._name})
+            self._fleet.on_restart(self._name, time.monotonic())
 
     async def _discover(self) -> EngineFacts:
         """Ask until the replica answers; each new reason for a failure is logged once."""

@@ -17,6 +17,8 @@ POST   /admin/adapters                load one at all replicas: {"name", "path",
                                       "load_inplace"?}
 DELETE /admin/adapters/NAME[?base=]   unload it at all that have it
 POST   /admin/control                 order engines: {"route", "params"?, "replicas"?: [NAME, …]}
+GET    /admin/refusals                requests that are not sent: replicas went down by them
+DELETE /admin/refusals/BODY           allow one of them again, by its digest
 GET    /admin/config                  the configuration in force
 GET    /admin/metrics                 as /metrics of the public port, which routers may share
 """
@@ -48,6 +50,7 @@ from router.http.answers import error_answer, metrics_answer
 from router.http.control import Control, Order
 from router.http.guard import Guard
 from router.metrics import Metrics
+from router.replicas.deaths import Body, Deaths
 from router.replicas.registry import Registry
 from router.tenants import Tenant, Tenants
 
@@ -93,9 +96,11 @@ class AdminApp:
         adapters: Adapters,
         tenants: Tenants | None,
         metrics: Metrics,
+        deaths: Deaths,
         in_force: Callable[[], Config],
     ) -> None:
         self._metrics = metrics
+        self._deaths = deaths
         self._in_force = in_force
         self._explainer = explainer
         self._registry = registry
@@ -129,6 +134,8 @@ class AdminApp:
         app.router.add_post("/admin/adapters", self._load_adapter)
         app.router.add_delete("/admin/adapters/{name:.+}", self._unload_adapter)
         app.router.add_post("/admin/control", self._order)
+        app.router.add_get("/admin/refusals", self._refusals)
+        app.router.add_delete("/admin/refusals/{body}", self._allow)
         app.router.add_get("/admin/config", self._show_config)
         app.router.add_get("/admin/metrics", self._metrics_page)
         return app
@@ -266,6 +273,27 @@ class AdminApp:
     async def _order(self, request: web.Request) -> web.Response:
         order = await _read(request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}')
         return _json(await self._control.follow(order))
+
+    async def _refusals(self, _: web.Request) -> web.Response:
+        now_s = time.monotonic()
+        refusals = [
+            {
+                "body": each.body.hex(),
+                "replicas": each.replicas,
+                "left_s": round(each.until_s - now_s, 1),
+            }
+            for each in self._deaths.refusals(now_s)
+        ]
+        return _json({"refusals": refusals})
+
+    async def _allow(self, request: web.Request) -> web.Response:
+        name = request.match_info["body"]
+        try:
+            body = Body(bytes.fromhex(name))
+        except ValueError as exc:
+            raise BadRequest("name a `body` of GET /admin/refusals", param="body") from exc
+        is_known = self._deaths.clear(body)
+        return _json({"body": name, "allowed": is_known}, status=200 if is_known else 404)
 
     async def _show_config(self, _: web.Request) -> web.Response:
         return _json(self._in_force())

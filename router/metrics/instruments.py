@@ -45,7 +45,7 @@ class Metrics:
         "Streams that failed before anything was generated: 200, then an error; by its status")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not followed by another, by why: budget (forward.retry_ratio), "
-        "sent_twice, side_effects, no_replica, max_tries")]
+        "sent_twice, side_effects, no_replica, max_tries, kills (the request has ended replicas)")]
     prefills: Annotated[Counter, Spec("warmroute_prefills", "result why",
         "Prompts of requests that a decode replica answers, by result: remote (computed by a "
         "prefill replica), local (where it is decoded; why: cheaper, no_replica, done by an "

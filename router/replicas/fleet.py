@@ -46,6 +46,10 @@ def _ignore() -> None:
     """Do nothing about a change."""
 
 
+def _ignore_name(name: str, now_s: float) -> None:
+    """Do nothing about a replica that went down or restarted."""
+
+
 def _no_layout(_: CandidateId) -> None:
     """Know no KV groups."""
 
@@ -78,6 +82,8 @@ class Fleet:
         "layout_of",
         "no_replica",
         "on_change",
+        "on_down",
+        "on_restart",
         "working_sets",
     )
 
@@ -113,6 +119,11 @@ class Fleet:
         """Lists the replicas that have not answered yet, for clients; empty: all have."""
         self.on_change: Callable[[], None] = _ignore
         """Called when a candidate may have room that it had not: what waits may go."""
+        self.on_down: Callable[[str, float], None] = _ignore_name
+        """Called with a replica that was found dead or hung, unless it was draining, and now."""
+
+        self.on_restart: Callable[[str, float], None] = _ignore_name
+        """Called with a replica for which another process answers, and now."""
 
     # Membership
 
@@ -216,6 +227,11 @@ class Fleet:
         """Return whether something may answer at a replica, however well it does."""
         health = self._health.get(name)
         return health is not None and health.state(now_s) is not HealthState.DOWN
+
+    def is_down(self, name: str) -> bool:
+        """Return whether a replica was found dead or hung, or is gone."""
+        health = self._health.get(name)
+        return health is None or health.is_down
 
     def is_idle(self, name: str) -> bool:
         """Return whether this router has nothing in flight at a replica."""
@@ -363,9 +379,11 @@ class Fleet:
         replica is gone.
         """
         state = self._states.get(lease.candidate)
+        was_down = state is not None and state.health.is_down
         if state is None or not state.end(lease, now_s, outcome, jitter):
             return False
         self._watch(state.candidate.replica.name)
+        self._tell_down(state.candidate.replica.name, was_down, now_s)
         if lease.booking.session_hash is not None:
             self.working_sets.end(lease.booking.session_hash, now_s)
         self.on_change()
@@ -482,8 +500,10 @@ class Fleet:
     ) -> None:
         """Note that a replica failed a health probe; ignored if it is gone."""
         if (health := self._health.get(name)) is not None:
+            was_down = health.is_down
             health.probe_failed(failure, now_s, jitter)
             self._watch(name)
+            self._tell_down(name, was_down, now_s)
             self.on_change()
 
     def probe_excused(self, name: str) -> None:
@@ -513,6 +533,13 @@ class Fleet:
         self._mixed.clear()
         self._prefilling.clear()
         self.is_split = any(replica.role != "both" for replica in self._replicas.values())
+
+    def _tell_down(self, name: str, was_down: bool, now_s: float) -> None:
+        replica = self._replicas.get(name)
+        if was_down or replica is None or replica.draining:
+            return
+        if self._health[name].is_down:
+            self.on_down(name, now_s)
 
     def _forget(self, candidate: CandidateId) -> None:
         del self._states[candidate]

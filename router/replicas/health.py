@@ -93,6 +93,13 @@ class Health:
         """Whether nothing restricts this replica, now or in time."""
         return self._state is HealthState.UP and self._recovered_s is None
 
+    @property
+    def is_down(self) -> bool:
+        """Whether it was found dead or hung: nothing listens, or its probes fail."""
+        return self._state is HealthState.DOWN or (
+            self._state is HealthState.SUSPECT and self._by_probe
+        )
+
     def state(self, now_s: float) -> HealthState:
         """Return the state; a breaker opened by requests turns to TRIAL when its pause is over."""
         if self._is_out() and not self._by_probe and now_s >= self.retry_at_s:

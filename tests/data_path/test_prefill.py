@@ -373,6 +373,18 @@ async def test_a_prefill_replica_that_dies_is_no_client_s_error() -> None:
         assert it.prefills(result="local", why="no_replica") >= 1
 
 
+async def test_a_prompt_that_ends_prefill_replicas_does_not_get_to_its_decode_replica() -> None:
+    """Two deaths are enough, whatever the replicas were there for."""
+    async with two_prefillers() as (stage, engines):
+        for engine in engines.values():
+            arm(engine, "kill_before", text="poisoned prompt")
+        poisoned = long_chat(1) | chat("poisoned prompt " + words(1, 600))
+        replies = [await stage.ask(poisoned) for _ in range(2)]
+
+        assert [reply.status for reply in replies] == [422, 422]
+        assert sum(engine._keeper.done() for engine in engines.values()) == 2
+
+
 async def test_a_prefill_replica_that_hangs_is_left_in_time() -> None:
     """The decode replica computes the prompt itself, and the other engine stops."""
     async with split(prefill={"time_model": STUCK}, prefill__timeout_s=0.2) as it:

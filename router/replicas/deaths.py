@@ -1,0 +1,258 @@
+"""Which requests were at replicas that went down, and which of them are refused for it.
+
+A request that is on its way when its replica goes down is a suspect. It is the culprit if it was at
+two deaths, and is
+
+    the only request that was at all deaths it was at, or
+    the only one of these whose answer had not begun at any of them.
+
+So innocent requests are never refused while they keep a culprit company: they are sent again, are
+answered, and are no suspects any more. When the culprit is known, its deaths count for no other
+request. Requests are known by a digest, so one that is sent again is recognised.
+
+What must live here: deaths, and the verdict. What must not: how a death is detected, any I/O. A
+death is remembered for an hour and a culprit is refused for ten minutes after its last one, so a
+request that is sent again and again ends one replica each time, not two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NewType
+
+from msgspec import Struct
+
+logger = logging.getLogger(__name__)
+
+Body = NewType("Body", bytes)
+"""The digest of a request; see `router.api.body_digest`."""
+
+REFUSED_S: Final = 600.0
+MEMORY_S: Final = 3600.0
+NEAR_S: Final = 10.0
+"""A broken connection and a death so close together are one event; so are two routers' reports."""
+
+_MAX_DEATHS: Final = 256
+_MAX_BODIES: Final = 20_000  # of all deaths together
+_MAX_BROKEN: Final = 10_000
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """A request that is not sent any more."""
+
+    body: Body
+    replicas: tuple[str, ...]  # that went down, first one first
+    until_s: float
+
+
+class Lost(Struct, frozen=True, kw_only=True):
+    """A request that was at a replica when it went down."""
+
+    replica: str
+    body: Body
+    is_answered: bool  # its answer had begun
+    died_s: float  # when the replica was found down
+
+
+class _Broken(Struct, frozen=True):
+    """A request that failed, while it is not known whether its replica went down."""
+
+    replica: str
+    body: Body
+    is_answered: bool
+    begun_s: float
+    at_s: float
+
+
+class _Death(Struct, kw_only=True):
+    """A replica that went down, and the requests that were there: whether each was answered."""
+
+    replica: str
+    at_s: float
+    is_ours: bool
+    bodies: dict[Body, bool]
+    culprit: Body | None = None
+
+
+def _ignore(*_: object) -> None:
+    """Tell no other router."""
+
+
+class Deaths:
+    """The deaths of the last hour; at most so many, the oldest is forgotten first."""
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[Lost, float], None] = _ignore
+        """Called for each request that was at a death, and now."""
+        self.on_cleared: Callable[[Body], None] = _ignore
+        """Called when a request is no suspect any more."""
+        self._deaths: deque[_Death] = deque()
+        self._broken: deque[_Broken] = deque(maxlen=_MAX_BROKEN)
+        self._refusals: dict[Body, Refusal] = {}
+        self._num_bodies = 0
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether any request is a suspect; if not, no digest is needed."""
+        return self._num_bodies > 0
+
+    def broke(
+        self, replica: str, body: Body, *, is_answered: bool, begun_s: float, now_s: float
+    ) -> None:
+        """Note that a request failed at a replica, which may be going down.
+
+        Args:
+            is_answered: Whether its client had got a part of the answer.
+            begun_s: When it was sent there: a death before that is not its doing.
+        """
+        broken = _Broken(replica, body, is_answered, begun_s, now_s)
+        for death in self._deaths:
+            if death.replica == replica and begun_s <= death.at_s:
+                self._add(death, broken, now_s)
+                return
+        self._broken.append(broken)
+
+    def went_down(self, replica: str, now_s: float) -> None:
+        """Note that a replica was found dead or hung; what fails there from now on was at it."""
+        last = next((d for d in reversed(self._deaths) if d.replica == replica), None)
+        if last is not None and not last.is_ours and now_s - last.at_s < NEAR_S:
+            last.is_ours, last.at_s = True, now_s  # another router was quicker
+        else:
+            last = self._begin(replica, now_s, is_ours=True)
+        self._explain(last, now_s)
+
+    def restarted(self, replica: str, now_s: float) -> None:
+        """Note that another process answers for a replica, though it was never found down."""
+        if any(self._broken_at(replica, now_s)):
+            self._explain(self._begin(replica, now_s, is_ours=True), now_s)
+
+    def learn(self, lost: Lost, now_s: float) -> None:
+        """Take over what another router has found."""
+        for death in self._deaths:
+            if death.replica == lost.replica and abs(death.at_s - lost.died_s) < NEAR_S:
+                break
+        else:
+            death = self._begin(lost.replica, lost.died_s, is_ours=False)
+        self._put(death, lost.body, lost.is_answered)
+        self._forget_old(now_s)
+
+    def all_lost(self) -> Iterator[Lost]:
+        """List what is known, oldest first, for a router that joins."""
+        for death in self._deaths:
+            for body, is_answered in death.bodies.items():
+                yield Lost(
+                    replica=death.replica, body=body, is_answered=is_answered, died_s=death.at_s
+                )
+
+    def clear(self, body: Body, *, is_told: bool = False) -> bool:
+        """Suspect a request no more: it was answered, or an operator says so.
+
+        Returns False if it was no suspect. `is_told`: another router said so.
+        """
+        is_known = False
+        for death in self._deaths:
+            if death.bodies.pop(body, None) is not None:
+                self._num_bodies -= 1
+                is_known = True
+                death.culprit = None if death.culprit == body else death.culprit
+        self._refusals.pop(body, None)
+        if is_known and not is_told:
+            self.on_cleared(body)
+        return is_known
+
+    def num_deaths(self, body: Body) -> int:
+        """Count the deaths that a request was at and that no other request is known to cause."""
+        return len(self._deaths_of(body))
+
+    def refusal(self, body: Body, now_s: float) -> Refusal | None:
+        """Return why a request must not be sent; None: it may be."""
+        self._forget_old(now_s)
+        deaths = self._deaths_of(body)
+        if len(deaths) < 2 or not _is_culprit(body, deaths):
+            return None
+        until_s = max(death.at_s for death in deaths) + REFUSED_S
+        if now_s >= until_s:
+            self._refusals.pop(body, None)
+            return None
+        known = self._refusals.get(body)
+        if known is not None and known.until_s == until_s:
+            return known
+        for death in deaths:
+            death.culprit = body
+        replicas = tuple(dict.fromkeys(death.replica for death in deaths))
+        refusal = Refusal(body=body, replicas=replicas, until_s=until_s)
+        self._refusals[body] = refusal
+        logger.warning(
+            "request refused from now on: replicas went down while they processed it",
+            extra={
+                "body": body.hex(),
+                "replicas": ",".join(replicas),
+                "deaths": len(deaths),
+                "for_s": round(until_s - now_s),
+            },
+        )
+        return refusal
+
+    def refusals(self, now_s: float) -> list[Refusal]:
+        """List the requests that are refused now."""
+        return [each for each in self._refusals.values() if now_s < each.until_s]
+
+    # ---------------------------------------------------------------- private
+
+    def _deaths_of(self, body: Body) -> list[_Death]:
+        return [d for d in self._deaths if body in d.bodies and d.culprit in (None, body)]
+
+    def _begin(self, replica: str, at_s: float, *, is_ours: bool) -> _Death:
+        death = _Death(replica=replica, at_s=at_s, is_ours=is_ours, bodies={})
+        self._deaths.append(death)
+        return death
+
+    def _broken_at(self, replica: str, now_s: float) -> Iterator[_Broken]:
+        return (b for b in self._broken if b.replica == replica and now_s - b.at_s < NEAR_S)
+
+    def _explain(self, death: _Death, now_s: float) -> None:
+        """Add the requests that failed there a moment ago."""
+        for broken in list(self._broken_at(death.replica, now_s)):
+            self._broken.remove(broken)
+            self._add(death, broken, now_s)
+        self._forget_old(now_s)
+
+    def _add(self, death: _Death, broken: _Broken, now_s: float) -> None:
+        if broken.body not in death.bodies:
+            self._put(death, broken.body, broken.is_answered)
+            lost = Lost(
+                replica=death.replica,
+                body=broken.body,
+                is_answered=broken.is_answered,
+                died_s=death.at_s,
+            )
+            self.on_lost(lost, now_s)
+
+    def _put(self, death: _Death, body: Body, is_answered: bool) -> None:
+        self._num_bodies += body not in death.bodies
+        death.bodies[body] = is_answered and death.bodies.get(body, True)
+
+    def _forget_old(self, now_s: float) -> None:
+        while self._deaths and (
+            now_s - self._deaths[0].at_s > MEMORY_S
+            or len(self._deaths) > _MAX_DEATHS
+            or (self._num_bodies > _MAX_BODIES and len(self._deaths) > 1)
+        ):
+            self._num_bodies -= len(self._deaths.popleft().bodies)
+        while self._broken and now_s - self._broken[0].at_s > NEAR_S:
+            self._broken.popleft()
+        for body in [b for b, each in self._refusals.items() if now_s >= each.until_s]:
+            del self._refusals[body]
+
+
+def _is_culprit(body: Body, deaths: list[_Death]) -> bool:
+    """Return whether a request is the one that explains all deaths it was at."""
+    if any(death.culprit == body for death in deaths):
+        return True
+    common = set(deaths[0].bodies).intersection(*(death.bodies for death in deaths[1:]))
+    if len(common) == 1:
+        return True
+    unanswered = {each for each in common if not any(death.bodies[each] for death in deaths)}
+    return unanswered == {body}

@@ -1,0 +1,323 @@
+"""Requests that end replicas: they are recognised, and sent no more. Page: docs/failures.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from aiohttp import web
+
+from loadtest.emulator.emulator import Emulator
+from tests.faults.fake_engine import FakeEngine, hang_up
+from tests.faults.stage import (
+    SECRET,
+    SLOW,
+    Engines,
+    Json,
+    Stage,
+    arm,
+    chat,
+    num_running,
+    on_stage,
+    on_stages,
+    words,
+)
+from tests.faults.test_tenants import A, B, tenants_file
+from tests.redis_servers import Start
+
+POISON = f"{SECRET} the poisoned prompt"
+REFUSED = "request_kills_replicas"
+QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
+
+PATHS = {
+    "/v1/chat/completions": chat(POISON),
+    "/v1/completions": {"model": "tiny", "prompt": POISON, "max_tokens": 4},
+    "/v1/messages": chat(POISON),
+    "/v1/responses": {"model": "tiny", "input": POISON, "store": False},
+}
+
+
+def poison(engines: Sequence[Emulator], text: str = POISON) -> None:
+    """Have a text end every engine that it gets to."""
+    for engine in engines:
+        arm(engine, "kill_before", text=text)
+
+
+def num_dead(engines: Sequence[Emulator]) -> int:
+    return sum(engine._keeper.done() for engine in engines)
+
+
+def sdk(stage: Stage, **options: Any) -> openai.AsyncOpenAI:
+    """Return OpenAI's client with its default retries."""
+    return openai.AsyncOpenAI(base_url=stage.url + "/v1", api_key=SECRET, **options)
+
+
+async def all_known(stage: Stage, number: int) -> None:
+    await stage.until(lambda: len(stage.router.fleet.replicas) == number)
+
+
+async def test_a_prompt_that_kills_ends_two_of_six_replicas() -> None:
+    """The SDK's own retries, and the agent that asks again: four replicas go on."""
+    async with Engines(6) as engines, on_stage(*engines) as stage:
+        await all_known(stage, 6)
+        poison(engines)
+        async with sdk(stage) as client:
+            for _ in range(3):
+                with pytest.raises(openai.UnprocessableEntityError) as caught:
+                    await client.chat.completions.create(
+                        model="tiny", messages=[{"role": "user", "content": POISON}]
+                    )
+
+            assert num_dead(engines) == 2
+            assert caught.value.type == REFUSED
+            assert "2 replicas went down while processing this request" in str(caught.value)
+            assert caught.value.response.headers["x-should-retry"] == "false"
+            answer = await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "another"}]
+            )
+            assert answer.choices[0].message.content
+        assert stage.metric("warmroute_refused_total", code=REFUSED) == 3
+        assert stage.log.count("request refused from now on") == 2  # in text, and as JSON
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_api_says_so_in_its_own_shape(path: str, stream: bool) -> None:
+    async with Engines(4) as engines, on_stage(*engines) as stage:
+        await all_known(stage, 4)
+        poison(engines)
+        body = PATHS[path] | {"stream": stream}
+        replies = [await stage.ask(body, path) for _ in range(2)]
+
+        assert num_dead(engines) == 2
+        for reply in replies:
+            assert reply.status == 422
+            wanted = "invalid_request_error" if path == "/v1/messages" else REFUSED
+            assert reply.error["type"] == wanted
+            assert "went down" in reply.error["message"]
+
+
+async def test_innocent_requests_at_the_same_replicas_are_answered() -> None:
+    """They are in flight wherever the prompt kills, and none of them is refused."""
+    async with (
+        Engines(6, time_model=SLOW, reply_tokens=10) as engines,
+        on_stage(*engines, policy__name="round_robin") as stage,
+        sdk(stage) as client,
+    ):
+        await all_known(stage, 6)
+        poison(engines)
+
+        async def ask(text: str) -> str | None:
+            answer = await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": text}]
+            )
+            return answer.choices[0].message.content
+
+        async with asyncio.TaskGroup() as tg:
+            innocent = [tg.create_task(ask(words(number))) for number in range(30)]
+            await stage.until(lambda: sum(map(num_running, engines)) >= 20)
+            with pytest.raises(openai.APIStatusError):
+                await ask(POISON)
+
+        assert all(task.result() for task in innocent)
+        with pytest.raises(openai.UnprocessableEntityError):
+            await ask(POISON)
+        assert num_dead(engines) <= 3
+        assert stage.log.count("request refused from now on") == 2  # one, in both forms
+
+
+async def test_one_death_refuses_nothing() -> None:
+    """A replica that dies by chance takes a request with it, which is answered elsewhere."""
+    async with Engines(3) as engines, on_stage(*engines, policy__name="round_robin") as stage:
+        await all_known(stage, 3)
+        arm(engines[0], "kill_before", text=POISON)
+        for _ in range(6):
+            assert (await stage.ask(chat(POISON))).status == 200
+        assert num_dead(engines) == 1
+        assert not stage.router.deaths.is_watching  # it was answered
+
+
+async def test_a_broken_connection_is_no_death() -> None:
+    """The replica is there: whatever it failed at, the request may be sent again."""
+    async with Engines(3) as engines, on_stage(*engines) as stage:
+        await all_known(stage, 3)
+        for engine in engines:
+            arm(engine, "die_before", text=POISON)
+        replies = [await stage.ask(chat(POISON)) for _ in range(4)]
+
+        assert {reply.status for reply in replies} == {502}
+        assert not stage.router.deaths.is_watching
+
+
+def mortal(kind: str) -> FakeEngine:
+    """Make an engine that a request ends: it breaks off, or fails it as vLLM does, and is dead.
+
+    Its process may live on for some seconds; `/health` says 503 by then. Or it hangs.
+    """
+    engine = FakeEngine()
+
+    async def die(request: web.Request) -> web.StreamResponse:
+        if kind == "hangs":
+            engine.hangs = True
+            await asyncio.Event().wait()
+        engine.pages["/health"] = (503, "")
+        if kind == "fails":
+            return web.Response(status=500)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if kind != "breaks off":
+            await response.prepare(request)
+            await response.write(b'data: {"type": "content"}\n\n')
+            await asyncio.sleep(0.01)
+        if kind == "fails inside its answer":
+            error = {"error": {"message": "EngineDeadError", "code": 500}}
+            await response.write(b"data: " + orjson.dumps(error) + b"\n\ndata: [DONE]\n\n")
+        else:
+            hang_up(request)
+        return response
+
+    engine.on_request = die
+    return engine
+
+
+KINDS = ["breaks off", "fails", "breaks off inside its answer", "fails inside its answer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_deaths_of_every_kind_count(kind: str) -> None:
+    """Before the first byte and after it; with an error of the engine's own, and without."""
+    engines = [mortal(kind) for _ in range(4)]
+    async with engines[0], engines[1], engines[2], engines[3], on_stage(*engines) as stage:
+        await all_known(stage, 4)
+        body: Json = {"model": "tiny", "input": POISON, "stream": "inside" in kind}
+        replies = [await stage.ask(body, "/v1/responses") for _ in range(4)]
+
+        assert replies[-1].status == 422
+        assert sum(len(engine.received) for engine in engines) == 2
+
+
+async def test_a_prompt_that_hangs_replicas_counts_too() -> None:
+    """Its probes fail, and its client gives up on the second one."""
+    engines = [mortal("hangs") for _ in range(3)]
+    async with engines[0], engines[1], engines[2], on_stage(*engines, **QUICK) as stage:
+        await all_known(stage, 3)
+        async with stage.hanging_up(chat(POISON)):
+            await stage.until(lambda: stage.metric("warmroute_replica_healthy") == 1)
+        await stage.until(lambda: len(list(stage.router.deaths.all_lost())) == 2)
+        reply = await stage.ask(chat(POISON))
+
+        assert reply.status == 422
+        assert sum(engine.hangs for engine in engines) == 2
+
+
+async def test_uploads_are_recognised_though_their_boundary_is_another() -> None:
+    """OpenAI's SDK draws a new one for each try."""
+    engines = [mortal("breaks off") for _ in range(3)]
+    async with (
+        engines[0],
+        engines[1],
+        engines[2],
+        on_stage(*engines, forward__max_tries=1) as stage,
+        sdk(stage) as client,
+    ):
+        await all_known(stage, 3)
+        with pytest.raises(openai.UnprocessableEntityError):
+            await client.audio.transcriptions.create(
+                model="tiny", file=("a.wav", SECRET.encode() * 1000)
+            )
+        assert sum(len(engine.received) for engine in engines) == 2
+
+
+async def test_routers_know_it_from_one_another(start_redis: Start) -> None:
+    """One router saw it, the other refuses it, and so does a third that is started later."""
+    redis = start_redis()
+    async with (
+        Engines(5) as engines,
+        on_stages(*engines, redis=redis, **QUICK) as (first, second),
+    ):
+        poison(engines)
+        replies = [await stage.ask(chat(POISON)) for stage in (first, second, second)]
+        assert [reply.status for reply in replies] == [422] * 3
+        assert num_dead(engines) == 2
+        async with on_stage(*engines, ready=False, redis=redis, **QUICK) as third:
+            await third.until(lambda: third.router.deaths.is_watching)
+            assert (await third.ask(chat(POISON))).status == 422
+        assert num_dead(engines) == 2
+
+
+async def test_a_death_at_each_of_two_routers_is_enough(start_redis: Start) -> None:
+    """The prompt may not be sent twice by either of them."""
+    settings = {"forward__max_tries": 1} | QUICK
+    async with (
+        Engines(5) as engines,
+        on_stages(*engines, redis=start_redis(), **settings) as (first, second),
+    ):
+        poison(engines)
+        assert (await first.ask(chat(POISON))).status == 502
+        await second.until(lambda: second.router.deaths.is_watching)
+        assert (await second.ask(chat(POISON))).status == 422
+        await first.until(lambda: len(list(first.router.deaths.all_lost())) == 2)
+        assert (await first.ask(chat(POISON))).status == 422
+        assert num_dead(engines) == 2
+
+
+async def test_an_operator_sees_it_and_allows_it_again() -> None:
+    async with Engines(4) as engines, on_stage(*engines) as stage:
+        await all_known(stage, 4)
+        poison(engines)
+        assert (await stage.ask(chat(POISON))).status == 422
+        (refusal,) = (await stage.admin("/admin/refusals")).json()["refusals"]
+        assert len(refusal["replicas"]) == 2
+        assert 500 < refusal["left_s"] <= 600
+        for engine in engines:
+            engine.app.clear_faults()
+        allowed = await stage.admin(f"/admin/refusals/{refusal['body']}", method="DELETE")
+
+        assert (allowed.status, allowed.json()["allowed"]) == (200, True)
+        assert (await stage.ask(chat(POISON))).status == 200
+        gone = [
+            await stage.admin(f"/admin/refusals/{body}", method="DELETE")
+            for body in (refusal["body"], "no-digest")
+        ]
+        assert [reply.status for reply in gone] == [404, 400]
+
+
+async def test_a_tenant_suffers_from_no_others_requests(tmp_path: Path) -> None:
+    """Its own request of the same body is another."""
+    file = tenants_file(tmp_path)
+    async with Engines(5) as engines, on_stage(*engines, tenants__file=file) as stage:
+        await all_known(stage, 5)
+        poison(engines)
+        refused = await stage.ask(chat(POISON), headers=A)
+        for engine in engines:
+            engine.app.clear_faults()
+        again = await stage.ask(chat(POISON), headers=A)
+        other = await stage.ask(chat(POISON), headers=B)
+
+        assert [refused.status, again.status, other.status] == [422, 422, 200]
+        assert "r1" not in again.error["message"]
+
+
+async def test_the_end_of_a_draining_replica_is_no_death() -> None:
+    """An operator takes replicas down one after another, with a long answer in flight."""
+    async with (
+        Engines(4, time_model=SLOW, reply_tokens=200) as engines,
+        on_stage(*engines, policy__name="round_robin", **QUICK) as stage,
+    ):
+        await all_known(stage, 4)
+        async with asyncio.TaskGroup() as tg:
+            asked = tg.create_task(stage.ask(chat(POISON, max_tokens=200)))
+            for _ in range(2):
+                await stage.until(lambda: any(map(num_running, engines)))
+                busy = next(engine for engine in engines if num_running(engine))
+                (name,) = [r.name for r in stage.router.fleet.replicas if r.url == busy.url]
+                await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
+                arm(busy, "kill")
+                await busy.serve()
+
+        assert asked.result().status == 502
+        assert not stage.router.deaths.is_watching

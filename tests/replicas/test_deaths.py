@@ -1,0 +1,198 @@
+"""Who is the culprit: requests at replicas that went down, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.replicas.deaths import MEMORY_S, REFUSED_S, Body, Deaths, Lost
+
+X, Y, Z = Body(b"x"), Body(b"y"), Body(b"z")
+
+
+def die(deaths: Deaths, replica: str, at_s: float, *bodies: Body, answered: str = "") -> None:
+    """Have a replica go down with requests that were sent there half a second before."""
+    deaths.went_down(replica, at_s)
+    for body in bodies:
+        deaths.broke(
+            replica,
+            body,
+            is_answered=body.decode() in answered,
+            begun_s=at_s - 0.5,
+            now_s=at_s + 0.01,
+        )
+
+
+def refused(deaths: Deaths, now_s: float) -> set[Body]:
+    return {body for body in (X, Y, Z) if deaths.refusal(body, now_s) is not None}
+
+
+def test_one_death_is_chance_and_two_are_not() -> None:
+    deaths = Deaths()
+    assert not deaths.is_watching
+    die(deaths, "r1", 100.0, X)
+    assert deaths.is_watching
+    assert not refused(deaths, 101.0)
+    die(deaths, "r2", 102.0, X)
+
+    refusal = deaths.refusal(X, 103.0)
+    assert refusal is not None
+    assert refusal.replicas == ("r1", "r2")
+    assert refusal.until_s == 102.0 + REFUSED_S
+    assert deaths.refusals(103.0) == [refusal]
+
+
+def test_a_replica_that_dies_twice_counts_twice() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X)
+    die(deaths, "r1", 103.0, X)
+
+    assert refused(deaths, 104.0) == {X}
+
+
+def test_a_failure_counts_once_however_often_it_is_noted() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X, X)
+    deaths.broke("r1", X, is_answered=True, begun_s=99.5, now_s=101.0)
+
+    assert deaths.num_deaths(X) == 1
+    assert not refused(deaths, 102.0)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 9.0, 11.0])
+def test_a_death_is_found_soon_after_the_failure_or_it_is_another_matter(wait_s: float) -> None:
+    deaths = Deaths()
+    for replica, at_s in (("r1", 100.0), ("r2", 200.0)):
+        deaths.broke(replica, X, is_answered=False, begun_s=at_s - 1, now_s=at_s)
+        deaths.went_down(replica, at_s + wait_s)
+
+    assert refused(deaths, 220.0) == ({X} if wait_s < 10 else set())
+
+
+def test_a_request_that_was_sent_after_the_death_was_not_there() -> None:
+    deaths = Deaths()
+    for replica, at_s in (("r1", 100.0), ("r2", 200.0)):
+        deaths.went_down(replica, at_s)
+        deaths.broke(replica, X, is_answered=False, begun_s=at_s + 1, now_s=at_s + 2)
+
+    assert deaths.num_deaths(X) == 0
+
+
+def test_who_is_answered_is_no_suspect() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X, Y)
+    assert deaths.clear(Y)
+    assert not deaths.clear(Z)
+    die(deaths, "r2", 101.0, X, Y)
+
+    assert refused(deaths, 102.0) == {X}
+    assert deaths.num_deaths(Y) == 0  # both deaths are the other one's doing
+
+
+def test_of_two_that_were_at_all_deaths_none_is_refused() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X, Y, Z)
+    die(deaths, "r2", 101.0, X, Y)
+    assert not refused(deaths, 102.0)
+    die(deaths, "r3", 103.0, X, Z)
+
+    assert refused(deaths, 104.0) == {X}
+
+
+def test_the_one_that_was_not_answered_is_the_culprit() -> None:
+    """Answers that had begun were not what the engine died of."""
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X, Y, answered="y")
+    die(deaths, "r2", 101.0, X, Y)
+
+    assert refused(deaths, 102.0) == {X}
+
+
+def test_a_lone_request_is_the_culprit_though_it_was_answered() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X, Y, answered="x")
+    die(deaths, "r2", 101.0, X, Z, answered="x")
+
+    assert refused(deaths, 102.0) == {X}
+
+
+def test_ten_minutes_later_it_may_be_sent_and_one_death_is_enough_again() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X)
+    die(deaths, "r2", 101.0, X)
+    assert refused(deaths, 101.0 + REFUSED_S - 1) == {X}
+    assert not refused(deaths, 101.0 + REFUSED_S)
+    assert deaths.refusals(101.0 + REFUSED_S) == []
+    die(deaths, "r3", 800.0, X)
+    assert refused(deaths, 801.0) == {X}
+
+
+def test_an_hour_later_it_is_forgotten() -> None:
+    deaths = Deaths()
+    die(deaths, "r1", 100.0, X)
+    die(deaths, "r2", 101.0, X)
+    assert not refused(deaths, 102.0 + MEMORY_S)
+    assert not deaths.is_watching
+    die(deaths, "r3", 5000.0, X)
+    assert not refused(deaths, 5001.0)
+
+
+def test_an_operator_allows_it_again() -> None:
+    deaths = Deaths()
+    told: list[Body] = []
+    deaths.on_cleared = told.append
+    die(deaths, "r1", 100.0, X)
+    die(deaths, "r2", 101.0, X)
+    assert refused(deaths, 102.0)
+    deaths.clear(X)
+
+    assert not refused(deaths, 102.0)
+    assert told == [X]
+
+
+def test_a_restart_that_no_probe_saw_counts_if_requests_failed() -> None:
+    deaths = Deaths()
+    deaths.restarted("r1", 50.0)
+    for at_s in (100.0, 200.0):
+        deaths.broke("r1", X, is_answered=False, begun_s=at_s - 1, now_s=at_s)
+        deaths.restarted("r1", at_s + 1)
+
+    assert refused(deaths, 202.0) == {X}
+
+
+def test_routers_tell_one_another_and_agree_on_what_was_one_death() -> None:
+    a, b = Deaths(), Deaths()
+    a.on_lost = b.learn
+    b.on_lost = a.learn
+    die(a, "r1", 100.0, X)
+    die(b, "r1", 101.0, Y)  # found a second later
+    die(a, "r2", 102.0, X)
+
+    for each in (a, b):
+        assert refused(each, 103.0) == {X}
+        assert each.num_deaths(Y) == 0
+    c = Deaths()
+    for lost in a.all_lost():
+        c.learn(lost, 104.0)
+    assert refused(c, 104.0) == {X}
+
+
+def test_what_another_router_says_is_cleared_is_not_told_on() -> None:
+    deaths = Deaths()
+    told: list[Body] = []
+    deaths.on_cleared = told.append
+    deaths.learn(Lost(replica="r1", body=X, is_answered=False, died_s=100.0), 100.1)
+    deaths.clear(X, is_told=True)
+
+    assert not deaths.is_watching
+    assert told == []
+
+
+def test_memory_is_bounded() -> None:
+    deaths = Deaths()
+    for number in range(500):
+        bodies = [Body(b"%d %d" % (number, i)) for i in range(100)]
+        die(deaths, f"r{number}", 100.0 + number / 1000, *bodies)
+        deaths.refusal(X, 101.0)
+        deaths.broke("r", Body(b"b%d" % number), is_answered=False, begun_s=101.0, now_s=101.0)
+
+    assert len(list(deaths.all_lost())) <= 20_100
