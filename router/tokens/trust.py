@@ -1,10 +1,11 @@
-"""Whether engines count the tokens that we count: evidence by replica, a verdict by model."""
+"""Whether engines have the tokens that we have: evidence by replica, a verdict by model."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from router.backoff import Suspension
+from router.tokens.id_probe import Difference
 
 _MIN_AGAINST: Final = 2  # replicas, where several serve the model
 _PAUSE_S: Final = (30.0, 3600.0)
@@ -19,35 +20,64 @@ class TokenTrust:
     several disagree, and more than agree, our tokens are wrong: the engine tokenizes, for a pause
     that doubles each time; then ours are tried again.
 
-    reason: Why the engine tokenizes; None: it need not.
+    Ids that were compared weigh more than counts: a process that makes other ids goes on making
+    them, so nothing is tried again while it runs. More such processes than others end it.
+
     proven: What engines accepted and counted as we do since the model was last suspect: pairs of
         an API's name and whether the request had a tool choice.
     """
 
     __slots__ = (
         "_agrees",
+        "_ids",
         "_num_in_a_row",
+        "_num_serving",
+        "_reason",
         "_suspension",
         "num_matches",
         "num_mismatches",
         "num_proofs",
         "proven",
-        "reason",
     )
 
     def __init__(self) -> None:
         self.num_matches = 0
         self.num_mismatches = 0
         self.num_proofs = 0
-        self.reason: str | None = None
+        self._reason: str | None = None
         self.proven: set[tuple[str, bool]] = set()
         self._agrees: dict[str, bool] = {}  # by replica: its last answer
+        self._ids: dict[str, Difference | None] = {}  # by replica, once compared; None: the same
+        self._num_serving = 0
         self._num_in_a_row = 0
         self._suspension = Suspension(*_PAUSE_S)
 
+    @property
+    def reason(self) -> str | None:
+        """Why the engine tokenizes; None: it need not."""
+        different = [found for found in self._ids.values() if found is not None]
+        return different[-1].what if 2 * len(different) > self._num_serving else self._reason
+
     def disagrees(self, replica: str) -> bool:
-        """Return whether the replica's last answer counted other tokens."""
-        return self._agrees.get(replica) is False
+        """Return whether the replica counted other tokens last, or makes other ids."""
+        return self._agrees.get(replica) is False or self._ids.get(replica) is not None
+
+    def has_compared(self, replica: str) -> bool:
+        """Return whether the ids of the replica's process were compared with ours."""
+        return replica in self._ids
+
+    def observe_ids(
+        self, replica: str, difference: Difference | None, *, num_serving: int = 1
+    ) -> None:
+        """Note the outcome of a comparison of ids; None: they are the same.
+
+        `num_serving`: replicas that serve the model now.
+        """
+        self._ids[replica] = difference
+        self._num_serving = max(num_serving, len(self._ids))
+        if difference is not None:
+            self.num_mismatches += 1
+            self.proven.clear()
 
     def observe_usage(
         self, replica: str, num_tokens: int, prompt_tokens: int, *, has_others: bool, now_s: float
@@ -68,8 +98,11 @@ class TokenTrust:
         return is_match
 
     def forget(self, replica: str) -> None:
-        """Forget what a replica counted: it is gone, or another process."""
+        """Forget what a replica counted and made: it is gone, or another process."""
         self._agrees.pop(replica, None)
+        if replica in self._ids:
+            del self._ids[replica]
+            self._num_serving = len(self._ids)
 
     def observe_proof(self, is_proven: bool, *, now_s: float) -> bool:
         """Note the outcome of a full encode of a prompt that was encoded in pieces."""
@@ -81,16 +114,17 @@ class TokenTrust:
 
     def try_again(self, now_s: float) -> bool:
         """Use our tokens again once the pause is over; True: from now on."""
-        if self.reason is None or self._suspension.is_on(now_s):
+        if self._reason is None or self._suspension.is_on(now_s):
             return False
-        self.reason = None
+        self._reason = None
         self._agrees.clear()
-        return True
+        return self.reason is None
 
     def start_anew(self) -> None:
         """Forget what spoke against our tokens: they are made in another way from now on."""
-        self.reason = None
+        self._reason = None
         self._agrees.clear()
+        self._ids.clear()
 
     def _count(self, is_match: bool) -> None:
         if not is_match:
@@ -103,7 +137,7 @@ class TokenTrust:
             self._suspension.reset()
 
     def _end(self, reason: str, now_s: float) -> None:
-        if self.reason is None:  # requests of before may still come to the same end
-            self.reason = reason
+        if self._reason is None:  # requests of before may still come to the same end
+            self._reason = reason
             self.proven.clear()
             self._suspension.begin(now_s)
