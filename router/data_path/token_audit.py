@@ -18,6 +18,7 @@ from router.data_path.job import Inbound, Job, Placement
 from router.metrics import Metrics
 from router.tokens import Prompter, Prompters
 from router.tokens.hand_over import HandOver
+from router.tokens.id_probe import FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class TokenAudit:
         if reason is not None:
             logger.error(
                 "our tokens are not the engine's; the engine tokenizes for a while",
-                extra={**said, "reason": reason},
+                extra={**said, "reason": reason, "hint": FLAGS},
             )
         elif is_new:
             logger.error("a replica counts other tokens; it alone is not believed", extra=said)

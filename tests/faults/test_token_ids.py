@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,22 +12,33 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
+from tests.check.test_run import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with
+from tests.tokens.vllm_routes import HERE
 
 LOOKING = {"health__interval_s": 0.05, "tokens__prove_ratio": 1.0}
 YEARS = " ".join(["2000"] * 1200)
 """Each is `200|0` from the left and `2|000` from the right."""
 
 
+HEAD = (HERE / "templates" / "defaults" / "head.jinja").read_text()
+"""Its argument `enable_thinking` changes a prompt's beginning."""
+
+
+AS_TEXT = {"tokens__content_formats": {"tiny": "string"}}
+"""As emulated engines have it: --chat-template-content-format string."""
+
+
 @asynccontextmanager
-async def engines(folder: Path, *sides: Side) -> AsyncIterator[list[Emulator]]:
+async def engines(
+    folder: Path, *sides: Side, template: str | None = None, **options: Any
+) -> AsyncIterator[list[Emulator]]:
     """Run an engine for each side that its tokenizer takes digits from."""
     made = []
     for number, side in enumerate(sides):
-        model = model_with(folder / f"engine{number}", side)
-        options = EmulatorOptions(model_dir=Path(model), time_model=INSTANT)
-        made.append(Emulator(options))
+        model = Path(model_with(folder / f"engine{number}", side, template=template))
+        made.append(Emulator(EmulatorOptions(model_dir=model, time_model=INSTANT, **options)))
     try:
         yield [await each.__aenter__() for each in made]
     finally:
@@ -108,3 +120,66 @@ async def test_the_next_process_is_compared_again(tmp_path: Path) -> None:
         prompter.trust.forget("r1")
 
         await stage.until(lambda: prompter.trust.has_compared("r1"))
+
+
+async def test_default_template_arguments_are_named_by_flag_and_key(tmp_path: Path) -> None:
+    """Each prompt begins otherwise: the engine tokenizes, and one line says what to set."""
+    flags = {"chat_template_kwargs": {"enable_thinking": False}}
+    async with engines(tmp_path, "left", template=HEAD, **flags) as made:
+        async with on_stage(*made, **(LOOKING | AS_TEXT)) as stage:
+            await stage.until(
+                lambda: stage.metric("warmroute_token_mismatches_total", against="ids")
+            )
+            first = await stage.ask(chat(words(1)))
+            await stage.settled(*made)
+            second = await stage.ask(chat(words(1), first.text, words(2)))
+
+            assert second.predicted == second.reported > 0
+            [hint] = [
+                json.loads(line)["hint"] for line in stage.log.splitlines() if '"hint":' in line
+            ]
+            said = '{"enable_thinking": false}'
+            assert f"--default-chat-template-kwargs '{said}'" in hint
+            assert f"set tokens.chat_template_kwargs: {{tiny: {said}}}" in hint
+
+
+async def test_default_template_arguments_may_be_set(tmp_path: Path) -> None:
+    """Then prompts are made here, and the ids are the engine's."""
+    defaults = {"enable_thinking": False}
+    settings = LOOKING | AS_TEXT | {"tokens__chat_template_kwargs": {"tiny": defaults}}
+    async with engines(tmp_path, "left", template=HEAD, chat_template_kwargs=defaults) as made:
+        async with on_stage(*made, **settings) as stage:
+            prompter = stage.router.prompters.get("tiny")
+            assert prompter is not None
+            await stage.until(lambda: prompter.trust.has_compared("r1"))
+            first = await stage.ask(chat(words(1)))
+            await stage.settled(*made)
+            second = await stage.ask(chat(words(1), first.text, words(2)))
+
+            assert second.predicted == second.reported > 0
+            assert stage.metric("warmroute_tokenized_requests_total", way="local") == 2
+            assert stage.metric("warmroute_token_mismatches_total") == 0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_check_compares_ids(tmp_path: Path, side: Side) -> None:
+    """It says so, or where they differ and what to do."""
+    ours = {"tiny": model_with(tmp_path / "router", side)}
+    async with engines(tmp_path, "left") as (engine,):
+        found = finding(await checked(engine, tokens__models=ours), "replica r1", "tokenizer")
+    if side == "left":
+        assert "have the engine's token ids" in found.text
+    else:
+        assert (found.level, "splits '2024' (digits) as 202|4" in found.text) == ("error", True)
+        assert "transformers" in found.hint
+
+
+async def test_a_content_format_is_named_by_flag_and_key(tmp_path: Path) -> None:
+    """The template takes parts, and the engine was told to give it text."""
+    async with engines(tmp_path, "left", template=HEAD) as (engine,):
+        unset = finding(await checked(engine), "replica r1", "tokenizer")
+        given = finding(await checked(engine, **AS_TEXT), "replica r1", "tokenizer")
+
+    assert "--chat-template-content-format string" in unset.hint
+    assert "tokens.content_formats: {tiny: string}" in unset.hint
+    assert given.level == "ok"
