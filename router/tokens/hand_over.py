@@ -127,7 +127,7 @@ class HandOver:
         state = self._models.get(base)
         if state is not None:
             state.reset()
-        if not was_on and reason != "ids":
+        if not was_on:
             return
         state = self._model(base)
         self._takes = {key: takes for key, takes in self._takes.items() if key[1] != base}

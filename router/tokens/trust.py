@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from router.backoff import Suspension
 from router.tokens.id_probe import Difference
 
 _MIN_AGAINST: Final = 2  # replicas, where several serve the model
+_NUM_RECENT: Final = 32  # prompts of a replica whose blocks were waited for
+_MAX_MISSED: Final = 3  # of them did not come
 _PAUSE_S: Final = (30.0, 3600.0)
 _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is short again
+_NONE: Final[deque[bool]] = deque()
 
 
 class TokenTrust:
@@ -29,6 +33,7 @@ class TokenTrust:
 
     __slots__ = (
         "_agrees",
+        "_blocks",
         "_ids",
         "_num_in_a_row",
         "_num_serving",
@@ -49,6 +54,7 @@ class TokenTrust:
         self._agrees: dict[str, bool] = {}  # by replica: its last answer
         self._ids: dict[str, Difference | None] = {}  # by replica, once compared; None: the same
         self._num_serving = 0
+        self._blocks: dict[str, deque[bool]] = {}  # by replica: whether those of prompts came
         self._num_in_a_row = 0
         self._suspension = Suspension(*_PAUSE_S)
 
@@ -88,18 +94,47 @@ class TokenTrust:
         too. Returns whether the counts agree.
         """
         is_match = num_tokens == prompt_tokens
-        self._agrees[replica] = is_match
+        reason = f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}"
+        if not is_match or not self._is_missed(replica):
+            self._judge(replica, is_match, reason, has_others=has_others, now_s=now_s)
         self._count(is_match)
-        if not is_match:
-            num_against = sum(not agrees for agrees in self._agrees.values())
-            is_enough = num_against >= (_MIN_AGAINST if has_others else 1)
-            if is_enough and 2 * num_against > len(self._agrees):
-                self._end(f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}", now_s)
         return is_match
+
+    def observe_blocks(self, replica: str, came: bool, *, has_others: bool, now_s: float) -> None:
+        """Note whether a replica stored our blocks of a prompt that it tokenized itself."""
+        recent = self._blocks.setdefault(replica, deque(maxlen=_NUM_RECENT))
+        recent.append(came)
+        if not came:
+            self._count(False)
+            self.proven.clear()
+        if self._is_missed(replica):
+            reason = f"the engine stored other blocks of {recent.count(False)} recent prompts"
+            self._judge(replica, False, reason, has_others=has_others, now_s=now_s)
+
+    def num_missed(self, replica: str) -> int:
+        """Count the recent prompts of which a replica stored other blocks."""
+        return self._blocks.get(replica, _NONE).count(False)
+
+    def _is_missed(self, replica: str) -> bool:
+        """Return whether blocks show that a replica's ids are not ours, whatever it counts."""
+        return self.num_missed(replica) >= _MAX_MISSED
+
+    def _judge(
+        self, replica: str, is_match: bool, reason: str, *, has_others: bool, now_s: float
+    ) -> None:
+        """Note a replica's evidence; it ends local tokens where enough replicas have such."""
+        self._agrees[replica] = is_match
+        if is_match:
+            return
+        num_against = sum(not agrees for agrees in self._agrees.values())
+        is_enough = num_against >= (_MIN_AGAINST if has_others else 1)
+        if is_enough and 2 * num_against > len(self._agrees):
+            self._end(reason, now_s)
 
     def forget(self, replica: str) -> None:
         """Forget what a replica counted and made: it is gone, or another process."""
         self._agrees.pop(replica, None)
+        self._blocks.pop(replica, None)
         if replica in self._ids:
             del self._ids[replica]
             self._num_serving = len(self._ids)
@@ -118,12 +153,14 @@ class TokenTrust:
             return False
         self._reason = None
         self._agrees.clear()
+        self._blocks.clear()
         return self.reason is None
 
     def start_anew(self) -> None:
         """Forget what spoke against our tokens: they are made in another way from now on."""
         self._reason = None
         self._agrees.clear()
+        self._blocks.clear()
         self._ids.clear()
 
     def _count(self, is_match: bool) -> None:

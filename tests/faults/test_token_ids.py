@@ -12,6 +12,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
+from router.data_path import block_evidence
 from tests.check.test_run import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with
@@ -49,6 +50,14 @@ async def engines(
 async def answer(stage: Stage, number: int, **fields: Any) -> None:
     reply = await stage.ask(chat(f"{words(number)} {YEARS}", **fields))
     assert reply.status == 200
+
+
+async def prove(stage: Stage) -> None:
+    """Send what proves a model, and wait until the replica was found to take ids."""
+    for number in range(9):  # events of the first show how blocks are named
+        assert (await stage.ask(chat(words(100 + number)))).status == 200
+        await stage.until(lambda: stage.state("r1") == "exact")
+    await stage.until(lambda: stage.router.hand_over._takes)
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
@@ -183,3 +192,67 @@ async def test_a_content_format_is_named_by_flag_and_key(tmp_path: Path) -> None
     assert "--chat-template-content-format string" in unset.hint
     assert "tokens.content_formats: {tiny: string}" in unset.hint
     assert given.level == "ok"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait long for blocks that never come."""
+    monkeypatch.setattr(block_evidence, "_PATIENCE_S", 0.3)
+
+
+def played(number: int, num_words: int) -> str:
+    return f"{words(number)} {'violin ' * num_words}"
+
+
+@pytest.mark.usefixtures("soon")
+async def test_other_ids_that_only_events_show_are_never_handed_over(tmp_path: Path) -> None:
+    """No probe has the word; every prompt has it, and each is counted as here."""
+    ours = {"tiny": model_with(tmp_path / "router", "none")}
+    settings = LOOKING | {"tokens__models": ours, "tokens__hand_over": "auto"}
+    async with engines(tmp_path, "violin") as made, on_stage(*made, **settings) as stage:
+        await stage.ask(chat(words(30)))  # its events show how blocks are named
+        await stage.until(lambda: stage.state("r1") == "exact")
+        for number in range(12):
+            assert (await stage.ask(chat(played(number, 700)))).status == 200
+        await stage.until(
+            lambda: stage.metric("warmroute_token_mismatches_total", against="blocks") == 12
+        )
+        first = await stage.ask(chat(played(20, 700)))
+        await stage.settled(*made)
+        second = await stage.ask(chat(played(20, 700), first.text, words(2)))
+
+        assert stage.metric("warmroute_token_mismatches_total") == 12
+        assert stage.metric("warmroute_handed_over_requests_total") == 0
+        assert second.predicted == second.reported > 0
+        assert stage.metric("warmroute_tokenized_requests_total", way="engine") == 2
+        assert 1 <= stage.log.count('"an engine stored other blocks') <= 2
+        assert "stored other blocks than a prompt has here" in stage.log
+
+
+@pytest.mark.usefixtures("soon")
+async def test_other_ids_end_a_hand_over_that_has_begun(tmp_path: Path) -> None:
+    """Proven by prompts without the word; the first that goes as text and has it ends it."""
+    ours = {"tiny": model_with(tmp_path / "router", "none")}
+    settings = LOOKING | {"tokens__models": ours}
+    async with engines(tmp_path, "violin") as made, on_stage(*made, **settings) as stage:
+        await prove(stage)
+        await stage.ask(chat(words(20, 700)))
+        assert stage.metric("warmroute_handed_over_requests_total") == 1
+        await stage.ask(chat(played(21, 50)))
+        await stage.until(
+            lambda: stage.metric("warmroute_hand_over_ended_total", reason="ids") == 1
+        )
+        await stage.ask(chat(played(22, 700)))
+
+        assert stage.metric("warmroute_handed_over_requests_total") == 1
+
+
+async def test_blocks_that_come_are_the_proof(tmp_path: Path) -> None:
+    """Counts prove nothing where events do: evidence waits for them."""
+    async with engines(tmp_path, "none") as made, on_stage(*made, **LOOKING) as stage:
+        await prove(stage)
+        await stage.ask(chat(words(20, 700)))
+
+        assert stage.router.hand_over._models["tiny"].num_agreed >= 8
+        assert stage.metric("warmroute_handed_over_requests_total") == 1
+        assert stage.metric("warmroute_token_mismatches_total") == 0
