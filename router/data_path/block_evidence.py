@@ -29,7 +29,7 @@ class Expected(Struct, frozen=True, kw_only=True):
     kind: Kind | None
     placement: Placement
     key: BlockKey
-    epoch: int
+    epoch: object
     until_s: float
 
 
@@ -70,7 +70,7 @@ class BlockEvidence:
                 kind=job.kind,
                 placement=placement,
                 key=claim.keys[-1],
-                epoch=stream.epoch,
+                epoch=self._caches.index.epoch(candidate),
                 until_s=now_s + _PATIENCE_S,
             )
             if not self._settle(expected, now_s):
@@ -88,8 +88,8 @@ class BlockEvidence:
         """Note an outcome; False: there is none yet."""
         candidate, index = expected.placement.candidate.id, self._caches.index
         stream = self._caches.stream(candidate)
-        if stream is None or stream.epoch != expected.epoch:
-            return True  # its engine is another process, or was cleared
+        if stream is None or index.epoch(candidate) is not expected.epoch:
+            return True  # its engine is another process, or its cache was cleared
         if index.holds(candidate, expected.key) or index.was_evicted(candidate, expected.key):
             self._note(expected, True)
             return True

@@ -195,7 +195,7 @@ class ChatRenderer:
             NeedsEngine: as `template`.
         """
         names = self.template(False).accepted | self.template(True).accepted
-        return names - _PASSED - _PROVIDED - self._special_tokens.keys()
+        return frozenset(names - _PASSED - _PROVIDED - self._special_tokens.keys())
 
     def in_format(self, content_format: ContentFormat) -> ChatRenderer:
         """Return a renderer of the same model for engines with this content format."""
