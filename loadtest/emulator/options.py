@@ -36,6 +36,7 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     served_model_names: tuple[str, ...] = ("tiny",)
     loras: tuple[tuple[str, str], ...] = ()  # (name, path)
     max_model_len: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}  # vLLM's --default-chat-template-kwargs
     version: str = VERSION  # of vLLM; from 0.33 on its Responses route heeds the rank header
     # the cache
     block_size: int = 16

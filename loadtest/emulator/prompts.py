@@ -67,14 +67,16 @@ class PromptReader:
         if reused is not None:
             return self._ids(reused)
         continues = body.get("continue_final_message") is True
-        kwargs = body.get("chat_template_kwargs")
+        given = body.get("chat_template_kwargs")
+        own = given if isinstance(given, dict) else {}
+        own = {key: value for key, value in own.items() if value not in (None, "auto")}
         text = self._replica.tokenizer.render(
             messages,
             tools=body.get("tools"),
             add_generation_prompt=body.get("add_generation_prompt", not continues) is True,
             continue_final_message=continues,
             template=body.get("chat_template"),
-            kwargs=kwargs if isinstance(kwargs, dict) else None,
+            kwargs=self._replica.options.chat_template_kwargs | own,
         )
         prompt = await self._replica.encode(text)
         if self._prefix and body.get("add_special_tokens") is True:

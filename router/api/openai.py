@@ -47,6 +47,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
         call's fields, and wherever no Jinja template renders.
     responses_body: What it was made of by the Responses API; None: it is of another API.
     truncates: The engine cuts a prompt that is too long instead of refusing it.
+    template_defaults: The engine's `--default-chat-template-kwargs`; set where the prompt is made.
     has_inline_system: System messages come behind the first one; for some templates the engine's
         Messages API puts them into one in front.
     is_thinking_disabled: `reasoning_effort` is "none"; for some templates that API says "low".
@@ -68,6 +69,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
+    template_defaults: Json | None = None
     has_inline_system: bool = False
     is_thinking_disabled: bool = False
     shows_media: bool = False

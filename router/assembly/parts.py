@@ -206,6 +206,7 @@ class Parts:
             loader=PrompterLoader(self.prompters, self.config.tokens, self.threads.load),
             hand_over=self.hand_over,
             served_models=self.served_models,
+            count_other_ids=lambda model: self.metrics.token_mismatches.labels(model, "ids").inc(),
         )
         self.watches = Watches(
             self.registry,

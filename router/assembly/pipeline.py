@@ -161,6 +161,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
             token_audit=TokenAudit(
                 parts.prompters,
                 hand_over=parts.hand_over,
+                caches=parts.caches,
                 prove_ratio=config.tokens.prove_ratio,
                 encoders=parts.threads.encode,
                 metrics=metrics,

@@ -151,6 +151,7 @@ async def look(
                     entry.name,
                     url,
                     model,
+                    version=facts.version,
                     num_adapters=sum(other.parent == model.id for other in facts.models),
                     api=api,
                 )

@@ -6,27 +6,21 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.api.openai import parse_chat, tokenize_body
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.config import TokensConfig
 from router.discovery.engine_api import EngineApi
+from router.discovery.id_comparison import compare
+from router.discovery.prompter_loader import configured_prompter
 from router.errors import RouterError
+from router.releases import Release, rules_of
 from router.replicas.replica import ServedModel
-from router.tokens import NeedsEngine, Prompter, load_prompter
-
-_SAMPLE: Final = [
-    {"role": "system", "content": "You are a helpful assistant.\n\nAnswer briefly."},
-    {"role": "user", "content": "def f(x):\n\treturn {'naïve': x ** 2}  # 1,234 — 你好 🙂"},
-    {"role": "assistant", "content": "It squares x."},
-    {"role": "user", "content": "Thanks!"},
-]
+from router.tokens import NeedsEngine, Prompter
+from router.tokens.id_probe import Difference
 
 
 class ModelSeen(Struct, frozen=True, kw_only=True):
@@ -38,8 +32,8 @@ class ModelSeen(Struct, frozen=True, kw_only=True):
     num_adapters: int = 0
     is_loaded: bool = False  # False: there was no time
     engine_only: str | None = None  # why it cannot be tokenized here; None: it can
-    # Whether the engine tokenizes a sample chat to the same ids; None: not compared.
-    is_same: bool | None = None
+    is_compared: bool = False  # its ids of sample texts and chats, with the engine's
+    difference: Difference | None = None  # between them; None: there is none
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -57,7 +51,14 @@ class Tokenizers:
         self._loading: dict[str, asyncio.Future[Prompter]] = {}
 
     async def look(
-        self, replica: str, url: str, model: ServedModel, *, num_adapters: int, api: EngineApi
+        self,
+        replica: str,
+        url: str,
+        model: ServedModel,
+        *,
+        version: str | None,
+        num_adapters: int,
+        api: EngineApi,
     ) -> ModelSeen:
         """Load a model's tokenizer, and compare it with the replica's own."""
         seen = ModelSeen(
@@ -68,40 +69,39 @@ class Tokenizers:
         )
         with self._deadline.waiting(f"tokenizer of {model.id}"), suppress(TimeoutError):
             async with asyncio.timeout(self._deadline.left_s):
-                prompter = await asyncio.shield(self._prompter(model.id, seen.source))
-                return replace(
-                    seen,
-                    is_loaded=True,
-                    engine_only=prompter.engine_only,
-                    is_same=await self._is_same(replica, url, model.id, prompter, api),
-                )
+                release = rules_of(version)
+                prompter = await asyncio.shield(self._prompter(model, seen.source, release))
+                seen = replace(seen, is_loaded=True, engine_only=prompter.engine_only)
+                return await self._compared(seen, replica, url, prompter, api)
         return seen
 
-    def _prompter(self, model: str, source: str) -> asyncio.Future[Prompter]:
-        key = f"{model} {source}"
+    def _prompter(
+        self, model: ServedModel, source: str, release: Release
+    ) -> asyncio.Future[Prompter]:
+        key = f"{model.id} {source} {release}"
         if key not in self._loading:
-            template = self._config.chat_templates.get(model)
-            mode = self._config.tokenizer_modes.get(model)
+            model_id = model.root or model.id
             self._loading[key] = _in_thread(
-                lambda: load_prompter(source, chat_template=template, tokenizer_mode=mode)
+                lambda: configured_prompter(model.id, source, model_id, self._config, release)
             )
         return self._loading[key]
 
-    async def _is_same(
-        self, replica: str, url: str, model: str, prompter: Prompter, api: EngineApi
-    ) -> bool | None:
-        """Compare the token ids of a sample chat; None: one side has none."""
-        if prompter.engine_only is not None or not prompter.asks_engine:
-            return None
-        body = {"model": model, "messages": _SAMPLE}
-        try:
-            plan = prompter.plan_chat(parse_chat(body))
-            ours = prompter.commit(plan, plan.encode()).ids()
-            sent = orjson.dumps(tokenize_body(body))
+    async def _compared(
+        self, seen: ModelSeen, replica: str, url: str, prompter: Prompter, api: EngineApi
+    ) -> ModelSeen:
+        """Compare token ids with the replica's, where both sides have them."""
+        if prompter.engine_only is not None:
+            return seen
+
+        async def ask(body: bytes) -> list[int]:
             timeout_s = self._deadline.at_most(self._config.engine_timeout_s)
-            return ours == await api.tokenize(replica, url, sent, timeout_s=timeout_s)
+            return await api.tokenize(replica, url, body, timeout_s=timeout_s)
+
+        try:
+            difference = await compare(ask, prompter, seen.id)
         except (NeedsEngine, RouterError):
-            return None
+            return seen
+        return replace(seen, is_compared=True, difference=difference)
 
 
 def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
@@ -146,13 +146,15 @@ def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
             f"the engine's, over HTTP for each prompt: {seen.engine_only}",
             f"where the files are elsewhere: --tokens-models {seen.id}=DIRECTORY",
         )
-    elif seen.is_same is False:
-        yield subject.error(
+    elif seen.difference is not None:
+        text = f"{seen.source}: token ids are not the engine's: {seen.difference}"
+        yield subject.error("tokenizer", text, seen.difference.hint)
+    elif not seen.is_compared:
+        yield subject.note(
             "tokenizer",
-            f"{seen.source}: other tokens than the engine's for a sample chat",
-            "was the engine started with --chat-template or another --tokenizer? "
-            f"--tokens-chat-templates {seen.id}=FILE, --tokens-models {seen.id}=DIRECTORY",
+            f"local, {seen.source}; its token ids were not compared with the engine's",
+            "the router compares them once /tokenize answers; until then it hands none over",
         )
     else:
-        proof = "as the engine's, by a sample chat" if seen.is_same else "not compared"
-        yield subject.ok("tokenizer", f"local, {seen.source} ({proof})")
+        text = f"local, {seen.source} (sample texts and chats have the engine's token ids)"
+        yield subject.ok("tokenizer", text)

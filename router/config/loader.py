@@ -34,7 +34,7 @@ _SERVICE: Final = re.compile(
 _SERVICE_PORT: Final = re.compile(rf"{_PREFIX}(\w+_)?PORT")
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://")
 
-_COMMA = re.compile(r",(?![^{}]*\})")  # not within braces
+_PART: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')  # a JSON string, or what has a meaning
 _NAMED: Final = re.compile(r"([A-Za-z0-9._-]{1,64})=")
 
 
@@ -230,8 +230,20 @@ def _from_text(option: Option, text: str) -> Any:
     """
     if option.kind is not None:
         return text
-    parts = [part.strip() for part in _COMMA.split(text) if part.strip()]
+    parts = [part.strip() for part in _split_at_commas(text) if part.strip()]
     return pairs(option, parts) if option.mapping else parts
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """Split at the commas that are in no braces of JSON."""
+    parts, start, depth = [], 0, 0
+    for found in _PART.finditer(text):
+        sign = found[0]
+        depth += (sign in "{[") - (sign in "}]")
+        if sign == "," and depth <= 0:
+            parts.append(text[start : found.start()])
+            start = found.end()
+    return [*parts, text[start:]]
 
 
 def _expand(

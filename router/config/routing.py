@@ -37,6 +37,20 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         dict[str, str],
         Meta(description="served model -> the engine's --tokenizer-mode, if it got one, NAME=MODE"),
     ] = {}
+    chat_template_kwargs: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(
+            description="served model -> the engine's --default-chat-template-kwargs, if it got "
+            'any, NAME={"enable_thinking":false}'
+        ),
+    ] = {}
+    content_formats: Annotated[
+        dict[str, Literal["auto", "string", "openai"]],
+        Meta(
+            description="served model -> the engine's --chat-template-content-format, if it got "
+            "one, NAME=FORMAT"
+        ),
+    ] = {}
     reasoning_effort_maps: Annotated[
         dict[str, dict[str, str]],
         Meta(

@@ -139,6 +139,10 @@ class Observer:
         )
         self._write(record)
 
+    def sweep(self, now_s: float) -> None:
+        """Look for what is still to come of requests that were answered."""
+        self._token_audit.sweep(now_s)
+
     def counted(self, job: Job) -> None:
         """Note a request that was answered with the number of its prompt's tokens."""
         self._metrics.counted.labels("router").inc()

@@ -14,10 +14,13 @@ from time import monotonic
 import orjson
 
 from router.api.apis import Prompt
+from router.data_path.block_evidence import BlockEvidence, Expected
 from router.data_path.job import Inbound, Job, Placement
+from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.tokens import Prompter, Prompters
 from router.tokens.hand_over import HandOver
+from router.tokens.id_probe import FLAGS, RELEASES
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class TokenAudit:
 
     Args:
         hand_over: Gets the evidence for and against handing ids over.
+        caches: Where the blocks of prompts show up that engines tokenized themselves.
         prove_ratio: Share of prompts that are encoded whole.
         encoders: Where that is done.
     """
@@ -36,6 +40,7 @@ class TokenAudit:
         prompters: Prompters,
         *,
         hand_over: HandOver,
+        caches: CacheView,
         prove_ratio: float,
         encoders: Executor,
         metrics: Metrics,
@@ -45,6 +50,7 @@ class TokenAudit:
         self._prove_ratio = prove_ratio
         self._encoders = encoders
         self._metrics = metrics
+        self._blocks = BlockEvidence(caches, self._observe_blocks)
         self._num_requests = 0
         self._proof_runs = False
         self._next_proof_s = 0.0
@@ -86,9 +92,48 @@ class TokenAudit:
             if prompter.is_fast and self._may_prove():
                 self._prove(job, prompter)  # it may be fastokens' fault
             return
-        if job.kind is not None:
+        shows_blocks = job.chat is not None and self._blocks.expect(job, placement, monotonic())
+        if job.kind is not None and not shows_blocks:
             self._hand_over.observe_match(job.model or "", job.kind)
         self._sample(job, prompter)
+
+    def sweep(self, now_s: float) -> None:
+        """Look for blocks that are still to come."""
+        self._blocks.sweep(now_s)
+
+    def _observe_blocks(self, expected: Expected, came: bool) -> None:
+        """Note whether an engine has our ids of a prompt that it tokenized itself."""
+        prompter, replica = (
+            self._prompters.get(expected.model),
+            expected.placement.candidate.replica,
+        )
+        if prompter is None:
+            return
+        was_known = prompter.trust.num_missed(replica.name) > 0
+        ended = prompter.trust.reason
+        prompter.trust.observe_blocks(
+            replica.name,
+            came,
+            has_others=expected.placement.had_others,
+            now_s=asyncio.get_running_loop().time(),
+        )
+        if came:
+            if expected.kind is not None:
+                self._hand_over.observe_match(expected.model, expected.kind)
+            return
+        self._metrics.token_mismatches.labels(expected.model, "blocks").inc()
+        self._hand_over.suspend(expected.model, "ids", monotonic())
+        if was_known and ended == prompter.trust.reason:
+            return
+        logger.error(
+            "an engine stored other blocks than a prompt has here, with as many tokens",
+            extra={
+                "model": expected.model,
+                "replica": replica.name,
+                "reason": prompter.trust.reason,
+                "hint": f"{RELEASES}; {FLAGS}",
+            },
+        )
 
     def _audit_media(self, job: Job, prompter: Prompter, num_engine_tokens: int) -> None:
         """Compare the count of a prompt with media; a difference ends these alone, for a while.
@@ -207,7 +252,7 @@ class TokenAudit:
         if reason is not None:
             logger.error(
                 "our tokens are not the engine's; the engine tokenizes for a while",
-                extra={**said, "reason": reason},
+                extra={**said, "reason": reason, "hint": FLAGS},
             )
         elif is_new:
             logger.error("a replica counts other tokens; it alone is not believed", extra=said)

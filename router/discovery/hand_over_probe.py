@@ -1,6 +1,7 @@
 """Whether a replica computes the token ids that it is handed, found out by three tiny requests.
 
-    1  a chat as text: the ids that the engine says it made are ours
+    1  a chat as text, with all that tokenizers split in other ways: the ids that the engine says it
+       made are ours
     2  the same text with one id less, 3 with three more: the engine counts those, not the text's
 
 A version string would prove nothing: releases are patched, front ends are replaced.
@@ -18,9 +19,10 @@ from router.decoding import decoder
 from router.discovery.engine_api import EngineApi
 from router.errors import UpstreamBroken
 from router.tokens import Prompter
+from router.tokens.id_probe import ALL_TEXTS, Difference, of_chat
 
 _MESSAGES: Final = [
-    {"role": "user", "content": "What is written on the first page of this book?"},
+    {"role": "user", "content": ALL_TEXTS},
     {"role": "assistant", "content": "Its title."},
     {"role": "user", "content": "And on the second one?"},
 ]
@@ -35,6 +37,10 @@ _TIMEOUT_S: Final = 60.0  # it may wait behind long prompts
 
 class WrongIds(Exception):
     """An engine makes other tokens of a text than we do."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(difference.what)
+        self.difference = difference
 
 
 class _Usage(Struct):
@@ -70,7 +76,7 @@ async def takes_ids(
     if text is None or text.prompt_token_ids is None:
         return False
     if text.prompt_token_ids != ours:
-        raise WrongIds
+        raise WrongIds(of_chat(text.prompt_token_ids, ours, None))
     for ids in (ours[:-1], ours + ours[-3:]):
         fields = {"model": model, "kv_transfer_params": {"prompt_token_ids": ids}}
         answer = await _ask(api, replica, url, path, fields)

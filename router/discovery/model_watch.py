@@ -6,19 +6,22 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from router.config import Config
 from router.discovery.dates import DateWatch
 from router.discovery.engine_api import EngineApi
 from router.discovery.hand_over_probe import WrongIds, takes_ids
+from router.discovery.id_comparison import compare
 from router.discovery.prompter_loader import PrompterLoader
 from router.discovery.served_models import ServedModels
 from router.errors import RouterError, UpstreamError
 from router.replicas.replica import Replica
-from router.tokens import NeedsEngine, Prompters
+from router.tokens import NeedsEngine, Prompter, Prompters
 from router.tokens.hand_over import HandOver
+from router.tokens.id_probe import Difference
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,11 @@ _LOADING_S: Final = 0.2  # pause between looks whether a tokenizer is loaded
 
 
 class ModelWatch:
-    """Finds it out, and forgets it with the process."""
+    """Finds it out, and forgets it with the process.
+
+    Args:
+        count_other_ids: Takes a model whose ids are not a replica's.
+    """
 
     def __init__(
         self,
@@ -38,7 +45,10 @@ class ModelWatch:
         loader: PrompterLoader,
         hand_over: HandOver,
         served_models: ServedModels,
+        count_other_ids: Callable[[str], None],
     ) -> None:
+        self._timeout_s = config.tokens.engine_timeout_s
+        self._count_other_ids = count_other_ids
         self._interval_s = config.health.interval_s
         self._start_dates = config.tokens.start_dates
         self._engine_api = engine_api
@@ -71,12 +81,17 @@ class ModelWatch:
         self._served_models.forget(name)
 
     async def _ask_about_ids(self, replica: Replica) -> None:
-        """Find out whether the replica takes token ids, where its models' are proven."""
+        """Compare the replica's token ids with ours; find out whether it takes such.
+
+        Ours may be made in another way later: they are compared again then.
+        """
         models = [model.id for model in replica.models if model.parent is None]
-        pause_s = self._interval_s
+        pause_s, compare_s = self._interval_s, 0.0
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
             pause_s = self._interval_s
+            if time.monotonic() >= compare_s and not await self._compare(replica, models):
+                compare_s = time.monotonic() + _ASK_AGAIN_S
             for model, path in self._hand_over.to_probe(replica.name, models, time.monotonic()):
                 prompter = self._prompters.get(model)
                 assert prompter is not None
@@ -89,7 +104,8 @@ class ModelWatch:
                         path=path,
                         prompter=prompter,
                     )
-                except WrongIds:
+                except WrongIds as exc:
+                    self._observe_ids(replica, model, prompter, exc.difference)
                     self._hand_over.suspend(model, "ids", time.monotonic())
                 except UpstreamError as exc:
                     fields = {"replica": replica.name, "reason": exc.message}
@@ -99,6 +115,45 @@ class ModelWatch:
                     self._hand_over.observe_probe(replica.name, model, path, takes=False)
                 else:
                     self._hand_over.observe_probe(replica.name, model, path, takes=takes)
+
+    async def _compare(self, replica: Replica, models: Sequence[str]) -> bool:
+        """Compare ids where they were not yet; False: the replica or we cannot tell some now."""
+        ask = partial(self._tokenize, replica)
+        is_done = True
+        for model in models:
+            prompter = self._prompters.get(model)
+            if prompter is None or prompter.trust.has_compared(replica.name):
+                continue
+            try:
+                difference = await compare(ask, prompter, model)
+            except (NeedsEngine, RouterError):
+                is_done = False
+            else:
+                self._observe_ids(replica, model, prompter, difference)
+        return is_done
+
+    async def _tokenize(self, replica: Replica, body: bytes) -> list[int]:
+        return await self._engine_api.tokenize(
+            replica.name, replica.url, body, timeout_s=self._timeout_s
+        )
+
+    def _observe_ids(
+        self, replica: Replica, model: str, prompter: Prompter, difference: Difference | None
+    ) -> None:
+        """Note a comparison; say once a process what is different, and what to do."""
+        fields = {"model": model, "replica": replica.name}
+        num_serving = self._served_models.num_serving(model)
+        prompter.trust.observe_ids(replica.name, difference, num_serving=num_serving)
+        if difference is None:
+            logger.info("token ids are the engine's", extra=fields)
+            return
+        self._count_other_ids(model)
+        is_ended = prompter.trust.reason is not None
+        logger.error(
+            "token ids are not the engine's: none are handed over"
+            + (", and the engine tokenizes" if is_ended else " to this replica"),
+            extra={**fields, "difference": difference.what, "hint": difference.hint},
+        )
 
     async def _watch_date(self, model: str, replica: Replica) -> None:
         """Watch the date in a model's prompts, if there is one."""

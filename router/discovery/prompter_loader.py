@@ -103,17 +103,7 @@ def _warm_prompter(
     """
     request = parse_chat({"model": source, "messages": [{"role": "user", "content": "warm up"}]})
     try:
-        prompter = load_prompter(
-            source,
-            model_id=model_id,
-            chat_template=config.chat_templates.get(model),
-            tokenizer_mode=config.tokenizer_modes.get(model),
-            cache_tokens=config.cache_tokens,
-            release=release,
-        )
-        prompter.map_efforts(config.reasoning_effort_maps.get(model, {}))
-        if (pinned := config.start_dates.get(model)) is not None:
-            prompter.set_date(date.fromisoformat(pinned))
+        prompter = configured_prompter(model, source, model_id, config, release)
         with suppress(NeedsEngine, RouterError):
             prompter.plan_chat(request).encode()
             prompter.adapted(replace(request, has_inline_system=True, is_thinking_disabled=True))
@@ -121,4 +111,26 @@ def _warm_prompter(
         if not is_failure(exc):
             raise
         return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
+    return prompter
+
+
+def configured_prompter(
+    model: str, source: str, model_id: str, config: TokensConfig, release: Release
+) -> Prompter:
+    """Load a model's prompter, with what the engine was given as flags; see `load_prompter`."""
+    prompter = load_prompter(
+        source,
+        model_id=model_id,
+        chat_template=config.chat_templates.get(model),
+        tokenizer_mode=config.tokenizer_modes.get(model),
+        cache_tokens=config.cache_tokens,
+        release=release,
+    )
+    prompter.map_efforts(config.reasoning_effort_maps.get(model, {}))
+    prompter.set_defaults(config.chat_template_kwargs.get(model))
+    content_format = config.content_formats.get(model, "auto")
+    if content_format != "auto":
+        prompter.set_content_format(content_format)
+    if (pinned := config.start_dates.get(model)) is not None:
+        prompter.set_date(date.fromisoformat(pinned))
     return prompter

@@ -56,6 +56,10 @@ class ServedModels:
         paths.update(_paths(replica.models))
         return paths
 
+    def num_serving(self, model: str) -> int:
+        """Count the replicas that serve a model."""
+        return sum(replica.serves(model) for replica in self._fleet.replicas)
+
     def forget(self, name: str) -> None:
         """Forget a replica that is gone."""
         self._paths.pop(name, None)

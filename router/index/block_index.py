@@ -372,6 +372,10 @@ class BlockIndex:
         holdings = self._holdings.get(candidate)
         return holdings is not None and (key in holdings.gpu or key in holdings.cpu)
 
+    def epoch(self, candidate: CandidateId) -> object:
+        """Return what stands for the candidate's epoch: another object once it was cleared."""
+        return self._holdings.get(candidate)
+
     def num_computing(self, candidate: CandidateId) -> int:
         """Count distinct blocks that are claimed, those that are there by now among them."""
         holdings = self._holdings.get(candidate)

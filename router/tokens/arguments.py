@@ -24,13 +24,14 @@ _STEERING = frozenset(
 def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
     """Merge what the template is given; later ones win, null and "auto" never do.
 
-    But the Responses route keeps a null or "auto" of the request's own arguments.
+    The engine's defaults come first, then tools, then the request's own. The Responses route keeps
+    a null or "auto" of the request's own arguments if the engine has no defaults.
 
     Raises:
         NeedsEngine: arguments on which the engine's rendering is not known.
     """
-    given = request.chat_template_kwargs or {}
-    steering = _STEERING & given.keys()
+    given, defaults = request.chat_template_kwargs or {}, request.template_defaults or {}
+    steering = _STEERING & (given.keys() | defaults.keys())
     if steering:
         raise NeedsEngine("field", f"chat_template_kwargs.{min(steering)}")
     check_numbers(given)
@@ -43,7 +44,9 @@ def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
     if request.reasoning_effort is not None and "enable_thinking" not in given:
         own["enable_thinking"] = request.reasoning_effort != "none"
     tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
-    return {**tools, **merged} if request.renders_as == "responses" else _merged(tools, merged)
+    if request.renders_as == "responses":  # merges them itself, and hands them on as defaults
+        defaults = _merged(defaults, merged) if defaults else merged
+    return {"tools": None, **_merged(_merged(defaults, tools), merged)}
 
 
 def continued_and_begun() -> TemplateFailed:

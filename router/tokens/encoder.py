@@ -178,6 +178,10 @@ class TextEncoder:
         tail = list(ids[-_CONTEXT_TOKENS:])
         return not self._decode(tail, skip_special_tokens=True).endswith(_REPLACEMENT)
 
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """Decode each token by itself; one that is not a whole character is not readable."""
+        return [self._decode([each], skip_special_tokens=False) for each in ids]
+
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 

@@ -93,8 +93,7 @@ class HandOver:
             return False
         if not self._takes.get((replica, base, kind.path)) or not self._is_proven(base, now_s):
             return False
-        prompter = self._prompters.get(model)
-        if prompter is None or prompter.trust.disagrees(replica):
+        if not self._has_our_ids(base, replica):
             return False
         state.num_due += 1
         return state.num_due % _AS_TEXT != 0
@@ -128,7 +127,7 @@ class HandOver:
         state = self._models.get(base)
         if state is not None:
             state.reset()
-        if not was_on and reason != "ids":
+        if not was_on:
             return
         state = self._model(base)
         self._takes = {key: takes for key, takes in self._takes.items() if key[1] != base}
@@ -148,7 +147,7 @@ class HandOver:
             for model in models
             if (state := self._models.get(model)) is not None and self._is_proven(model, now_s)
             for path in sorted(state.paths)
-            if (replica, model, path) not in self._takes
+            if (replica, model, path) not in self._takes and self._has_our_ids(model, replica)
         ]
 
     def observe_probe(self, replica: str, model: str, path: str, *, takes: bool) -> None:
@@ -162,6 +161,11 @@ class HandOver:
     def forget(self, replica: str) -> None:
         """Forget a replica: its process is gone, the next one may be another release's."""
         self._takes = {key: takes for key, takes in self._takes.items() if key[0] != replica}
+
+    def _has_our_ids(self, base: str, replica: str) -> bool:
+        """Return whether a replica is not known to count or make other tokens."""
+        prompter = self._prompters.get(base)
+        return prompter is not None and not prompter.trust.disagrees(replica)
 
     def _is_proven(self, base: str, now_s: float) -> bool:
         prompter, state = self._prompters.get(base), self._models.get(base)

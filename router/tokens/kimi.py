@@ -245,6 +245,10 @@ class KimiEncoder:
         """See `TextEncoder.ends_in_text`."""
         return not self._encoding.decode(list(ids[-_CONTEXT_TOKENS:])).endswith(_REPLACEMENT)
 
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """See `TextEncoder.texts_of`."""
+        return [self._encoding.decode([each]) for each in ids]
+
     def quicken(self) -> str | None:
         """See `TextEncoder.quicken`."""
         return "tiktoken"

@@ -107,6 +107,10 @@ class MistralTextEncoder:
         tail = self._tokenizer.decode(list(ids[-_CONTEXT_TOKENS:]))
         return not str(tail).endswith(_REPLACEMENT)
 
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """See `TextEncoder.texts_of`."""
+        return [str(self._tokenizer.decode([each])) for each in ids]
+
     def quicken(self) -> str | None:
         """See `TextEncoder.quicken`."""
         return "Mistral's own tokenizer"

@@ -12,13 +12,16 @@ from __future__ import annotations
 import copy
 import datetime
 from array import array
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from router.api.openai import ChatRequest, CompletionRequest, TokenIds
+from router.api.openai import ChatRequest, CompletionRequest, Json, TokenIds
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
+from router.errors import TemplateFailed
+from router.tokens.content_format import ContentFormat
 from router.tokens.encoder import IdCuts, slice_ids
 from router.tokens.encoders import ChatEncoder, MarkedEncoder, PlainEncoder
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
@@ -26,6 +29,8 @@ from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
 from router.tokens.media_names import MediaKind
 from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.needs_engine import NeedsEngine
+from router.tokens.panics import is_failure
+from router.tokens.renderer import ChatRenderer, guesses
 from router.tokens.renderers import Renderer
 from router.tokens.template_probes import TemplateProbes
 from router.tokens.trust import TokenTrust
@@ -281,7 +286,7 @@ class Prompter:
         for candidate in (today, today - day, today + day, printed):
             renderer.date = candidate
             if candidate is not None:
-                text = renderer.render(request, by_the_book=True)
+                text = renderer.render(self.adapted(request), by_the_book=True)
                 whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
                 if whole.tolist() == list(ids):
                     return candidate
@@ -456,27 +461,59 @@ class Prompter:
         not be any more after this.
         """
         if isinstance(request, ChatRequest):
-            text: str | TokenIds = self._rendered(request, by_the_book=True)
-        else:
-            text = request.prompts[0]
+            is_same = self.chat_ids(request) == tokens.ids()
+            return is_same or (self.is_dated and self._is_of_yesterday(request, tokens))
+        text = request.prompts[0]
         if not isinstance(text, str):
             return True
-        encoder: ChatEncoder = self._present_encoder()
-        if isinstance(request, ChatRequest) and self._chat_encoder is not None:
-            encoder = self._chat_encoder
-        whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
-        is_same = whole.tolist() == tokens.ids()
-        if not is_same and isinstance(request, ChatRequest) and self.is_dated:
-            return self._is_of_yesterday(request, encoder, tokens)
-        return is_same
+        return self.text_ids(text, request.add_special_tokens) == tokens.ids()
 
-    def _is_of_yesterday(self, request: ChatRequest, encoder: ChatEncoder, tokens: Tokens) -> bool:
+    def chat_ids(self, request: ChatRequest) -> list[int]:
+        """Make a chat's ids by `tokenizers`, without the shortcuts; raises as `prove`."""
+        text = self._rendered(request, by_the_book=True)
+        encoder: ChatEncoder = self._chat_encoder or self._present_encoder()
+        return encoder.encode_whole(text, add_special_tokens=request.add_special_tokens).tolist()
+
+    def text_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Make a text's ids by `tokenizers`, without the shortcuts; raises as `prove`."""
+        encoder = self._present_encoder()
+        return encoder.encode_whole(text, add_special_tokens=add_special_tokens).tolist()
+
+    def shown(self, ids: Sequence[int], text: str) -> list[str]:
+        """Write the tokens of a text so that they can be read: as text, else as numbers."""
+        try:
+            texts = self._present_encoder().texts_of(ids)
+        except BaseException as exc:  # ids of another vocabulary
+            if not is_failure(exc):
+                raise
+            texts = []
+        return texts if "".join(texts) == text else [str(each) for each in ids]
+
+    def guesses(self, request: ChatRequest, model: str) -> Iterator[tuple[str, list[int]]]:
+        """Yield what a chat's ids would be with other settings, and how to set them."""
+        if not isinstance(self._renderer, ChatRenderer):
+            return
+        request = self.adapted(request)
+        seen = {self._renderer.render(request, apart=True)}
+        for setting, renderer, arguments in guesses(self._renderer, model):
+            tried = replace(request, chat_template_kwargs=arguments)
+            try:
+                text = renderer.render(tried, apart=True)
+            except (NeedsEngine, TemplateFailed):
+                continue
+            if text not in seen:
+                seen.add(text)
+                encoder = self._present_encoder()
+                yield setting, encoder.encode_whole(text, add_special_tokens=False).tolist()
+
+    def _is_of_yesterday(self, request: ChatRequest, tokens: Tokens) -> bool:
         """Return whether a prompt was made before the engine's last midnight."""
         renderer = copy.copy(self._renderer)
         if renderer is None or renderer.date is None:
             return False
         renderer.date -= datetime.timedelta(days=1)
         text = renderer.render(self.adapted(request), by_the_book=True)
+        encoder: ChatEncoder = self._chat_encoder or self._present_encoder()
         whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
         return whole.tolist() == tokens.ids()
 
@@ -602,8 +639,10 @@ class Prompter:
             NeedsEngine: it does depend on it, and the template is not known here.
         """
         probes = self._probes
-        is_mapped = probes is not None and request.reasoning_effort in probes.efforts
-        if not (request.has_inline_system or request.is_thinking_disabled or is_mapped):
+        is_set = probes is not None and (
+            probes.defaults is not None or request.reasoning_effort in probes.efforts
+        )
+        if not (request.has_inline_system or request.is_thinking_disabled or is_set):
             return request
         self._usable_encoder()
         if probes is None:
@@ -614,6 +653,16 @@ class Prompter:
         """Replace reasoning efforts as the engine's `--reasoning-effort-map` does."""
         if self._probes is not None:
             self._probes.efforts = efforts
+
+    def set_content_format(self, content_format: ContentFormat) -> None:
+        """See `ChatRenderer.use_format`; nothing else has a choice."""
+        if isinstance(self._renderer, ChatRenderer):
+            self._renderer.use_format(content_format)
+
+    def set_defaults(self, arguments: Json | None) -> None:
+        """Give the template what the engine's `--default-chat-template-kwargs` gives it."""
+        if self._probes is not None:
+            self._probes.defaults = arguments or None
 
     def _usable_encoder(self) -> PlainEncoder:
         if self.trust.reason is not None:

@@ -8,10 +8,12 @@ utils/chat_template_utils.py (render_jinja_template).
 
 from __future__ import annotations
 
+import copy
 import datetime
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 import jinja2.meta
 from jinja2 import Template, TemplateError
@@ -20,7 +22,7 @@ from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
 from router.releases import V0_32, Release
 from router.tokens.arguments import continued_and_begun, template_arguments
-from router.tokens.content_format import detect_content_format
+from router.tokens.content_format import ContentFormat, detect_content_format
 from router.tokens.conversation import (
     Conversation,
     build_conversation,
@@ -38,6 +40,9 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _DIRECTIVES = re.compile("%(.?)", re.DOTALL)
 _DATES = frozenset("aAbBdjmyYuUVwWG%")
 _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
+_PROVIDED = frozenset("messages raise_exception strftime_now range namespace".split())
+_MAX_GUESSED = 32  # names of arguments
+_EFFORTS = ("none", "low", "medium", "high")
 
 
 class ChatTemplate:
@@ -45,11 +50,17 @@ class ChatTemplate:
 
     __slots__ = ("accepted", "content_format", "is_dated", "knows_developer", "source", "template")
 
-    def __init__(self, source: str, memo: JsonMemo, release: Release = V0_32) -> None:
+    def __init__(
+        self,
+        source: str,
+        memo: JsonMemo,
+        release: Release = V0_32,
+        content_format: ContentFormat | None = None,
+    ) -> None:
         self.source = source
         self.template: Template = compile_template(source, memo)
         tree = self.template.environment.parse(source)
-        self.content_format = detect_content_format(tree, release)
+        self.content_format = content_format or detect_content_format(tree, release)
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.accepted = jinja2.meta.find_undeclared_variables(tree) | _PASSED
         self.is_dated = "strftime_now" in source
@@ -72,6 +83,7 @@ class ChatRenderer:
 
     __slots__ = (
         "_adapt",
+        "_content_format",
         "_find_template",
         "_memo",
         "_release",
@@ -87,6 +99,7 @@ class ChatRenderer:
         adapt: Adapt | None = None,
         release: Release = V0_32,
     ) -> None:
+        self._content_format: ContentFormat | None = None
         self.date: datetime.date | None = None
         self._adapt = adapt
         self._release = release
@@ -120,7 +133,7 @@ class ChatRenderer:
             if other is not None and other.source == source:
                 found = other
             else:
-                found = ChatTemplate(source, self._memo, self._release)
+                found = ChatTemplate(source, self._memo, self._release, self._content_format)
         except (LookupError, TemplateError) as exc:
             raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
         self._templates[with_tools] = found
@@ -175,6 +188,27 @@ class ChatRenderer:
         except Exception as exc:  # whatever a template may raise
             raise NeedsEngine("template", type(exc).__name__) from exc
 
+    def argument_names(self) -> frozenset[str]:
+        """List what the templates read besides messages, tools and the tokenizer's own names.
+
+        Raises:
+            NeedsEngine: as `template`.
+        """
+        names = self.template(False).accepted | self.template(True).accepted
+        return frozenset(names - _PASSED - _PROVIDED - self._special_tokens.keys())
+
+    def in_format(self, content_format: ContentFormat) -> ChatRenderer:
+        """Return a renderer of the same model for engines with this content format."""
+        renderer = copy.copy(self)
+        renderer._templates = {}
+        renderer.use_format(content_format)
+        return renderer
+
+    def use_format(self, content_format: ContentFormat) -> None:
+        """Take content as the engine's `--chat-template-content-format` says, not as it finds."""
+        self._content_format = content_format
+        self._templates.clear()
+
     def _prepare(
         self, request: ChatRequest, memo: JsonMemo
     ) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
@@ -223,6 +257,29 @@ class ChatRenderer:
             raise
         except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
             raise TemplateFailed(_reason(exc), param="messages") from exc
+
+
+def guesses(
+    renderer: ChatRenderer, model: str
+) -> Iterator[tuple[str, ChatRenderer, dict[str, Any] | None]]:
+    """Yield what an engine's flags may be: how to set it here, a renderer, template arguments."""
+    for name in sorted(renderer.argument_names())[:_MAX_GUESSED]:
+        values: tuple[bool | str, ...] = _EFFORTS if name.endswith("effort") else (False, True)
+        for value in values:
+            said = json.dumps({name: value})
+            yield (
+                f"the engine's ids are those of --default-chat-template-kwargs '{said}': set "
+                f"tokens.chat_template_kwargs: {{{model}: {said}}}",
+                renderer,
+                {name: value},
+            )
+    for form in get_args(ContentFormat):
+        yield (
+            f"the engine's ids are those of --chat-template-content-format {form}: set "
+            f"tokens.content_formats: {{{model}: {form}}}",
+            renderer.in_format(form),
+            None,
+        )
 
 
 def _clock(date: datetime.date | None) -> Callable[[str], str]:

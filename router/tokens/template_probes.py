@@ -61,18 +61,20 @@ class TemplateProbes:
     """What was found out of one model's renderer, once each.
 
     efforts: The engine's `--reasoning-effort-map`.
+    defaults: The engine's `--default-chat-template-kwargs`.
     """
 
-    __slots__ = ("_effort", "_probed", "_wants_system_first", "efforts")
+    __slots__ = ("_effort", "_probed", "_wants_system_first", "defaults", "efforts")
 
     def __init__(self, probed: Probed) -> None:
         self._probed = probed
         self._wants_system_first: bool | None = None  # None: not tried yet
         self._effort: str | None = None
         self.efforts: Mapping[str, str] = {}
+        self.defaults: Json | None = None
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
-        """Change what the Messages API makes dependent on the template; map the effort.
+        """Change what the Messages API makes dependent on the template; set what engines do.
 
         Raises:
             NeedsEngine: the template cannot be tried out here.
@@ -87,6 +89,8 @@ class TemplateProbes:
             if self._effort is None:
                 self._effort = self._disabled_effort()
             request = replace(request, reasoning_effort=self._effort, is_thinking_disabled=False)
+        if self.defaults is not None:
+            request = replace(request, template_defaults=self.defaults)
         effort = request.reasoning_effort
         if effort is not None and effort in self.efforts:
             request = replace(request, reasoning_effort=self.efforts[effort])
@@ -101,7 +105,12 @@ class TemplateProbes:
 
     def _prompt(self, effort: str) -> str | None:
         effort = self.efforts.get(effort, effort)
-        request = ChatRequest(model=None, messages=_HI, reasoning_effort=effort)
+        request = ChatRequest(
+            model=None,
+            messages=_HI,
+            reasoning_effort=effort,
+            template_defaults=self.defaults,
+        )
         try:
             return self._probed.render(request, apart=True)
         except TemplateFailed:

@@ -31,7 +31,7 @@ RANK = RankSeen(
     num_pooled=4,
 )
 MODEL = ModelSeen(
-    id="qwen", source="/models/qwen", max_model_len=32768, is_loaded=True, is_same=True
+    id="qwen", source="/models/qwen", max_model_len=32768, is_loaded=True, is_compared=True
 )
 REPLICA = ReplicaSeen(
     pool="",

@@ -9,6 +9,7 @@ from router.check.events import Publisher
 from router.check.finding import Level
 from router.check.replica import ReplicaSeen, judge, judge_together, with_owners
 from router.replicas.event_ports import EventPorts
+from router.tokens.id_probe import of_chat, of_text
 from tests.check.samples import RANK, REPLICA, model, rank, wrong
 
 PLACES = frozenset({"10.0.0.5:8000"})
@@ -37,7 +38,17 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     ),
     (model(is_loaded=False), "warning", "tokenizer", "not loaded in time", "--tokens-models qwen="),
     (model(engine_only="no files"), "note", "tokenizer", "no files", "--tokens-models qwen="),
-    (model(is_same=False), "error", "tokenizer", "other tokens", "--tokens-chat-templates qwen="),
+    (
+        model(difference=of_text("digits", "2024", ["202", "4"], ["2", "024"])),
+        "error", "tokenizer", "'2024' (digits) as 202|4, this router as 2|024", "transformers",
+    ),
+    (
+        model(difference=of_chat([1, 2, 3], [1, 2], None)),
+        "error", "tokenizer", "differ from token 2 on", "--default-chat-template-kwargs",
+    ),
+    (
+        model(is_compared=False), "note", "tokenizer", "not compared", "hands none over",
+    ),
     (replace(REPLICA, seems="prefill"), "error", "role", "used as both", "role: prefill}"),
     (
         replace(REPLICA, seems="decode", role="prefill"),
@@ -198,7 +209,7 @@ def test_silence_without_history_may_be_another_port() -> None:
 def test_small_facts_are_reported() -> None:
     """Adapters, a seed, ranks, who added it; what was not compared is not called proven."""
     seen = replace(
-        model(num_adapters=2, is_same=None),
+        model(num_adapters=2, is_compared=False),
         ranks=(replace(RANK, seed="7", num_batches=1), replace(RANK, rank=1, endpoint="tcp://h:2")),
         num_ranks=2,
         is_added=True,

@@ -80,7 +80,7 @@ async def test_two_replicas_as_they_should_be() -> None:
     assert report.is_well
     assert finding(report, "replica r1", "state").text.startswith("EXACT: ")
     assert "sha256" in finding(report, "replica r1", "hashes").text
-    assert "(as the engine's," in finding(report, "replica r1", "tokenizer").text
+    assert "have the engine's token ids" in finding(report, "replica r1", "tokenizer").text
     assert finding(report, "replica r2", "state").level == "note"
     assert [replica.ranks[0].num_batches > 0 for replica in report.replicas] == [True, False]
 
@@ -305,14 +305,15 @@ async def test_what_is_slower_than_the_deadline_is_reported() -> None:
 
 
 async def test_a_model_without_a_tokenizer_of_its_own_is_no_fault(tmp_path: Path) -> None:
-    """Nor is a template that refuses the sample, or an engine without /tokenize."""
+    """Nor is an engine without /tokenize; a template that refuses what the engine takes is one."""
     template = tmp_path / "template.jinja"
     template.write_text("{{ raise_exception('not like this') }}")
     async with Engines(1) as (engine,), FakeEngine() as plain:
         refused = await checked(engine, tokens__chat_templates={"tiny": str(template)})
         without = await checked(plain.url)
 
-    assert "not compared" in finding(refused, "replica r1", "tokenizer").text
+    assert "the template here refuses" in finding(refused, "replica r1", "tokenizer").text
+    assert finding(refused, "replica r1", "tokenizer").level == "error"
     assert "not compared" in finding(without, "replica r1", "tokenizer").text
 
 

@@ -190,7 +190,7 @@ async def test_ids_that_are_not_the_engines_are_never_handed_over() -> None:
     async with OtherIds() as engine, on_stage(engine, **PROOF) as stage:  # type: ignore[arg-type]
         for number in range(8):
             await stage.ask(chat(words(number)))
-        await stage.until(lambda: stage.metric("warmroute_hand_over_ended_total", reason="ids"))
+        await stage.until(lambda: stage.metric("warmroute_token_mismatches_total", against="ids"))
         await stage.ask(chat(words(1, LONG)))
 
         assert engine.handed[-1] is None

@@ -29,6 +29,7 @@ class SeeingEngine(FakeEngine):
 
     def __init__(self, directory: Path, kind: str) -> None:
         super().__init__(self._answer)
+        self.tokenizes = True
         self._placeholder, self._token_id = PLACEHOLDERS[kind]
         self.pages["/v1/models"] = {
             "object": "list",

@@ -14,6 +14,7 @@ from router.discovery.engine_api import EngineApi
 from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.errors import UpstreamBroken
 from router.tokens import Prompter, load_prompter
+from router.tokens.id_probe import ALL_TEXTS
 from tests.faults.fake_engine import FakeEngine
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -37,7 +38,7 @@ class Engine(FakeEngine):
         self.ignores = self.refuses = False
         self.statuses: list[int] = []
         messages = [
-            {"role": "user", "content": "What is written on the first page of this book?"},
+            {"role": "user", "content": ALL_TEXTS},
             {"role": "assistant", "content": "Its title."},
             {"role": "user", "content": "And on the second one?"},
         ]

@@ -12,6 +12,8 @@ from multidict import CIMultiDict
 
 from loadtest.tiny_model import MODEL_DIR
 
+_ABSENT = ("/version", "/metrics", "/kv_event_sources", "/is_paused", "/tokenize")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": str(MODEL_DIR)}]}
@@ -38,6 +40,7 @@ class FakeEngine:
         self.received: list[Received] = []
         self.on_request = on_request or _ok
         self.hangs = False
+        self.tokenizes = False  # `on_request` answers /tokenize, too
         self.reached = asyncio.Event()
         self.left = asyncio.Event()  # a request's client went away
         self.url = ""
@@ -70,7 +73,7 @@ class FakeEngine:
             if isinstance(page, tuple):
                 return web.Response(status=page[0], text=page[1])
             return web.json_response(page)
-        if request.path in ("/version", "/metrics", "/kv_event_sources", "/is_paused"):
+        if request.path in _ABSENT and not (self.tokenizes and request.path == "/tokenize"):
             return web.Response(status=404)
         body = await request.read()
         headers = CIMultiDict(request.headers)

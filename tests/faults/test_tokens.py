@@ -89,7 +89,7 @@ async def test_an_engine_that_does_not_tokenize_in_time_costs_a_match_only() -> 
                     await engine.left.wait()
                 return web.json_response({})
 
-            engine.on_request = hangs_there
+            engine.on_request, engine.tokenizes = hangs_there, True
             assert (await stage.ask(chat("a"))).status == 200
             assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 6
 

@@ -7,6 +7,7 @@ import pytest
 from loadtest.tiny_model import MODEL_DIR
 from router.tokens import Prompters, load_prompter
 from router.tokens.hand_over import HandOver, Kind, Mode
+from router.tokens.id_probe import of_text
 
 KIND = Kind("/v1/chat/completions", 1)
 OTHER = Kind("/v1/chat/completions", 2)
@@ -120,16 +121,20 @@ def test_suspending_before_it_began_takes_the_evidence_back() -> None:
     assert setting.suspended == []
 
 
-def test_wrong_ids_of_a_replica_suspend_before_it_begins() -> None:
-    """The replica is not asked again during the pause."""
+def test_a_replica_with_other_ids_is_not_asked() -> None:
+    """Nor is it handed any; others are."""
     setting = Setting()
     setting.prove()
-    setting.hand_over.forget("r1")
-    setting.hand_over.suspend("tiny", "ids", 0.0)
-    setting.hand_over.observe_match("tiny", KIND)
+    other = of_text("digits", "2024", ["202", "4"], ["2", "024"])
+    setting.prompter.trust.observe_ids("r1", other, num_serving=2)
+    setting.hand_over.observe_probe("r2", "tiny", KIND.path, takes=True)
 
+    assert not setting.is_due()
+    assert setting.is_due(replica="r2")
+    setting.hand_over.forget("r1")
     assert setting.hand_over.to_probe("r1", ["tiny"], 1.0) == []
-    assert setting.suspended == [("tiny", "ids")]
+    setting.prompter.trust.forget("r1")
+    assert setting.hand_over.to_probe("r1", ["tiny"], 1.0) == [("tiny", KIND.path)]
 
 
 def test_failures_in_a_row_suspend() -> None:

@@ -50,10 +50,15 @@ class Rendering:
         *,
         is_harmony: bool = False,
         efforts: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        content_format: str = "auto",
     ) -> Routes:
         """Make the routes of an engine with this `--chat-template`; None: the model's own.
 
-        `efforts`: its `--reasoning-effort-map`, which releases before 0.33 do not have.
+        Args:
+            efforts: Its `--reasoning-effort-map`, which releases before 0.33 do not have.
+            defaults: Its `--default-chat-template-kwargs`.
+            content_format: Its `--chat-template-content-format`.
         """
         from vllm.renderers.chat_utils import load_chat_template
         from vllm.renderers.online_renderer import OnlineRenderer
@@ -63,9 +68,10 @@ class Rendering:
             self._renderer,
             request_logger=None,
             chat_template=load_chat_template(template),
-            chat_template_content_format="auto",
+            chat_template_content_format=content_format,  # type: ignore[arg-type]
             enable_auto_tools=True,
             tool_parser="hermes",
+            default_chat_template_kwargs=dict(defaults or {}),
         )
         if efforts and hasattr(made, "reasoning_effort_map"):
             made.reasoning_effort_map = dict(efforts)
