@@ -347,8 +347,8 @@ class Tokenizer:
                 if ids and not prompter.ends_in_text(ids):
                     raise NotContinued("text")
                 return transcript.prompt_ids, ids.tolist()
-            trust = prompter.trust  # equal counts are no equal ids: both are asked for
-            is_proven = trust.num_matches > 0 and trust.has_same_ids(replica)
+            trust = prompter.trust  # the engines have counted as we count, and this one, too
+            is_proven = trust.num_matches > 0 and not trust.disagrees(replica)
             if job.tokens is None or job.way != "local" or not is_proven:
                 raise NotContinued("tokens")
             return await self._lengthen_by_text(prompter, job.tokens, transcript.text, terms)

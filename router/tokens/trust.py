@@ -72,10 +72,6 @@ class TokenTrust:
         """Return whether the ids of the replica's process were compared with ours."""
         return replica in self._ids
 
-    def has_same_ids(self, replica: str) -> bool:
-        """Return whether the replica's ids were compared with ours, and nothing is against them."""
-        return replica in self._ids and not self.disagrees(replica)
-
     def observe_ids(
         self, replica: str, difference: Difference | None, *, num_serving: int = 1
     ) -> None:
