@@ -78,7 +78,9 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], said: str) -> None:
         load(**fields)
 
     assert said in caught.value.message
-    assert caught.value.message.startswith(("experiment.definitions", "unknown key 'experiment."))
+    where, _, said = caught.value.message.partition(": ")
+    assert where == "--experiment"
+    assert said.startswith(("experiment.definitions", "unknown key 'experiment."))
     assert "\n" not in caught.value.message
 
 

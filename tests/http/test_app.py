@@ -516,6 +516,7 @@ async def test_no_request_reaches_a_replica_of_another_model() -> None:
         on_stage(tiny, other, forward__routes=routes) as stage,
     ):
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        tiny.tokenizes = other.tokenizes = True
         for _ in range(3):
             for path, body, headers in (
                 (audio, form("other"), sent),
