@@ -30,6 +30,7 @@ from router.data_path.relay import Relay
 from router.data_path.retry import Retries
 from router.data_path.token_audit import TokenAudit
 from router.data_path.tokenize import Tokenizer
+from router.data_path.turns import Turns
 from router.data_path.wait import WaitingRoom
 from router.data_path.witness import Witness
 from router.errors import ConfigError, RouterError
@@ -43,6 +44,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         ConfigError: the policy or one of its parameters is unknown.
     """
     config, metrics, verifier = parts.config, parts.metrics, parts.verifier
+    turns = Turns()
     tokenizer = Tokenizer(
         config=config.tokens,
         prompters=parts.prompters,
@@ -65,6 +67,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         pool=verifier,
         encoders=parts.threads.encode,
         first_blocks_tokens=config.policy.first_blocks_tokens,
+        turns=turns,
     )
     decider = Decider(
         fleet=parts.fleet,
@@ -124,6 +127,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         metrics=metrics,
     )
     steps = Steps(
+        turns=turns,
         reader=Reader(
             parts.threads.outliner,
             fleet=parts.fleet,

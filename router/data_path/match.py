@@ -20,6 +20,7 @@ from router.contracts import HashContract
 from router.data_path.attribution import Attribution
 from router.data_path.job import Found, Job, PoolMatch
 from router.data_path.lookup import Lookup
+from router.data_path.turns import Turns
 from router.data_path.verify import PoolVerifier
 from router.errors import RouterError
 from router.index.block_index import NO_BLOCKS
@@ -52,6 +53,7 @@ class Matcher:
         pool: PoolVerifier | None,
         encoders: Executor,
         first_blocks_tokens: int,
+        turns: Turns,
     ) -> None:
         self._fleet = fleet
         self._caches = caches
@@ -60,6 +62,7 @@ class Matcher:
         self._pool = pool
         self._encoders = encoders
         self._first_blocks_tokens = first_blocks_tokens
+        self._turns = turns
 
     # ---------------------------------------------------------------- what may wait
 
@@ -97,7 +100,7 @@ class Matcher:
                 work = next(steps)
                 while True:
                     if work is None:
-                        await asyncio.sleep(0)
+                        await self._turns.take()
                         work = next(steps)
                     else:
                         work = steps.send(await loop.run_in_executor(self._encoders, work))

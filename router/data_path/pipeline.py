@@ -45,6 +45,7 @@ from router.data_path.relay import Passage, Relay, Reply
 from router.data_path.retry import NOT_PROCESSED, Failures, Retries
 from router.data_path.service import keepalive_s_of
 from router.data_path.tokenize import Tokenizer
+from router.data_path.turns import Turns
 from router.data_path.verify import PoolVerifier
 from router.data_path.wait import WaitingRoom
 from router.discovery.served_models import ServedModels
@@ -67,6 +68,7 @@ CLIENT_LEFT: Final = 499
 class Steps(Struct, frozen=True, kw_only=True):
     """The steps of a request, in their order; and what several of them use."""
 
+    turns: Turns
     reader: Reader
     models: ServedModels
     owners: Owners
@@ -94,6 +96,7 @@ class Pipeline:
     def __init__(self, steps: Steps, *, early_stream_s: float | None = None) -> None:
         self.steps = steps
         self._early_stream_s = early_stream_s
+        self._ends = Turns()  # of their own: no answer waits behind requests that have just come
 
     async def route(self, inbound: Inbound, reply: Reply, request_id: str) -> None:
         """Answer one request.
@@ -149,6 +152,7 @@ class Pipeline:
         try:
             usage = await self.steps.relay.pass_through(passage, reply, self._send)  # 7
             outcome = Outcome.of_status(passage.answer.outcome_status)
+            await self._ends.take()
         except UpstreamError as exc:
             outcome = Outcome.REPLICA_FAILED
             witness = self.steps.retries.witness
@@ -167,6 +171,7 @@ class Pipeline:
             RouterError: it is refused.
         """
         steps = self.steps
+        await steps.turns.take()
         job = await steps.reader.read(inbound, request_id)
         if job.model and not steps.reader.knows(job.model):
             await steps.models.look_for(job.model)
@@ -208,6 +213,7 @@ class Pipeline:
         steps.retries.note_request()
         failed: Failures = []
         while True:
+            await steps.turns.take()
             try:
                 placement = await self._place(job)  # 3, 4, 5, 6
             except NoReplicaAvailable:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Final
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ from router.data_path.admit import Admission
 from router.data_path.decide import Decider
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.service import class_of, deadline_ms_of
+from router.data_path.turns import TURN_S
 from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
@@ -170,7 +171,8 @@ class WaitingRoom:
         try:
             if self._queue.has_limits(waiting):
                 self._expect(waiting, now_s)
-            self._release()
+            if self._next is None:  # else it comes at once
+                self._release()
             placement = await seat.placed
         except asyncio.CancelledError:
             self._left(waiting, seat, on_left)
@@ -268,8 +270,16 @@ class WaitingRoom:
             if handle is not None:
                 handle.cancel()
         self._next = self._timer = None
+        until_s = perf_counter() + TURN_S
+
+        def has_time() -> bool:
+            return perf_counter() < until_s
+
         try:
-            self._queue.release(monotonic(), self._choose, self._send, self._refuse)
+            if not self._queue.release(
+                monotonic(), self._choose, self._send, self._refuse, has_time
+            ):
+                self._wake()
         finally:
             if self._queue:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)

@@ -311,8 +311,11 @@ class Queue(Generic[C]):
         choose: Callable[[Waiting, InFront], C | None],
         send: Callable[[Waiting, C, str], None],
         refuse: Callable[[Waiting, Limit, float], None],
-    ) -> None:
+        has_time: Callable[[], bool] = lambda: True,
+    ) -> bool:
         """Send all that may go, and refuse those whose limits cannot be kept any more.
+
+        False: there was no time for all of it.
 
         Args:
             now_s: Now.
@@ -322,6 +325,7 @@ class Queue(Generic[C]):
                 the queue then.
             refuse: Takes a request that has left the queue so, for which limit (see `Outlook`),
                 and after how many milliseconds more it might have been kept.
+            has_time: Asked after each that was sent: whether to go on.
         """
         self._working_sets.expire(now_s)
         self._lines.note_late(now_s)
@@ -358,6 +362,8 @@ class Queue(Generic[C]):
                         refuse(waiting, "deadline", excess_ms)
                         continue
                     self._send(waiting, choice, verdict, now_s, send)
+                    if not has_time():
+                        return False
                     num_tries.clear()
                     continue
                 waiting.held_by = verdict.why
@@ -380,6 +386,7 @@ class Queue(Generic[C]):
                 behind = True
         if full:
             self._move_on(now_s, choose, send, full)
+        return True
 
     def _move_on(
         self,

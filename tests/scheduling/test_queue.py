@@ -52,6 +52,7 @@ class Stage:
         self.kept: dict[str, int] = {}  # in CPU memory
         self.pooled: dict[str, int] = {}
         self.sent: list[str] = []
+        self.is_done = True  # the last release, with all that could be sent
         self.refused: list[str] = []
         self.queue_ms = {A: 0.0, B: 0.0}
         self.num_requests = {A: 1, B: 1}
@@ -118,14 +119,15 @@ class Stage:
         assert choice is not None
         return self.queue.expect(waiting, choice, at_s)
 
-    def release(self, now_s: float = 0.0) -> list[str]:
-        """Release, and return who was sent."""
+    def release(self, now_s: float = 0.0, *, at_most: int = 1_000) -> list[str]:
+        """Release, and return who was sent; with time for `at_most`."""
         before = len(self.sent)
-        self.queue.release(
+        self.is_done = self.queue.release(
             now_s,
             self._choose,
             lambda waiting, choice, why: self._send(waiting, choice.view.id, why, now_s),
             self._refuse,
+            lambda: len(self.sent) - before < at_most,
         )
         return self.sent[before:]
 
@@ -163,6 +165,19 @@ class Stage:
         if waiting.session is not None:
             num_cached = self.cached[waiting.item]
             self.sets.begin(waiting.session, to, waiting.num_tokens, num_cached, now_s)
+
+
+def test_a_release_goes_on_where_its_time_was_over() -> None:
+    """The same go, in the same order, in as many parts as it takes."""
+    stage = Stage(window=3)
+    for number in range(5):
+        stage.ask(f"a{number}", 100)
+
+    parts = []
+    while not parts or not stage.is_done:
+        parts.append(stage.release(at_most=2))
+    assert parts == [["a0", "a1"], ["a2", "a3"], []]
+    assert len(stage.queue) == 1
 
 
 def test_an_engine_has_one_ready_beside_the_one_it_computes() -> None:
