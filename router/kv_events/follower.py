@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from router.backoff import Backoff
 from router.errors import ConfigError, UpstreamError
+from router.index.candidate_stream import StreamReason
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, Message
 
@@ -178,8 +179,9 @@ class _Follower:
         if status == self._logged:
             return
         state, reason = self._stream.state_and_reason()
+        is_idle = reason == StreamReason.NO_EVENTS  # as of each engine that has just started
         logger.log(
-            logging.WARNING if state == "blind" else logging.INFO,
+            logging.WARNING if state == "blind" and not is_idle else logging.INFO,
             "event stream changed",
             extra={"candidate": self._stream.candidate, "state": state, "reason": reason or None},
         )

@@ -224,6 +224,16 @@ async def test_failures_are_survived() -> None:
             assert followed.stream.state == "exact"
 
 
+async def test_an_engine_without_events_yet_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Each engine that has just started is in that state."""
+    caplog.set_level("INFO")
+    with Publisher() as publisher:
+        async with following(publisher) as followed:
+            await followed.until(lambda: "event stream changed" in caplog.text)
+
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
 async def test_long_work_gives_the_loop_its_turns() -> None:
     """Between slices others run."""
     now_s = 0.0
