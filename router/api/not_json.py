@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Source: orjson 3.13 and msgspec 0.22; the first that a message contains goes.
+# Source: orjson 3.10 to 3.13 and msgspec 0.22; the first that a message contains goes.
 _REASONS: Final = (
     ("depth", "the body is nested deeper than 1,024"),
     ("recursion", "the body is nested deeper than 1,024"),
@@ -22,6 +22,9 @@ _REASONS: Final = (
 )
 
 
+_MAYBE_NAN: Final = ("expected a JSON value", "unexpected character", "no digit after")
+
+
 def why_not_json(reason: str) -> str:
     """Word what a JSON decoder objected to.
 
@@ -31,6 +34,6 @@ def why_not_json(reason: str) -> str:
     for part, words in _REASONS:
         if part in reason:
             return f"{words}: {reason}"
-    if "expected a JSON value" in reason or "no digit after sign" in reason:
+    if any(part in reason for part in _MAYBE_NAN):
         return f"the body is not JSON (which has no NaN and no Infinity): {reason}"
     return f"the body is not JSON: {reason}"
