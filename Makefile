@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test linted tested lint style types floors test-engines lower-bounds compose-check chaos fuzz prove compat bench docs lock audit sbom clean
+.PHONY: demo quick test linted tested lint style types floors test-engines lower-bounds compose-check chaos fuzz prove compat bench docs site lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -81,12 +81,15 @@ compat: $(STAMP)          ## what the newest vLLM changes of what warmroute assu
 	bash tests/engines/install.sh
 	$(BIN)/python -m tests.engines.compat $(ARGS)
 
-bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
+bench: $(STAMP)           ## every budget; writes docs/research/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)
 
 docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.docs
 	$(BIN)/python docker/grafana/dashboard.py
+
+site: $(STAMP)            ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Developers' pins contain the demo's.
 $(STAMP): REQUIREMENTS := requirements-dev.txt

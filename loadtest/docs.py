@@ -1,6 +1,6 @@
 """Fill the generated parts of the documentation from the code that they describe.
 
-    python -m loadtest.docs                     rewrite *.md and docs/*.md where they are old
+    python -m loadtest.docs                     rewrite *.md and docs/**/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
     python -m loadtest.docs --trace FILE        do the studies too (half an hour)
     python -m loadtest.docs --trace FILE --only published       one of them
@@ -55,7 +55,7 @@ Maker = Callable[[], str]
 
 def documents() -> list[Path]:
     """List what may hold generated parts."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def fill(text: str, makers: Mapping[str, Maker]) -> str:
@@ -427,7 +427,7 @@ def compare_checks() -> str:
 
 def benchmarks() -> str:
     """Lay out the last run of all benchmarks."""
-    raw = (ROOT / "docs/benchmarks.json").read_bytes()
+    raw = (ROOT / "docs/research/benchmarks.json").read_bytes()
     return reporting.tables(msgspec.json.decode(raw, type=reporting.Report))
 
 

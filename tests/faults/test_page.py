@@ -1,4 +1,4 @@
-"""docs/failures.md: what it names is there, and every fault that is tested is on it."""
+"""docs/operate/failures.md: what it names is there, and every fault that is tested is on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from router.metrics import Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/operate/failures.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
 DEFINED = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
 ROWS = [
