@@ -136,7 +136,7 @@ def _placing(runs: Sequence[GridRun]) -> str:
             best_table(runs, DEFAULT, others),
         ]
     parts.append(
-        f"`{DEFAULT}` has [its queue](queue.md), as by default; `{WITHOUT_QUEUE}` has not. "
+        f"`{DEFAULT}` has [its queue](../concepts/queue.md), as by default; `{WITHOUT_QUEUE}` has not. "
         "One run each: single runs of one arm in one cell differ by up to a quarter."
     )
     return "\n\n".join(parts)
@@ -237,7 +237,7 @@ def _kills(kills: Sequence[Killed]) -> str:
         "tools; one replica is killed when a third of the turns is done. A failed turn ends its "
         f"agent, so more turns are missing than failed (seeds {seeds}).\n\n"
         f"{table(header, rows)}\n\n"
-        "An agent's stream that has begun cannot be [continued](failures.md"
+        "An agent's stream that has begun cannot be [continued](../operate/failures.md"
         "#streams-that-are-continued) where it has tools; its client gets an error event. Who has "
         "sent little to the replica that dies loses little: it may have sent all to another one."
     )
