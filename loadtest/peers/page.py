@@ -136,8 +136,9 @@ def _placing(runs: Sequence[GridRun]) -> str:
             best_table(runs, DEFAULT, others),
         ]
     parts.append(
-        f"`{DEFAULT}` has [its queue](../concepts/queue.md), as by default; `{WITHOUT_QUEUE}` has not. "
-        "One run each: single runs of one arm in one cell differ by up to a quarter."
+        f"`{DEFAULT}` has [its queue](../concepts/queue.md), as by default; "
+        f"`{WITHOUT_QUEUE}` has not. "
+        "One run each: single runs of one variant in one cell differ by up to a quarter."
     )
     return "\n\n".join(parts)
 
