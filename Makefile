@@ -103,7 +103,7 @@ lock:                     ## pin anew, with hashes (uv writes no index address i
 	$(PIN) -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
 	echo setuptools | $(PIN) -c requirements-dev.txt --extra plots pyproject.toml - -o requirements-demo.txt
 	$(PIN) -c requirements-dev.txt --extra experiments pyproject.toml -o docker/requirements-experiments.txt
-	$(PIN) -c requirements-dev.txt --extra harmony --extra kimi --extra mistral pyproject.toml -o docker/requirements-models.txt
+	$(PIN) -c requirements-dev.txt --extra models pyproject.toml -o docker/requirements-models.txt
 	echo setuptools | $(PIN) -c requirements-dev.txt - -o docker/requirements-build.txt
 
 AUDIT := build/audit
