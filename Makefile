@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test linted tested lint style types floors test-engines lower-bounds compose-check chaos fuzz prove compat bench docs lock audit sbom clean
+.PHONY: demo package quick test linted tested lint style types floors test-engines lower-bounds compose-check chaos fuzz prove compat bench docs lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -59,6 +59,9 @@ test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engi
 
 lower-bounds:             ## the oldest releases that pyproject.toml allows, in a venv of their own
 	bash tests/lower_bounds.sh
+
+package:                  ## wheel and sdist into build/dist; the wheel, used in a bare environment
+	$(PYTHON) tests/package/check.py $(ARGS)
 
 compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
 	$(BIN)/python -m tests.compose.queries
