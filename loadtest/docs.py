@@ -477,7 +477,6 @@ MAKERS: dict[str, Maker] = {
     "pooling": docstring("router/pool/follower.py"),
     "pool-keys": docstring("router/pool/keys.py"),
     "checking": docstring("router/check/__init__.py"),
-    "errors": docstring("router/errors.py"),
     "mooncake-lines": docstring("loadtest/traces/mooncake.py"),
     "building": docstring("loadtest/traces/building.py"),
     "health": docstring("router/replicas/health.py"),
