@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from router import errors
+from router.api import routes
 from tests.docs_blocks import ROOT
 
 REFERENCE = ROOT / "docs/reference"
@@ -57,3 +58,14 @@ def test_every_response_header_is_listed() -> None:
     assert len(headers) >= 8
     for header in headers:
         assert f"`{header}`" in page, header
+
+
+def test_every_served_route_is_listed() -> None:
+    """The page lists each route of the public port; routes that only render are a group."""
+    page = (REFERENCE / "apis.md").read_text()
+    listed = set(re.findall(r"`(/[\w/]+)`", page))
+
+    rendering = {path for path in routes._KNOWN if path.endswith("/render")}
+
+    assert set(routes._KNOWN) - rendering <= listed
+    assert len(rendering) == 5
