@@ -37,10 +37,11 @@ from router.config.routing import (
     SessionConfig,
     TokensConfig,
 )
-from router.config.tree import Config, Option, options
+from router.config.tree import SECTIONS, Config, Option, options
 
 __all__ = [
     "REDIS_PASSWORD",
+    "SECTIONS",
     "AdminConfig",
     "Config",
     "DiscoveryConfig",

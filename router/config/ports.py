@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -52,9 +52,8 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
     detail_headers: Annotated[
-        str,
+        Literal["auto", "always", "never"],
         Meta(
-            pattern="^(auto|always|never)$",
             description="which clients get replica, policy and cached tokens (x-warmroute-…) "
             "with an answer: auto: those on loopback or in listen.trusted",
         ),
