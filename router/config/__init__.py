@@ -18,7 +18,7 @@ from router.config import yaml_file
 from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
 from router.config.loader import experiment_of, explained, load, pairs, read_yaml
-from router.config.ports import AdminConfig, LimitsConfig, ListenConfig
+from router.config.ports import ADMIN_TOKEN, ADMIN_URL, AdminConfig, LimitsConfig, ListenConfig
 from router.config.prefill import PrefillConfig, bootstrap_of
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
 from router.config.replicas import (
@@ -40,6 +40,8 @@ from router.config.routing import (
 from router.config.tree import SECTIONS, Config, Option, options
 
 __all__ = [
+    "ADMIN_TOKEN",
+    "ADMIN_URL",
     "REDIS_PASSWORD",
     "SECTIONS",
     "AdminConfig",

@@ -25,7 +25,7 @@ _SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
 
 _PREFIX: Final = "WARMROUTE_"
 _OTHERS: Final = re.compile(
-    rf"{_PREFIX}(CONFIG|REDIS_PASSWORD|KEY|VLLM_PYTHON|KIMI_CODE|FUZZ_SECONDS|TEST_\w*)"
+    rf"{_PREFIX}(CONFIG|ADMIN_URL|ADMIN_TOKEN|REDIS_PASSWORD|KEY|VLLM_PYTHON|KIMI_CODE|FUZZ_SECONDS|TEST_\w*)"
 )
 """Variables that other programs, tests and clients read."""
 _SERVICE: Final = re.compile(

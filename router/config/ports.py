@@ -9,6 +9,10 @@ from msgspec import Meta, Struct
 
 from router.config.ranges import NEAR_HOSTS, Count, Port, Seconds
 
+ADMIN_URL = "WARMROUTE_ADMIN_URL"
+ADMIN_TOKEN = "WARMROUTE_ADMIN_TOKEN"
+"""Variables of the commands that ask the admin port of a running router; `serve` reads neither."""
+
 _Certificate = Annotated[
     Path | None, Meta(description="certificate and its chain (PEM): then it is https")
 ]
