@@ -10,12 +10,22 @@ from router.cli.experiments import experiments
 from router.cli.explain import explain
 from router.cli.group import main
 from router.cli.replicas import engine, replicas
-from router.cli.serve import check, options, policies, serve
+from router.cli.serve import check, options, policies, schema, serve
 from router.cli.tenants import tenant_key
 
 __all__ = ["main"]
 
 for _command in (
-    admin_token, check, engine, experiments, explain, options, policies, replicas, serve, tenant_key
-):  # fmt: skip
+    admin_token,
+    check,
+    engine,
+    experiments,
+    explain,
+    options,
+    policies,
+    replicas,
+    schema,
+    serve,
+    tenant_key,
+):
     main.add_command(_command)

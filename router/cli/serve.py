@@ -14,6 +14,7 @@ from policies.registry import POLICIES
 from router import config as configuration
 from router.cli.config_options import ConfigCommand, config_options, load
 from router.cli.terminal import drawing, drawn, refuse
+from router.config.schema import json_schema
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 
@@ -141,6 +142,16 @@ def options() -> None:
         click.echo(".".join(option.path))
         click.echo(f"    {option.description}")
         click.echo(f"    --{option.flag}   {option.variable}   default: {option.default}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file.
+
+    Editors check and complete a file with it. Its first line is then
+    `# yaml-language-server: $schema=warmroute.schema.json`.
+    """
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 @click.command()
