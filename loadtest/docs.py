@@ -6,8 +6,8 @@
     python -m loadtest.docs --trace FILE --only published       one of them
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
-`MAKERS`. Everything else in a document is written by hand. Modules above floor 3 are read as
-text, never imported.
+`MAKERS`. Everything else in a document is written by hand. Of the layers above the
+configuration only the command line is imported; others are read as text.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from loadtest.traces import describe, read_workload
 from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
+from router.cli import main as warmroute
+from router.cli.group import GROUPS
 from router.config import Option, ReplicaConfig, options
 from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails, Step
 from router.metrics.families import FAMILIES
@@ -155,6 +157,36 @@ def description_of(struct: type[Struct], name: str) -> str:
     schema = msgspec.json.schema(struct, schema_hook=lambda _: {})
     fields = schema["$defs"][struct.__name__]["properties"]
     return str(fields[name].get("description", ""))
+
+
+# -------------------------------------------------------------------- commands
+
+
+def command_tables() -> str:
+    """Describe every command of `warmroute` in one line, in the groups of its help."""
+    context = click.Context(warmroute, info_name="warmroute")
+    parts = []
+    for heading, names in GROUPS.items():
+        rows: list[tuple[str, str]] = []
+        for name in names:
+            command = warmroute.get_command(context, name)
+            if command is not None:
+                rows += _command_rows(command, click.Context(command, context, name))
+        parts.append(f"### {heading}\n\n{table(('command', 'what it does'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _command_rows(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+    """Describe a command, or each command of a group."""
+    if isinstance(command, click.Group):
+        return [
+            row
+            for name, each in command.commands.items()
+            for row in _command_rows(each, click.Context(each, context, name))
+        ]
+    arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    line = " ".join([context.command_path, *arguments])
+    return [(f"`{line}`", command.get_short_help_str(200))]
 
 
 # -------------------------------------------------------------------- policies
@@ -457,6 +489,7 @@ def _alert(rule: Mapping[str, Any]) -> str:
 
 MAKERS: dict[str, Maker] = {
     "options": option_tables,
+    "commands": command_tables,
     "policies": policy_sections,
     "metrics": metric_tables,
     "emulator-options": emulator_options,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import click
+
 from router import errors
 from router.api import routes
+from router.cli import main
+from router.cli.group import GROUPS
 from tests.docs_blocks import ROOT
 
 REFERENCE = ROOT / "docs/reference"
@@ -69,3 +73,10 @@ def test_every_served_route_is_listed() -> None:
 
     assert set(routes._KNOWN) - rendering <= listed
     assert len(rendering) == 5
+
+
+def test_every_command_is_in_a_group() -> None:
+    """The generated list leaves no command out."""
+    named = {name for names in GROUPS.values() for name in names}
+
+    assert set(main.list_commands(click.Context(main))) <= named
