@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -304,26 +304,50 @@ def experiment_study(trace: Path) -> str:
 # -------------------------------------------------------------------- metrics
 
 
+_METRIC_SECTIONS: Final = {
+    "Requests": ("",),  # what no other section has
+    "Replicas": (
+        "replica_", "inflight_", "index_", "queue_seconds", "cost_model_", "live_sessions",
+        "footprint_", "kv_events_", "discovery_",
+    ),
+    "Queue": ("waiting_", "wait_", "class_", "queue_refused_", "released_"),
+    "Predictions": (
+        "tokens_total", "audit", "trust_", "cpu_trust_", "last_block_", "ttft_prediction_",
+    ),
+    "Tokens": (
+        "tokenized_", "needs_engine_", "counted_", "token_", "hand_over_", "handed_over_",
+        "encoder_",
+    ),
+    "Tenants": ("tenant",),
+    "Mooncake pool": ("pool_",),
+    "Redis and other routers": ("redis_", "routers", "feeds", "sharing_", "peer", "notes_"),
+    "Shadow policies and experiments": ("shadow_", "experiment_", "arm_"),
+}  # fmt: skip
+"""The sections of the page, and how names in them begin."""
+
+
 def metric_tables() -> str:
-    """Describe every metric under the name that a scrape shows."""
-    pushed = [
-        _metric_row(spec.name, kind.__name__.lower(), spec.labels, spec.text)
-        for _, kind, spec in INSTRUMENTS
-    ]
-    pulled = [
-        _metric_row(family.name, family.kind, family.labels, family.text) for family in FAMILIES
-    ]
-    header = ("metric", "type", "labels", "what it is")
-    return (
-        f"### Requests\n\n{table(header, pushed)}\n\n"
-        "### Replicas, the pool, other routers and experiments, read at scrape time\n\n"
-        f"{table(header, pulled)}"
+    """Describe every metric under the name that a scrape shows, in sections."""
+    rows: dict[str, list[tuple[str, ...]]] = {section: [] for section in _METRIC_SECTIONS}
+    pushed = [(kind.__name__.lower(), *spec[:3]) for _, kind, spec in INSTRUMENTS]
+    pulled = [(each.kind, each.name, each.labels, each.text) for each in FAMILIES]
+    for kind, plain, labels, text in (*pushed, *pulled):
+        name = f"{plain.removesuffix('_total')}_total" if kind == "counter" else plain
+        mark = " (histogram)" if kind == "histogram" else ""
+        named = ", ".join(f"`{label}`" for label in labels.split()) or "-"
+        rows[_section_of(name)].append((f"`{name}`{mark}", named, text))
+    header = ("metric", "labels", "what it is")
+    return "\n\n".join(f"### {name}\n\n{table(header, rows[name])}" for name in rows)
+
+
+def _section_of(metric: str) -> str:
+    """Find the section of a metric: the last one with a beginning of its name."""
+    name = metric.removeprefix("warmroute_")
+    return next(
+        section
+        for section in reversed(_METRIC_SECTIONS)
+        if name.startswith(_METRIC_SECTIONS[section])
     )
-
-
-def _metric_row(name: str, kind: str, labels: str, text: str) -> tuple[str, ...]:
-    shown = f"{name.removesuffix('_total')}_total" if kind == "counter" else name
-    return f"`{shown}`", kind, ", ".join(f"`{label}`" for label in labels.split()) or "-", text
 
 
 # -------------------------------------------------------------------- the emulator
