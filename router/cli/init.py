@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from router import config as configuration
-from router.cli.terminal import refuse
+from router.cli.terminal import one_line, refuse
 from router.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def config_text(
     lines = [f"# yaml-language-server: $schema={SCHEMA}"] if has_schema else []
     lines += [
         "# Written by `warmroute init`. All keys: `warmroute options`.",
-        f"# Check it:  warmroute check --config {_comment(name)}",
-        f"# Start it:  warmroute serve --config {_comment(name)}",
+        f"# Check it:  warmroute check --config {one_line(name)}",
+        f"# Start it:  warmroute serve --config {one_line(name)}",
         "",
         "replicas:",
     ]
@@ -137,7 +137,7 @@ def _replica(report: Report, seen: ReplicaSeen, number: int) -> Iterator[str]:
         own = events_flag(EVENTS_PORT + 2 * number)
         hint = finding.hint.replace(events_flag(), own)
         if hint:
-            yield f"    #   -> {_comment(hint)}"
+            yield f"    #   -> {one_line(hint)}"
 
 
 def _engines(
@@ -200,18 +200,13 @@ def _wrong(report: Report, seen: ReplicaSeen) -> list[Finding]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        _comment(text),
+        one_line(text),
         _WIDTH,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     ) or [indent.rstrip()]
-
-
-def _comment(text: str) -> str:
-    """Return a text that ends no comment: engines name their models as they like."""
-    return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
 
 
 def _scalar(text: str) -> str:
@@ -270,10 +265,10 @@ def _summarize(report: Report, replicas: Sequence[ReplicaSeen], output: Path) ->
     click.secho(f"wrote {output}: {counted}", fg="green", err=True)
     for seen in replicas:
         about = described(seen) if seen.error is None else f"not reachable: {seen.error}"
-        click.echo(f"  {seen.url}  {_comment(about)}", err=True)
+        click.echo(f"  {seen.url}  {one_line(about)}", err=True)
     complaints = report.complaints()
     for finding in complaints:
-        text = _comment(f"! {finding.subject}: {finding.about}: {finding.text}")
+        text = one_line(f"! {finding.subject}: {finding.about}: {finding.text}")
         click.secho(text, fg="yellow", err=True)
     if complaints:
         click.echo("The file has the flags that engines lack.", err=True)
