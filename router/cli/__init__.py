@@ -9,6 +9,7 @@ from router.cli.admin import admin_token
 from router.cli.experiments import experiments
 from router.cli.explain import explain
 from router.cli.group import main
+from router.cli.init import init
 from router.cli.replicas import engine, replicas
 from router.cli.serve import check, options, policies, schema, serve
 from router.cli.tenants import tenant_key
@@ -21,6 +22,7 @@ for _command in (
     engine,
     experiments,
     explain,
+    init,
     options,
     policies,
     replicas,

@@ -71,6 +71,7 @@ _UNITS: Final = {
     "port": "PORT",
 }
 _HELP_ALL: Final = "help_all"
+_ARGUMENTS: Final = "arguments"
 
 
 class _Choice(click.Choice[str]):
@@ -95,6 +96,18 @@ class ConfigCommand(click.Command):
                 help="Show every option, in groups.",
             )
         )
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        given = tuple(args)
+        ctx = super().make_context(info_name, args, parent, **extra)
+        ctx.meta[_ARGUMENTS] = given
+        return ctx
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
@@ -135,6 +148,12 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="WARMROUTE_CONFIG",
         help="YAML file; flags and WARMROUTE_… variables overrule it.",
     )(command)
+
+
+def given_arguments() -> tuple[str, ...]:
+    """Return the arguments of the command that runs, as they were typed."""
+    found: tuple[str, ...] = click.get_current_context().meta[_ARGUMENTS]
+    return found
 
 
 def load(config_file: Path | None, flags: dict[str, Any]) -> configuration.Config:

@@ -12,7 +12,8 @@ import click
 
 from policies.registry import POLICIES
 from router import config as configuration
-from router.cli.config_options import ConfigCommand, config_options, load
+from router.cli.banner import greeter
+from router.cli.config_options import ConfigCommand, config_options, given_arguments, load
 from router.cli.terminal import drawing, drawn, refuse
 from router.config.schema import json_schema
 from router.config.secrets import read_secret
@@ -49,7 +50,7 @@ def serve(config_file: Path | None, **flags: Any) -> None:
         config = read()
         from router import run  # late: `--help` should not import an HTTP stack
 
-        run.serve(config, read, config_file)
+        run.serve(config, read, config_file, greet=greeter(config, given_arguments()))
     except ConfigError as error:
         refuse(error)
 

@@ -52,6 +52,11 @@ def refuse(error: ConfigError | str) -> NoReturn:
     sys.exit(2)
 
 
+def one_line(text: str) -> str:
+    """Return a text without line ends and control characters: engines name models as they like."""
+    return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+
+
 class Formatter(click.HelpFormatter):
     """Help with bold headings and coloured names; click removes both where there is no terminal."""
 
