@@ -99,11 +99,6 @@ def test_printed_commands_name_flags_of_vllm(name: str) -> None:
         assert {word for word in words if word.startswith("--")} <= set(known()["flags"])
 
 
-def test_the_quick_start_page_prints_the_commands_of_the_readme() -> None:
-    """The page for two GPUs starts the engines as the README does, so one run proves both."""
-    assert served(DOCUMENTS["docs/get-started/two-gpus.md"]) == served(DOCUMENTS["README.md"])
-
-
 class Printed(Engine):
     """A replica started by a command of the README, for the CPU and the tiny model."""
 
