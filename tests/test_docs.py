@@ -82,7 +82,9 @@ DOCKER_FLAGS = frozenset(
         "--wait",
     }
 )
-HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "kubernetes.default.svc"}
+HOSTS = {
+    "127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "engine-1", "engine-2", "kubernetes.default.svc",
+}  # fmt: skip
 
 
 def of_language(*languages: str) -> list[object]:
