@@ -448,10 +448,10 @@ def _alert(rule: Mapping[str, Any]) -> str:
     summary = re.sub(
         r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"*{of[1]}*", notes["summary"]
     )
-    lasting = f"For {rule['for']}: " if "for" in rule else ""
+    lasting = f" after {rule['for']}" if "for" in rule else ""
     return (
-        f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}. {summary} "
-        f"{notes['description']}\n\n```promql\n{lasting}{rule['expr'].strip()}\n```"
+        f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}{lasting}. {summary} "
+        f"{notes['description']}"
     )
 
 
