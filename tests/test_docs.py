@@ -74,13 +74,17 @@ DOCKER_FLAGS = frozenset(
         "--build-arg",
         "--from-literal",
         "--force-recreate",
+        "--network",
         "--no-deps",
         "--profile",
         "--pull",
+        "--rm",
         "--wait",
     }
 )
-HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "kubernetes.default.svc"}
+HOSTS = {
+    "127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "engine-1", "engine-2", "kubernetes.default.svc",
+}  # fmt: skip
 
 
 def of_language(*languages: str) -> list[object]:
@@ -145,6 +149,17 @@ def test_every_command_is_run_or_says_why_not(block: Block) -> None:
     assert block.marker is not None, block.code
     assert block.runs or block.marker.startswith("not run: ")
     assert block.marker == "run" or block.shows or block.until or not block.runs
+
+
+def test_the_quick_start_page_prints_commands_that_the_engine_suite_runs() -> None:
+    """Its engines are those of the README, and Claude Code starts as on the page for agents."""
+    page = {block.code for block in blocks(DOCUMENTS["docs/get-started/two-gpus.md"])}
+    readme, agents = (blocks(DOCUMENTS[name]) for name in ("README.md", "docs/guides/agents.md"))
+    engines = {block.code for block in readme if "vllm serve" in block.code}
+    claude = {block.code for block in agents if "ANTHROPIC_BASE_URL=" in block.code}
+
+    assert (len(engines), len(claude)) == (2, 1)
+    assert engines | claude <= page
 
 
 @pytest.mark.parametrize("block", of_language("yaml"))
