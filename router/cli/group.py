@@ -20,7 +20,7 @@ SUMMARIES: Final = {
     "compare": "Compare policies or routers on one workload.",
     "demo": "See what cache-aware routing does, without a GPU.",
     "emulate": "Serve a vLLM-compatible replica without a model.",
-    "estimate": "Estimate the savings on recorded traffic.",
+    "estimate": "Estimate how much warmroute would save on your traffic.",
     "redecide": "Decide recorded requests again.",
     "replay": "Send a workload to an API and measure each turn.",
     "report": "Report which arm of a live experiment is better.",
@@ -41,7 +41,7 @@ GROUPS: Final = {
         "trace",
         "report",
         "redecide",
-    ),  # fmt: skip
+    ),
 }
 """How `--help` groups the commands; others come last."""
 
