@@ -76,7 +76,7 @@ DOCKER_FLAGS = frozenset(
         "--wait",
     }
 )
-HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "kubernetes.default.svc"}
+HOSTS = {"127.0.0.1", "0.0.0.0", "HOST", "10.0.0.5", "10.0.0.6", "kubernetes.default.svc"}
 
 
 def of_language(*languages: str) -> list[object]:
@@ -341,7 +341,8 @@ def test_keys_variables_and_make_targets_exist(name: str) -> None:
     sections = "|".join({option.path[0] for option in options} - {"replicas"})
     variables = {option.variable for option in options}
     variables |= {"WARMROUTE_CONFIG", "WARMROUTE_VLLM_PYTHON", "WARMROUTE_KEY"}
-    variables |= {config.REDIS_PASSWORD}
+    variables |= {"WARMROUTE_COMPLETE"}  # click's, `_WARMROUTE_COMPLETE`
+    variables |= {config.REDIS_PASSWORD, config.ADMIN_URL, config.ADMIN_TOKEN}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
     assert set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", text)) <= keys
