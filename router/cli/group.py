@@ -20,6 +20,7 @@ SUMMARIES: Final = {
     "compare": "Compare policies or routers on one workload.",
     "demo": "See what cache-aware routing does, without a GPU.",
     "emulate": "Serve a vLLM-compatible replica without a model.",
+    "estimate": "Estimate the savings on recorded traffic.",
     "redecide": "Decide recorded requests again.",
     "replay": "Send a workload to an API and measure each turn.",
     "report": "Report which arm of a live experiment is better.",
@@ -31,7 +32,16 @@ GROUPS: Final = {
     "Start": ("demo", "init", "check", "serve"),
     "Configure": ("options", "policies", "schema", "tenant-key"),
     "Ask a running router": ("replicas", "explain", "experiments", "engine", "admin-token"),
-    "Evaluate": ("compare", "emulate", "redecide", "replay", "report", "simulate", "trace"),
+    "Evaluate": (
+        "estimate",
+        "compare",
+        "replay",
+        "simulate",
+        "emulate",
+        "trace",
+        "report",
+        "redecide",
+    ),
 }
 """How `--help` groups the commands; others come last."""
 

@@ -85,7 +85,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Path | None,
         Meta(
             description="file with the admin bearer token; default: the user's own, made at the "
-            "first start (see docs/admin.md)"
+            "first start (see docs/reference/admin.md)"
         ),
     ] = None
     open: Annotated[
