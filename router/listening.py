@@ -13,7 +13,7 @@ import errno
 import socket
 from typing import Any, Final
 
-from router.addresses import unbracketed
+from router.addresses import host_port, unbracketed
 
 BACKLOG: Final = 1024
 _LACKS: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
@@ -54,6 +54,11 @@ def listen(host: str, port: int, *, shared: bool = False) -> list[socket.socket]
             one.close()
         raise
     return sockets
+
+
+def cannot_listen(host: str, port: int, why: str) -> str:
+    """Say for people that a port cannot be had, in the words of `serve` and `check`."""
+    return f"cannot listen on {host_port(host, port)}: {why}"
 
 
 def why_not(host: str, exc: OSError) -> str:

@@ -51,6 +51,8 @@ VLLM_FLAGS = frozenset(
         "--anthropic-disabled-thinking-effort",
         "--api-key",
         "--chat-template",
+        "--chat-template-content-format",
+        "--default-chat-template-kwargs",
         "--tokenizer-mode",
         "--data-parallel-external-lb",
         "--data-parallel-hybrid-lb",
@@ -147,12 +149,7 @@ class Shell:
             scripts / "curl",
             f'case "$*" in *http_code*) exec {curl} "$@";; esac\nexec {curl} --fail "$@"',
         )
-        _write_script(
-            scripts / "warmroute",
-            'if [ "$1" = explain ]; then shift; '
-            f'set -- explain --admin http://127.0.0.1:{ports[ADMIN_PORT]} "$@"; fi\n'
-            f'exec {python} -m router.cli "$@"',
-        )
+        _write_script(scripts / "warmroute", f'exec {python} -m router.cli "$@"')
         self._environ = os.environ | {
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": PYTHONPATH,
@@ -160,6 +157,7 @@ class Shell:
             "WARMROUTE_LISTEN_HOST": "127.0.0.1",
             "WARMROUTE_LISTEN_DRAIN_GRACE_S": "0",
             "WARMROUTE_ADMIN_PORT": str(ports[ADMIN_PORT]),
+            "WARMROUTE_ADMIN_URL": f"http://127.0.0.1:{ports[ADMIN_PORT]}",
             "XDG_STATE_HOME": str(directory),  # for the token of the admin API
             "HF_HUB_OFFLINE": "1",
             "NO_PROXY": "127.0.0.1",

@@ -83,7 +83,8 @@ DOCKER_FLAGS = frozenset(
     }
 )
 HOSTS = {
-    "127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "engine-1", "engine-2", "kubernetes.default.svc",
+    "0.0.0.0", "127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "engine-1", "engine-2",
+    "kubernetes.default.svc",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from router.check.replica import ReplicaSeen
 from router.config import AdminConfig, Config, ListenConfig
 from router.config.secrets import read_secret
 from router.errors import ConfigError
-from router.listening import listen, why_not
+from router.listening import cannot_listen, listen, why_not
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
@@ -267,7 +267,8 @@ def _judge_port(port: PortSeen) -> Finding:
     if port.is_router:
         return _ROUTER.note(about, f"{where}: a router runs there already")
     flag = "--port" if port.key == "listen" else "--admin-port"
-    return _ROUTER.error(about, f"{where}: {port.error}", f"{flag} another one")
+    text = cannot_listen(port.host, port.port, port.error)
+    return _ROUTER.error(about, text, f"end the other process, or choose another port: {flag} PORT")
 
 
 def _audit(seen: HostSeen) -> Iterator[Finding]:

@@ -141,10 +141,10 @@ def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
             "or --wait longer",
         )
     elif seen.engine_only is not None:
-        yield subject.note(
+        yield subject.warning(
             "tokenizer",
-            f"the engine's, over HTTP for each prompt: {seen.engine_only}",
-            f"where the files are elsewhere: --tokens-models {seen.id}=DIRECTORY",
+            f"cannot be loaded: {seen.engine_only}; the engine tokenizes each prompt, over HTTP",
+            f"name a directory that has its files: --tokens-models {seen.id}=DIRECTORY",
         )
     elif seen.difference is not None:
         text = f"{seen.source}: token ids are not the engine's: {seen.difference}"

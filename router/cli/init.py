@@ -156,8 +156,6 @@ def _engines(
     lacking = {name: model for name, model in models.items() if model.engine_only is not None}
     if not lacking:
         return
-    for model in lacking.values():
-        yield from _wrapped(f"{model.id}: the engine must tokenize: {model.engine_only}", "# ")
     named = ", ".join(f"{_quoted(name)}: DIRECTORY" for name in lacking)
     yield f"# tokens: {{models: {{{named}}}}}"
 

@@ -68,7 +68,8 @@ class PrompterLoader:
             self._quicken(model, prompter)
         else:
             logger.warning(
-                "the engine must tokenize", extra={**fields, "reason": prompter.engine_only}
+                "tokenizer cannot be loaded: the engine must tokenize",
+                extra={**fields, "reason": prompter.engine_only},
             )
 
     def _quicken(self, model: str, prompter: Prompter) -> None:

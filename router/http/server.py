@@ -27,12 +27,12 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
-from router.addresses import host_port, own_url_host
+from router.addresses import own_url_host
 from router.api.failures import error_body, error_headers
 from router.config import LimitsConfig
 from router.errors import ConfigError, Overloaded
 from router.http.connection import Connection, Handler, Request
-from router.listening import BACKLOG, listen, why_not
+from router.listening import BACKLOG, cannot_listen, listen, why_not
 from router.metrics import Metrics
 from router.tls import ServerTls
 
@@ -101,8 +101,7 @@ class Listener:
         try:
             self._sockets += listen(host, port, shared=shared)
         except OSError as exc:
-            where = host_port(host, port)
-            raise ConfigError(f"cannot listen on {where}: {why_not(host, exc)}") from exc
+            raise ConfigError(cannot_listen(host, port, why_not(host, exc))) from exc
         scheme = "https" if self._tls is not None else "http"
         return f"{scheme}://{own_url_host(host)}:{self._port}"
 

@@ -108,7 +108,7 @@ def test_taken_ports_and_bad_files_are_wrong() -> None:
 
     assert wrong(findings)[:3] == [
         ("note", "listen port", "0.0.0.0:8080: a router runs there already"),
-        ("error", "admin port", "127.0.0.1:8081: Address already in use"),
+        ("error", "admin port", "cannot listen on 127.0.0.1:8081: Address already in use"),
         ("error", "admin.token_file", "t: it is empty"),
     ]
 

@@ -37,7 +37,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "note", "orders", "it drains", "undrain",
     ),
     (model(is_loaded=False), "warning", "tokenizer", "not loaded in time", "--tokens-models qwen="),
-    (model(engine_only="no files"), "note", "tokenizer", "no files", "--tokens-models qwen="),
+    (
+        model(engine_only="no files"),
+        "warning", "tokenizer", "cannot be loaded: no files", "--tokens-models qwen=",
+    ),
     (
         model(difference=of_text("digits", "2024", ["202", "4"], ["2", "024"])),
         "error", "tokenizer", "'2024' (digits) as 202|4, this router as 2|024", "transformers",

@@ -327,7 +327,7 @@ async def test_an_engine_that_tokenizes_otherwise_is_reported(tmp_path: Path) ->
         nowhere = await checked(engine, tokens__models={"tiny": str(tmp_path)})
 
     assert finding(wrong_template, "replica r1", "tokenizer").level == "error"
-    assert finding(nowhere, "replica r1", "tokenizer").level == "note"
+    assert finding(nowhere, "replica r1", "tokenizer").level == "warning"
     assert "over HTTP" in finding(nowhere, "replica r1", "tokenizer").text
 
 

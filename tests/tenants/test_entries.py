@@ -1,4 +1,4 @@
-"""`warmroute key`: a key that is shown once, and an entry that lets it in."""
+"""`warmroute tenant-key`: a key that is shown once, and an entry that lets it in."""
 
 from __future__ import annotations
 

@@ -1,0 +1,80 @@
+"""docs/operate/troubleshooting.md has the messages that `check`, the banner and the router have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+from msgspec.structs import replace
+
+from router import config
+from router.check import Report
+from router.check.events import Publisher
+from router.check.finding import Finding
+from router.check.host import HostSeen, PortSeen
+from router.check.host import judge as judge_host
+from router.check.replica import ReplicaSeen, judge
+from router.cli.banner import banner
+from router.index.candidate_stream import StreamReason
+from router.tokens.id_probe import of_chat
+from tests.check.samples import REPLICA, model, rank
+from tests.docs_blocks import ROOT
+
+PAGE = (ROOT / "docs/operate/troubleshooting.md").read_text()
+ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", PAGE, re.MULTILINE))  # message -> what to do
+
+CLOSED = {"reach": "refused", "has_handshake": False}
+REFUSED = "http://10.0.0.5:8000/v1/models refused the connection"
+REPLICAS: list[ReplicaSeen] = [
+    replace(REPLICA, error=REFUSED, failure="no answer"),
+    replace(REPLICA, ranks=()),
+    replace(REPLICA, ranks=(), silent_publishers=(Publisher(False, "zmq"),)),
+    rank(**CLOSED, connects=True, reported="tcp://0.0.0.0:5557"),
+    rank(**CLOSED),
+    rank(replay_endpoint=None, state="degraded", reason=StreamReason.PARTIAL),
+    replace(REPLICA, prefix_caching=False),
+    replace(REPLICA, takes_tools=False),
+    model(engine_only="OSError: no files"),
+    model(difference=of_chat(range(21), [0, 1, 2, *range(4, 21)], None)),
+]
+PORT = PortSeen(key="listen", host="0.0.0.0", port=8080, error="Address already in use")
+
+
+def complaints(findings: Iterator[Finding]) -> list[Finding]:
+    return Report(findings=tuple(findings)).complaints()
+
+
+FOUND = [
+    complaints(judge_host(HostSeen(ports=(PORT,)), config=config.load(), replicas=()))[0],
+    *(complaints(judge(seen))[0] for seen in REPLICAS),
+]
+
+
+@pytest.mark.parametrize("finding", FOUND, ids=lambda finding: finding.about)
+def test_a_finding_is_on_the_page_in_its_own_words(finding: Finding) -> None:
+    """And the page names the flags of its hint: there, or in the section that it links."""
+    text = ROWS[finding.text]
+    if linked := re.search(r"\(#([a-z-]+)\)", text):
+        heading = linked[1].replace("-", " ").capitalize()
+        text += PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    flags = re.findall(r"(?<![\w-])--[a-z][a-z-]+", finding.hint)
+
+    assert [flag for flag in flags if flag not in text] == []
+
+
+def test_the_section_about_check_has_no_message_that_is_gone() -> None:
+    """Each row is a finding."""
+    section = PAGE.partition("## What the start banner and `check` say")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE))
+
+    assert set(rows) == {finding.text for finding in FOUND[1:]}
+
+
+def test_the_banner_has_the_words_of_the_check() -> None:
+    """As many as it shows."""
+    for finding in FOUND:
+        lines = banner(config.load(), Report(findings=(finding,)), data_url="http://h")
+
+        assert finding.text in click.unstyle("\n".join(lines))
