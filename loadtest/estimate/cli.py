@@ -157,7 +157,8 @@ def _report(
     return [
         f"{file.name}: {traffic.num_turns:,} requests in {traffic.num_sessions:,} sessions",
         f"{traffic.num_prompt_tokens:,} prompt tokens, {seen:.0%} of them seen before",
-        f"{setup.num_replicas} replicas ({setup.engine}), each with {cache_tokens:,} tokens of cache",
+        f"{setup.num_replicas} replicas ({setup.engine}), "
+        f"each with {cache_tokens:,} tokens of cache",
         table,
         *_verdict(traffic, savings),
         "[dim]Simulated from cold caches. Trust the order more than the numbers.",

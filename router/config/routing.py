@@ -66,9 +66,8 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = {}
     encoder: Annotated[
-        str,
+        Literal["auto", "tokenizers"],
         Meta(
-            pattern="^(auto|tokenizers)$",
             description="auto: fastokens for each tokenizer that it is proven exact for, else "
             "tokenizers; tokenizers: always that, which takes 10 to 50 times as long",
         ),
@@ -120,9 +119,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Annotated[
-        str,
+        Literal["local", "redis"],
         Meta(
-            pattern="^(local|redis)$",
             description="where requests are matched: in the local copy, or in Redis itself",
         ),
     ] = "local"
